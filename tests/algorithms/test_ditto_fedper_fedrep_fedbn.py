@@ -177,7 +177,7 @@ def test_fedrep_refuses_no_head_epochs() -> None:
 # FedBN ----------------------------------------------------------------------------------------------------------
 
 
-def test_fedbn_by_hand() -> None:
+def test_fedbn_rounds_equal_a_computation_by_hand() -> None:
     setup = replace(toy_setup(FedBN(), local=FULL, rounds=2), build=_without_dropout)
     records, store, _ = run(setup)
     models, norms = [_without_dropout() for _ in CLIENTS], list[Params]()
@@ -236,7 +236,7 @@ def test_fedbn_finds_the_layers() -> None:
 # Ditto ----------------------------------------------------------------------------------------------------------
 
 
-def test_ditto_by_hand() -> None:
+def test_ditto_rounds_equal_a_computation_by_hand() -> None:
     lam = 0.7
     setup = toy_setup(Ditto(lam), local=FULL, noisy=False, rounds=3)
     records, store, _ = run(replace(setup, keep_personal=False))  # v is kept all the same
@@ -314,6 +314,6 @@ def test_a_diverging_personal_model_keeps_the_one_before() -> None:
         assert all(torch.equal(t, after[n]) for n, t in before[name].items())
 
 
-def test_misuse_is_explained() -> None:
+def test_ditto_with_a_negative_weight_is_refused() -> None:
     with pytest.raises(ValueError, match=r"algorithm\.lam must not be negative, got -1"):
         Ditto(lam=-1)

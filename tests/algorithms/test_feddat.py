@@ -143,7 +143,7 @@ def test_a_fit_by_hand(options: Mapping[str, Any], settings: tuple[float, float,
         assert not torch.equal(tensor, {**message.tensors, **own}[name])
 
 
-def test_divergence() -> None:
+def test_divergence_has_its_golden_values_at_each_temperature() -> None:
     for temperature, value in ((1.0, 0.240056), (2.0, 0.240317), (3.0, 0.233960), (4.0, 0.229437)):
         assert float(divergence(S, T, temperature)) == pytest.approx(value, abs=1e-6)
     assert float(divergence(S, T, 3.0, "student_teacher")) == pytest.approx(0.242265, abs=1e-6)
@@ -176,7 +176,7 @@ def test_divergence_of_masked_classes_and_bad_input() -> None:
             divergence(S, T, 0.0, direction)  # pyright: ignore
 
 
-def test_ramp_up() -> None:
+def test_ramp_up_has_its_golden_values_for_any_number_of_rounds() -> None:
     golden = [0.006738, 0.060055, 0.286505, 0.731616, 1.0, 1.0]
     assert [FedDAT().ramp_up(t, 8) for t in range(6)] == pytest.approx(golden, abs=1e-6)
     assert [FedDAT(ramp=4).ramp_up(t, 100) for t in range(6)] == pytest.approx(golden, abs=1e-6)
@@ -257,7 +257,7 @@ def test_local_adapters_start_from_values_of_their_own() -> None:
     ("inference", "blend"),
     [("shared", {"adapter": 1.0}), ("local", {"local": 1.0}), ("both", {"adapter": 0.5, "local": 0.5})],
 )
-def test_inference(inference: Any, blend: Mapping[str, float]) -> None:
+def test_inference_uses_the_adapters_that_the_option_names(inference: Any, blend: Mapping[str, float]) -> None:
     setup, client = client_of(FedDAT(inference=inference))
     message = received(client)
     rng = torch.Generator().manual_seed(5)
@@ -345,7 +345,7 @@ def test_contract_with_other_switches(method: FedDAT, check: str) -> None:
     CHECKS[check](method)
 
 
-def test_weighting() -> None:
+def test_replies_weigh_alike_or_by_their_examples() -> None:
     reply = Reply(ClientInfo("a", 7), Message())
     assert (FedDAT().weight(reply), FedDAT(weighting="examples").weight(reply)) == (1.0, 7.0)
 
@@ -361,12 +361,12 @@ def test_weighting() -> None:
         ({"teacher": "frozen", "inference": "local"}, "algorithm.inference must be shared where"),
     ],
 )
-def test_refused(options: Mapping[str, Any], message: str) -> None:
+def test_feddat_with_an_option_out_of_range_is_refused(options: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedDAT(**options)
 
 
-def test_refused_models() -> None:
+def test_models_without_fitting_adapters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"FedDAT trains adapters, and ToyModel has none: set model\.trainable"):
         FedDAT().configure(toy_model(), ToyTask())
     with pytest.raises(ValueError, match=r"algorithm\.adapter must be one of adapter, got 'other'"):

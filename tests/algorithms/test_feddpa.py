@@ -135,7 +135,7 @@ def test_sequential_makes_the_local_adapter_at_the_end() -> None:
         assert float((local - value).abs().max()) < 0.5
 
 
-def test_weighting() -> None:
+def test_replies_weigh_by_their_examples_or_alike() -> None:
     reply = Reply(ClientInfo("a", 7), Message())
     assert (FedDPA().weight(reply), FedDPA(weighting="uniform").weight(reply)) == (7.0, 1.0)
 
@@ -148,11 +148,11 @@ def test_weighting() -> None:
         ({"examples": 0}, "algorithm.examples must be at least 1, got 0"),
     ],
 )
-def test_refused(options: Mapping[str, Any], message: str) -> None:
+def test_feddpa_with_an_option_out_of_range_is_refused(options: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedDPA(**options)
 
 
-def test_refused_models() -> None:
+def test_models_without_adapters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"FedDPA trains adapters, and ToyModel has none: set model\.trainable"):
         FedDPA().configure(toy_model(), ToyTask())

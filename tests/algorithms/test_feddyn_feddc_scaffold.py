@@ -421,7 +421,7 @@ def test_statistics_are_averaged_and_nothing_else() -> None:
     assert torch.allclose(got, torch.stack(personal).mean(dim=0), atol=1e-6)
 
 
-def test_traffic() -> None:
+def test_traffic_of_each_method_is_what_its_paper_sends() -> None:
     records = {m: run(toy_setup(m, rounds=2))[0][-1] for m in (FedAvg(), FedDyn(), FedDC(), Scaffold())}
     plain, dyn, dc, scaffold = records.values()
     trained = 4 * sum(p.numel() for p in toy_model().parameters() if p.requires_grad)
@@ -451,7 +451,7 @@ def test_a_schedule_is_in_scaffolds_step_length() -> None:
         assert store.load(f"client-{k}").tensors["variate"]["theta"][0].numpy() == pytest.approx(B[k], abs=1e-4)
 
 
-def test_misuse_is_explained() -> None:
+def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"algorithm\.alpha must be positive, got 0"):
         FedDyn(alpha=0)
     with pytest.raises(ValueError, match=r"algorithm\.alpha must not be negative, got -1"):

@@ -111,7 +111,7 @@ def by_hand(guided, steps, lr):
         ({"guidance": False}, ()),
     ],
 )
-def test_steps_by_hand(options, guided_rows):
+def test_guided_steps_equal_a_computation_by_hand(options, guided_rows):
     method = FedLGT(eps=0.03, **options)
     start = np.linspace(0.4, 1.6, 3)
     guided = KNOWN.copy()

@@ -77,7 +77,7 @@ def test_directions_without_weight_can_still_learn() -> None:
     assert not low_b.any()
 
 
-def test_refused_factors() -> None:
+def test_factors_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"factors and as many weights, got 0 and 0"):
         stack([], [])
     with pytest.raises(ValueError, match=r"must lie in 1..2, which the factors have, got 3"):
@@ -140,7 +140,7 @@ def gap(method: FedLoRA, rank: int) -> float:
     [("flora", "uniform"), ("flora", "examples"), ("fedex_lora", "examples"), ("ffa_lora", "examples")],
 )
 @pytest.mark.parametrize("rank", [1, 3])  # of rank 3 the stack is larger than the matrix, which is sent instead
-def test_exact_aggregation(preset: Preset, weighting: Any, rank: int) -> None:
+def test_exact_presets_aggregate_without_a_gap(preset: Preset, weighting: Any, rank: int) -> None:
     assert gap(FedLoRA(preset=preset, weighting=weighting), rank) < 1e-6
 
 
@@ -349,7 +349,7 @@ def test_the_layers_of_the_library() -> None:
 
 @with_and_without_transports
 @pytest.mark.parametrize("preset", ["flora", "fedex_lora", "flexlora", "rolora", "lora_fair", "flora_na", "hetlora"])
-def test_contract(preset: Preset, transports: bool) -> None:
+def test_every_preset_keeps_the_contract(preset: Preset, transports: bool) -> None:
     ran = keep_contract(FedLoRA(preset=preset), transports)
     assert transports or "survives the wire" in ran
 
@@ -386,12 +386,12 @@ def test_presets_are_the_choices() -> None:
         ({"preset": "fedex_lora", "ranks": RANKS}, r"algorithm.ranks needs one of the aggregations"),
     ],
 )
-def test_refused_settings(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedLoRA(**settings)
 
 
-def test_refused_models() -> None:
+def test_models_without_lora_are_refused() -> None:
     with pytest.raises(ValueError, match=r"ToyModel trains none: set model.trainable to 'lora'"):
         FedLoRA().configure(ToyModel(False, torch.Generator()), ToyTask())
     with pytest.raises(ValueError, match=r"ranks.client-0 must be at most 2, which is the rank of body, got 3"):

@@ -251,7 +251,7 @@ def test_protections_that_do_not_apply_are_refused(preset: Preset, protection: d
         ({"least_rank": 0}, "algorithm.least_rank"),
     ],
 )
-def test_refused_settings(settings: dict[str, Any], message: str) -> None:
+def test_settings_of_newer_presets_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedLoRA(**settings)
 

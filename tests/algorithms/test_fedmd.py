@@ -166,7 +166,7 @@ def test_clients_see_of_public_examples_what_they_have_modalities_for() -> None:
     assert ask(seen, "client-1", "predict", Message(), ClientState())[0].tensors["logits"].shape == (6, 3)
 
 
-def test_bad_input() -> None:
+def test_counts_out_of_range_and_missing_public_examples_are_refused() -> None:
     for name in ("items", "public_epochs", "digest_epochs"):
         with pytest.raises(ValueError, match=f"{name} must not be negative"):
             FedMD(**{name: -1})

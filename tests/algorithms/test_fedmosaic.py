@@ -209,7 +209,7 @@ def test_the_layers_of_the_library() -> None:
 
 
 @with_and_without_transports
-def test_contract(transports: bool) -> None:
+def test_fedmosaic_keeps_the_contract(transports: bool) -> None:
     ran = keep_contract(FedMosaic(), transports)
     assert transports or "resumes exactly" in ran
 

@@ -164,7 +164,7 @@ def test_a_strong_term_keeps_clients_near_the_global_model() -> None:
     assert gaps[1] < 0.5 * gaps[0]
 
 
-def test_bad_values() -> None:
+def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="top_n must be at least 2"):
         FedP3(top_n=1)
     with pytest.raises(ValueError, match="start_round must not be negative"):

@@ -44,7 +44,7 @@ def ran(settings: Sequence[str]) -> tuple[ServerState, ServerState]:
 
 @pytest.mark.parametrize("model", [VILT, HF], ids=["vilt", "idefics3"])
 @pytest.mark.parametrize("method", METHODS)
-def test_method_learns(method: str, model: tuple[str, ...]) -> None:
+def test_each_method_changes_what_is_finetuned(method: str, model: tuple[str, ...]) -> None:
     before, after = ran([*model, *METHODS[method]])
     assert any(not torch.equal(tensor, after.params[name]) for name, tensor in before.params.items())
 

@@ -173,7 +173,7 @@ def test_the_other_kinds_keep_the_contract(kind: Kind, transports: bool) -> None
     keep_contract(ModalityFill(kind), transports)
 
 
-def test_bad_input() -> None:
+def test_unknown_kinds_and_models_without_places_are_refused() -> None:
     with pytest.raises(ValueError, match=r"algorithm\.kind must be one of zero, mean, token, got 'median'"):
         ModalityFill("median")  # pyright: ignore[reportArgumentType]
     task = toy_setup(FedAvg()).task

@@ -114,8 +114,30 @@ def test_fine_tuning_of_two_examples_works() -> None:
     assert all(bool(torch.isfinite(t).all()) for t in tuned.values())
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_local_maps_have_a_rate_of_their_own(optimizer: str) -> None:
+    local = replace(SGD, optimizer=optimizer, batch_size=20, lr=0.01)
+    start = modal(ModalityTransformer(lam=0.5)).model().state_dict()["embed.text.shared.weight"]
+
+    def moved(rate: float) -> tuple[float, float]:
+        """How far client-1's local and shared map of texts go in one step."""
+        method = ModalityTransformer(lam=0.5, local_rate=rate, finetune_epochs=0)
+        _, store, _ = run(modal(method, rounds=1, local=local, noisy=False))
+        state = store.load("client-1").tensors
+        maps = state["private"]["embed.text.local.weight"], state["personal"]["embed.text.shared.weight"]
+        return float((maps[0] - start).norm()), float((maps[1] - start).norm())
+
+    (one, shared), (three, same) = moved(1.0), moved(3.0)
+    assert three == pytest.approx(3 * one, rel=1e-3)
+    assert same == pytest.approx(shared, rel=1e-6)
+
+
 def test_the_transformer_refuses_bad_input() -> None:
-    for options, message in (({"lam": 1.5}, "lam must lie"), ({"finetune_epochs": -1}, "must not be negative")):
+    for options, message in (
+        ({"lam": 1.5}, "lam must lie"),
+        ({"finetune_epochs": -1}, "must not be negative"),
+        ({"local_rate": 0.0}, "local_rate must be positive"),
+    ):
         with pytest.raises(ValueError, match=message):
             ModalityTransformer(**options)
     for method in (ModalityTransformer(), ModalityDropout()):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.mmfed import MMFed
 from confed.algorithms.per_fedavg import PerFedAvg
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, simulate
@@ -215,3 +216,16 @@ def test_bad_input(options, message: str) -> None:
     if set(options) <= {"alpha", "adapt_steps"}:
         with pytest.raises(ValueError, match=message):
             MMFed(**options)
+
+
+def test_fine_tuning_in_place_of_steps_is_that_of_fedavg_with_fine_tuning() -> None:
+    local = Local(epochs=1, batch_size=8, lr=0.05)
+    ours = PerFedAvg(alpha=0.0, finetune_epochs=2, weighting="examples")
+    records, store = run(toy_setup(ours, local=local, rounds=2))
+    others, theirs = run(toy_setup(FedAvgFT(finetune_epochs=2), local=local, rounds=2))
+    for client in ("client-0", "client-2"):
+        mine, other = (each.load(client).tensors["personal"] for each in (store, theirs))
+        assert all(torch.equal(mine[name], t) for name, t in other.items())
+    server = records[-1].servers["main"].params
+    assert not torch.equal(server["head.bias"], store.load("client-0").tensors["personal"]["head.bias"])
+    assert len(records) == len(others)

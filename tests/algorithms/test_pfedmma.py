@@ -155,7 +155,7 @@ def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
         assert not torch.equal(own[0][name], own[1][name])
 
 
-def test_refused() -> None:
+def test_models_without_adapters_and_bad_scales_are_refused() -> None:
     with pytest.raises(ValueError, match=r"pFedMMA trains adapters, and ToyModel has none"):
         PFedMMA().configure(ToyModel(False, torch.Generator()), ToyTask())
     with pytest.raises(ValueError, match=r"algorithm.scale must be positive, got 0"):

@@ -76,7 +76,7 @@ def test_the_contrast_by_hand() -> None:
         prototype_contrast(z, PROTOTYPES[:, :1], labels)
 
 
-def test_likeness_by_hand() -> None:
+def test_likeness_to_prototypes_equals_a_computation_by_hand() -> None:
     q = likeness(Z, PROTOTYPES, 0.5)
     first = math.exp(0.6 / 0.5) / (math.exp(0.6 / 0.5) + math.exp(0.8 / 0.5))
     assert q[0].tolist() == pytest.approx([first, 0, 1 - first])
@@ -182,7 +182,7 @@ def test_a_client_of_two_examples_and_a_place_that_sees_everything() -> None:
     assert set(views["personal"]) == set(OWNED)
 
 
-def test_bad_input() -> None:
+def test_options_out_of_range_and_other_tasks_are_refused() -> None:
     for options, message in (
         ({"fusion_weight": -1.0}, "fusion_weight must not be negative"),
         ({"modality_weight": -1.0}, "modality_weight must not be negative"),

@@ -136,7 +136,7 @@ def test_decoupled_gradient_extremes_and_bad_input() -> None:
         decoupled(normal(3, 1), normal(3, 1), torch.zeros(3, dtype=torch.int64))
 
 
-def test_contrast_golden() -> None:
+def test_contrast_has_its_golden_values() -> None:
     scores = torch.tensor([[0.9, 0.2, 0.1], [0.5, 0.4, 0.3]], dtype=torch.float64)
     everything = torch.ones(2, 2, dtype=torch.bool)
     assert contrast(scores[:, 0], scores[:, 1:], everything, 10).item() == pytest.approx(1.8253297, abs=1e-7)
@@ -430,7 +430,9 @@ def test_methods_that_need_one_right_answer_say_so_before_training() -> None:
     model = toy_model()
     with pytest.raises(ValueError, match=r"DKD treats .* exactly one right answer each .*; got SoftTask"):
         DKD().configure(model, SoftTask())
-    with pytest.raises(ValueError, match=r'negatives_from = "other_classes".* exactly one right class.*; got SoftTask'):
+    with pytest.raises(
+        ValueError, match=r'negatives_from = "other_classes".* exactly one right answer.*; got SoftTask'
+    ):
         CRD().configure(model, SoftTask())
     assert CRD(negatives_from="others").configure(model, SoftTask()) == CRD(negatives_from="others")
     assert SP().configure(model, SoftTask()) == SP()
@@ -459,7 +461,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "text"), BAD)
-def test_bad_hyper_parameters(kind: Callable[..., Algorithm], name: str, value: float, text: str) -> None:
+def test_hyper_parameters_out_of_range_are_refused(
+    kind: Callable[..., Algorithm], name: str, value: float, text: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(f"algorithm.{name} {text}")):
         kind(**{name: value})
 

@@ -156,12 +156,17 @@ FAULTS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("entries", "options", "message"), FAULTS.values(), ids=FAULTS)
-def test_faults_are_named(entries: list[dict[str, Any]], options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_faulty_chat_records_are_named(
+    entries: list[dict[str, Any]], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     folder = write(tmp_path / "d", entries)
     with warnings.catch_warnings(), pytest.raises(ValueError, match=re.escape(message)):
         chat_records(folder, image_size=8, **options)
 
 
 def test_folder_without_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected files of conversations \(.jsonl or .json\) in .*, found none"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected files of conversations \(.jsonl or .json; .csv, .tsv or .parquet\) in .*, found none",
+    ):
         chat_records(tmp_path)

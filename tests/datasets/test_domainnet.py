@@ -90,7 +90,7 @@ def test_lists_may_lie_beside_the_domains(root):
         ("real/airplane/real_002_000003.jpg 1", r"line 25: expected every picture once"),
     ],
 )
-def test_bad_lines(root, line, message):
+def test_malformed_lists_of_pictures_are_refused(root, line, message):
     with (root / "splits" / "real_train.txt").open("a") as file:
         file.write(line)
     with pytest.raises(ValueError, match=message):
@@ -110,7 +110,7 @@ def test_bad_lines(root, line, message):
         ({"validation": 1.0}, "validation must be a share"),
     ],
 )
-def test_bad_options(root, options, message):
+def test_options_out_of_range_are_refused(root, options, message):
     with pytest.raises(ValueError, match=message):
         domainnet(root, **{"classes": 2, **options})
 

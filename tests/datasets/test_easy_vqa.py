@@ -121,7 +121,7 @@ def test_missing_file_is_named_with_both_layouts(packed, name):
         easy_vqa(packed)
 
 
-def test_damaged_packed_files(packed):
+def test_damaged_packed_files_are_refused(packed):
     with pytest.raises(ValueError, match=r"the folder does not exist.*published layout"):
         easy_vqa(packed / "nowhere")
     data = (packed / "questions.jsonl.gz").read_bytes()

@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from confed.data.examples import FederatedDataset, encode
+from confed.data.encode import encode
+from confed.data.examples import FederatedDataset
 from confed.data.picture_files import PictureFiles
 from confed.data.vl_files.assemble import Source, assemble
 from confed.data.vl_files.records import Record
@@ -343,7 +344,7 @@ def test_missing_pictures_are_named_with_file_and_row(tmp_path: Path):
         ({"clients": ("art",), "image_size": 0}, "image_size must be at least 1 pixel, got 0"),
     ],
 )
-def test_faulty_options(domain: Path, options: dict[str, Any], message: str):
+def test_options_out_of_range_are_refused(domain: Path, options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         datasets["feddat_domain"](domain, **options)
 

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
-from confed.data.examples import channels_first, encode
+from confed.data.encode import encode
+from confed.data.examples import channels_first
 from confed.data.picture_files import PictureFiles, find_pictures
 from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables

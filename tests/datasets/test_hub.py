@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "message"), FAULTS.values(), ids=FAULTS)
-def test_faults_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_faulty_columns_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         hub(written(tmp_path, train=4), image_size=8, **options)
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from confed.cli.progress import Display
+from confed.api.progress import Display
 from confed.data.label_partitions import label_skew
 from confed.data.ml_files.flair import FLAIR_LABELS, flair_hdf5_records, flair_relationship
 from confed.data.preparation import step

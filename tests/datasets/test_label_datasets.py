@@ -377,7 +377,7 @@ def test_flair_from_hdf5(tmp_path: Path) -> None:
     assert _shades(b) == [ord("b")]
 
 
-def test_flair_refuses(tmp_path: Path) -> None:
+def test_faulty_flair_folders_are_refused(tmp_path: Path) -> None:
     folder = _flair(tmp_path)
     with pytest.raises(ValueError, match=r"validation must be a share of the pictures in \[0, 1\), got 1.5"):
         flair(folder, validation=1.5)
@@ -556,7 +556,7 @@ def _pool(labels: list[str], roles: list[str]) -> LabelPool:
     return LabelPool(table, None, np.array(roles), keys={"home": np.array(["h", "h", "k", "k", "k"])})
 
 
-def test_facts_by_hand() -> None:
+def test_facts_of_labels_equal_a_computation_by_hand() -> None:
     pool = _pool(["a", "a", "b", "a b", "b"], ["train", "train", "train", "test", "test"])
     clients = federate_labels(pool, "home")
     assert [list(split.train.names) for split in clients.values()] == [["r0", "r1"], ["r2"]]

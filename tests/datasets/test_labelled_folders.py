@@ -78,7 +78,20 @@ def test_lines_with_labels(folders: Path) -> None:
     )
 
 
-def test_faults_are_named(tmp_path: Path, folders: Path) -> None:
+def test_classes_may_have_another_key(folders: Path) -> None:
+    (folders / "images").mkdir()
+    lines: list[str] = []
+    for name in ("AnnualCrop", "sea_lake", "river", "forest"):
+        for i in range(12):
+            (folders / name / f"{i:02d}.png").rename(folders / "images" / f"{name}-{i:02d}.png")
+            lines.append(json.dumps({"image": f"{name}-{i:02d}.png", "land_use": name}))
+    (folders / "labels.jsonl").write_text("\n".join(lines))
+    assert "annual crop" in labelled_folders(folders, class_key="land_use", **OPTIONS).answers
+    with pytest.raises(ValueError, match="label"):
+        labelled_folders(folders, **OPTIONS)
+
+
+def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> None:
     with pytest.raises(ValueError, match="expected a folder, found none"):
         labelled_folders(tmp_path / "nowhere")
     empty = tmp_path / "empty"

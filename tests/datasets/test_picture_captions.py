@@ -176,8 +176,8 @@ def test_kinds_follow_from_what_captions_name():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"captions": "no.json"}, "found neither"), ({"validation": 1.0}, "validation must be a share"),
-     ({"partition": "other"}, "iid or kinds"), ({"clients": 0}, "clients"), ({"shots": 99}, "shots must be at most"),
+    [({"captions": "no.json"}, "found neither"), ({"validation": 1.0}, "validation must lie in"),
+     ({"partition": "other"}, "of iid, kinds"), ({"clients": 0}, "clients"), ({"shots": 99}, "shots must be at most"),
      ({"validation": 0.5, "test_share": 0.5}, "leave pictures")],
 )  # fmt: skip
 def test_photographs_refuse_what_is_out_of_range(tmp_path: Path, options: dict[str, Any], message: str):

@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from confed.data.examples import Examples, FederatedDataset, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples, FederatedDataset
 from confed.datasets.scenes import COLOURS, NOUNS, SCENES, SIZES, scenes
 from confed.datasets.scenes.domains import DOMAINS, UNANSWERABLE, annotate, blur, paint
 from confed.datasets.scenes.functions import FUNCTIONS

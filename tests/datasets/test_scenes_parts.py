@@ -46,7 +46,7 @@ GRAPH = (
         ("rel", ("car",), None),
     ],
 )
-def test_executor_by_hand(family, arguments, answer):
+def test_program_executor_equals_answers_by_hand(family, arguments, answer):
     assert execute(Program(family, arguments), GRAPH) == answer
 
 

@@ -100,8 +100,114 @@ def test_styles_differ_between_clients_and_not_where_data_are_iid() -> None:
     assert max(levels["iid"]) - min(levels["iid"]) < 5
 
 
-@pytest.mark.parametrize(("options", "message"), [({"test": 0}, "test must be at least 1"), ({"seed": -1}, "negative")])
-def test_senses_out_of_range(options: dict[str, int], message: str) -> None:
+SMALL = {"train": 32, "validation": 4, "test": 16}
+
+
+def test_five_facts_are_in_every_answer_and_change_pictures_sounds_and_words() -> None:
+    dataset = modalities(facts=5, clear=0.0, blurred=0.0, **SMALL)
+    assert len(dataset.answers) == 32
+    assert {"red", "striped", "even", "tiny"} <= set(dataset.words)
+    own = dataset.clients["image_text_audio"].train
+    assert own.sounds is not None
+    big, striped = (np.array([word in answer for answer in own.answers]) for word in ("big", "striped"))
+    told = [set(text.split()) for text in own.questions]
+    assert [bool(words & {"big", "large"}) for words in told] == big.tolist()
+    assert [bool(words & {"striped", "banded"}) for words in told] == striped.tolist()
+    # One thing alone, so that its number does not count: a big one covers more, and sounds longer.
+    one = np.array(["one" in answer for answer in own.answers])
+    level = np.median(own.images, axis=(1, 2), keepdims=True)
+    covered = (np.abs(own.images.astype(float) - level).mean(axis=3) > 30).sum(axis=(1, 2))
+    assert covered[one & big].min() > covered[one & ~big].max() * 0.9
+    waves, _ = own.sounds[torch.arange(len(own))]
+    loud = (waves.abs() > 0.25).sum(dim=1).numpy()
+    assert loud[one & big].mean() > 1.5 * loud[one & ~big].mean()
+
+
+def test_without_options_examples_are_those_of_version_0_2() -> None:
+    # Answers and the sum of all pixels, as they were before there were more facts and distortions.
+    first = modalities(**SMALL).clients["image_text_audio"].train
+    assert first.answers[:3] == ["one red box", "two blue ball", "one blue box"]
+    assert int(first.images.astype(np.int64).sum()) == 13_994_240
+
+
+def test_a_distortion_turns_all_colours_of_a_client_by_one_rotation() -> None:
+    def things(distortion: float, client: str) -> np.ndarray:
+        """Mean colours of the background and of a red and a blue ball's middle, about grey, (3, 3)."""
+        options = {"clear": 0.0, "blurred": 0.0, "facts": 3, "distortion": distortion}
+        own = modalities("iid", **options, **SMALL).clients[client].train
+        balls = [[a.endswith(f"{colour} ball") for a in own.answers] for colour in ("red", "blue")]
+        means = [own.images[np.array(ball)][:, 14:18, 7:9].mean(axis=(0, 1, 2)) for ball in balls]
+        return np.array([own.images[:, :3].mean(axis=(0, 1, 2)), *means]) - 127.5
+
+    for client in ("only_image", "image_text"):
+        plain, turned = things(0.0, client), things(0.3, client)
+        # Lengths and angles stay as they are, and colours do not.
+        assert np.allclose(plain @ plain.T, turned @ turned.T, atol=800)
+        assert np.abs(plain - turned).max() > 20
+    assert np.abs(things(0.3, "only_image") - things(0.3, "image_text")).max() > 20
+
+
+def test_distorted_words_can_be_told_apart_and_differ_between_clients() -> None:
+    plain, changed = (modalities(distortion=d, **SMALL).clients for d in (0.0, 1.0))
+    stands: dict[str, dict[str, str]] = {}
+    for name in ("only_text", "image_text_audio"):
+        pairs: dict[str, str] = {}
+        for before, after in zip(plain[name].train.questions, changed[name].train.questions, strict=True):
+            one, other = (
+                text.removeprefix("there was").replace("pair of", "pair-of").split() for text in (before, after)
+            )
+            for word, instead in zip(one, other, strict=True):
+                assert pairs.setdefault(word, instead) == instead
+        assert len(set(pairs.values())) == len(pairs)
+        assert all(word != instead for word, instead in pairs.items())
+        stands[name] = pairs
+    common = stands["only_text"].keys() & stands["image_text_audio"].keys()
+    assert any(stands["only_text"][word] != stands["image_text_audio"][word] for word in common)
+
+
+def test_distortions_are_the_same_for_all_seeds_and_styles_and_answers_differ_with_both() -> None:
+    one, other = (modalities("both", alpha=0.2, distortion=1.0, **SMALL, seed=seed).clients for seed in (0, 1))
+    assert one["only_text"].test.questions == other["only_text"].test.questions
+    counts = [sorted(client.test.answers) for client in one.values()]
+    assert len(set(map(tuple, counts))) == len(one)
+    styled = modalities("both", **SMALL).clients
+    dark, light = (float(np.median(styled[name].train.images[:])) for name in ("only_image", "image_text"))
+    assert light - dark > 50
+
+
+def test_ceilings_are_those_of_counted_and_of_simulated_readers() -> None:
+    usual = modalities(**SMALL).ceilings
+    alone, pair = 0.96**2 * 0.7, usual["image_text"]
+    assert usual["only_image"] == pytest.approx(alone)
+    assert usual["only_audio"] == pytest.approx(alone)
+    # Of two clear tellers and a blurred one the majority is right; a caption may leave its word out.
+    assert usual["image_text_audio"] == pytest.approx(0.97, abs=0.005)
+    rng, n = np.random.default_rng(0), 200_000
+    truth = rng.integers(0, 2, (n, 3))
+    seen = np.where(rng.random((n, 3)) < [0.3, 0.04, 0.04], 1 - truth, truth)
+    gone = rng.random((n, 3)) < [0.08, 0.6, 0.08]
+    assert (np.where(gone, seen, truth) == truth).all(axis=1).mean() == pytest.approx(pair, abs=0.003)
+
+
+def test_skewed_answers_raise_the_ceiling_and_clear_signals_reach_one() -> None:
+    even, skewed = (modalities("dirichlet", alpha=alpha, **SMALL).ceilings for alpha in (1e4, 0.1))
+    assert skewed["only_image"] > even["only_image"] + 0.02
+    perfect = modalities("dirichlet", clear=0.0, blurred=0.0, facts=5, **SMALL).ceilings
+    assert min(perfect.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test": 0}, "test must be at least 1"),
+        ({"seed": -1}, "negative"),
+        ({"facts": 6}, "facts must be 3 to 5, got 6"),
+        ({"clear": 0.6}, "clear must lie between 0 and 0.5"),
+        ({"blurred": -0.1}, "blurred must lie between 0 and 0.5"),
+        ({"distortion": 1.5}, "distortion must lie between 0 and 1, got 1.5"),
+    ],
+)
+def test_senses_out_of_range(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         modalities(**options)  # type: ignore[arg-type]
 

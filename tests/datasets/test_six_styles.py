@@ -108,6 +108,6 @@ def test_plain_things_for_pretraining():
         ({"seed": -1}, "seed must be at least 0"),
     ],
 )
-def test_bad_options(options, message):
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         six_styles(**options)

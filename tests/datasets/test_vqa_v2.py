@@ -164,7 +164,7 @@ def test_numbers_beside_an_hdf5_file(tmp_path: Path):
             list(read_layout(tmp_path / "train.hdf5"))
 
 
-def test_faulty_hdf5(tmp_path: Path):
+def test_faulty_hdf5_files_are_refused(tmp_path: Path):
     h5py = pytest.importorskip("h5py")
     cases: dict[str, tuple[dict[str, Any], str]] = {
         "three": ({"features": np.zeros((1, 3, 4)), "boxes": np.zeros((1, 3, 3))}, "boxes, of at least 4 numbers"),

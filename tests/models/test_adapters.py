@@ -64,7 +64,7 @@ def normalise(x, norm):
     return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
 
 
-def test_golden_parameter_counts():
+def test_adapters_have_the_published_parameter_counts():
     assert sum(p.numel() for p in Adapter(768, 48).parameters()) == 74_544
     hosts = [nn.Identity() for _ in range(12)]
     AdapterBank([Host(host, 768) for host in hosts], 16).add("adapter", rng())

@@ -145,7 +145,7 @@ def test_embeddings_are_learned_or_frozen() -> None:
     assert not apn(table=torch.ones(4, 3)).embedding.weight.requires_grad
 
 
-def test_faulty_answers() -> None:
+def test_answers_without_word_vectors_are_refused() -> None:
     table = torch.ones(4, 3)
     table[2:] = 0  # "dark" and "red" are unknown
     with pytest.raises(
@@ -459,7 +459,7 @@ def test_tally_reports_strict_and_soft_accuracy_by_type() -> None:
     assert soft.predictions(output, batch).tolist() == pytest.approx([1, 0.3, 0, 0.9])
     assert soft.tally(output, batch)["vqa_accuracy/yes/no"] == (pytest.approx(1.3), 2)
     assert soft.tally(output, batch)["accuracy"] == (2, 4)
-    with pytest.raises(ValueError, match=r"task\.headline must be accuracy or vqa_accuracy, got 'best'"):
+    with pytest.raises(ValueError, match=r"task\.headline must be one of '', accuracy, vqa_accuracy, got 'best'"):
         Contrastive(3, headline="best")  # pyright: ignore[reportArgumentType]
 
 
@@ -489,12 +489,12 @@ def test_share_of_same_answers() -> None:
         ({"answers": 0}, "answers must be at least 1, got 0"),
     ],
 )
-def test_faulty_options(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Contrastive(**{"answers": 3, **options})
 
 
-def test_faulty_use() -> None:
+def test_scores_and_tables_of_other_shapes_are_refused() -> None:
     task, batch = toy_contrastive_task(), toy_batch()
     with pytest.raises(ValueError, match=r"within the batch, \(6, 6\).* got \(6, 3\)"):
         task.loss(toy_contrastive_model().eval()(batch), batch)

@@ -144,7 +144,7 @@ def test_fixed_tables_are_frozen_and_everything_else_learns(file):
         assert dead == []
 
 
-def test_published_sizes():
+def test_ctran_has_the_published_parameter_counts():
     trunk = 11_689_512 - 513_000  # ResNet-18 as published, without its 1,000 classes
     d = 512
     layer = 4 * (d * d + d) + 2 * (d * d + d) + 2 * 2 * d
@@ -344,7 +344,7 @@ def test_the_mean_over_clients_is_the_co_occurrence_of_all():
     )
 
 
-def test_bad_input(file, tmp_path):
+def test_batches_of_other_shapes_are_refused(file, tmp_path):
     model = ctran_mini(LABELS, embeddings=file)
     with pytest.raises(ValueError, match=r"known must have shape \(3, 5\), got \(3, 4\)"):
         model(batch() | {"known": torch.zeros(3, 4)})

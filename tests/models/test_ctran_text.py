@@ -125,7 +125,7 @@ def test_what_learns_and_what_is_constant(tmp_path) -> None:
     assert isinstance(model.get_submodule(model.answer_head), torch.nn.Module)
 
 
-def test_refused(tmp_path) -> None:
+def test_texts_of_other_shapes_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="needs the key 'text', got image"):
         _model()({"image": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"L at most 6, got \(1, 7\) and \(1, 7\)"):

@@ -50,7 +50,7 @@ def count(tensors):
         ("head", 0),
     ],
 )
-def test_published_counts(trainable, expected):
+def test_finetuning_has_the_published_parameter_counts(trainable, expected):
     model = full_size(trainable)
     assert count(trained(model)) == expected
     assert count(trained(model, without=("none",))) == expected + 1_337_956

@@ -310,7 +310,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "message"), FAULTS.values(), ids=FAULTS)
-def test_faults_are_named(options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         create_model("hf", answers=3, vocab_size=0, **options)
 

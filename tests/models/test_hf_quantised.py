@@ -153,7 +153,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("options", "message"), FAULTS.values(), ids=FAULTS)
-def test_faults_are_named(options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be_quantised_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         create_model("hf", answers=3, vocab_size=0, source="tiny:idefics3", **options)
 

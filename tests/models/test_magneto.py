@@ -67,7 +67,7 @@ def test_states_are_those_of_the_formulas(block: str, causal: bool, padded: bool
         torch.testing.assert_close(got[row, kept], expected.float(), atol=2e-6, rtol=1e-5)
 
 
-def test_gain() -> None:
+def test_gain_has_its_golden_value_and_needs_a_layer() -> None:
     assert magneto_gain(12) == pytest.approx(1.7827097, abs=1e-7)  # the golden value of the fact sheet
     with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
         magneto_gain(0)
@@ -137,6 +137,6 @@ def test_values_come_from_the_seed_alone() -> None:
         ({"magneto_init": "bert"}, r"model\.magneto_init must be one of torchscale, paper, got 'bert'"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Encoder(**{"width": 16, "layers": 1, "heads": 4, "hidden": 8} | options)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def test_by_name_and_about_as_large_as_the_transformer() -> None:
     assert 0.5 < sizes[0] / sizes[1] < 2
 
 
-def test_bad_input() -> None:
+def test_batches_and_options_that_do_not_fit_are_refused() -> None:
     batch = modal_batch()
     with pytest.raises(ValueError, match="at least one of image, text, got audio, audio_length, label"):
         _model(modalities=("image", "text"))(only(batch, "audio"))

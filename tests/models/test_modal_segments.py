@@ -158,12 +158,12 @@ WAVES = torch.zeros(2, 50)
         ),
     ],
 )  # fmt: skip
-def test_bad_batches(cut: torch.nn.Module, batch: dict[str, Tensor], message: str) -> None:
+def test_batches_of_other_shapes_are_refused(cut: torch.nn.Module, batch: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cut(batch)
 
 
-def test_bad_options() -> None:
+def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.patch must divide the pictures' sides 28 x 28, got 5"):
         Patches((28, 28), 5)
     with pytest.raises(ValueError, match="29 x 29 pixels cannot be cut into 16 to 256 equal squares"):

@@ -79,7 +79,7 @@ def test_no_example_depends_on_its_company(block: str) -> None:
 
 
 @pytest.mark.parametrize("names", [("image", "text"), ALL])
-def test_half_precision(names: tuple[str, ...]) -> None:
+def test_half_precision_changes_scores_little(names: tuple[str, ...]) -> None:
     model, batch = modal_transformer_mini(5, 20, modalities=ALL, series_channels=2), only(modal_batch(), *names)
     exact = model(batch).logits
     with torch.autocast("cpu", torch.bfloat16):
@@ -243,7 +243,7 @@ def test_values_come_from_the_seed_alone() -> None:
         ({"audio_seconds": 0.0}, "model.audio_seconds"),
     ],
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         modal_transformer_mini(**{"answers": 5, "vocab_size": 20} | options)
 
@@ -257,7 +257,7 @@ def test_modalities_of_different_sizes_are_refused() -> None:
 # Published size --------------------------------------------------------------------------------------------------
 
 
-def test_published_size() -> None:
+def test_published_size_has_its_parameter_count() -> None:
     with torch.device("meta"):  # no memory: shapes only
         model = modal_transformer(10, 1000, modalities=("image", "text", "audio"), max_length=64)
     d, hidden, clip, c = 2048, 4096, 1024, 10

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.examples import Examples, TableData, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples, TableData
 from confed.data.table import Table
 from confed.engines.local import InProcess, Members, Simulation, simulate
 from confed.engines.perform import Setup, Workspace
@@ -188,7 +189,7 @@ def test_box_geometry_counts_both_border_pixels():
 # Equations ----------------------------------------------------------------------------------------------------
 
 
-def test_butd_equations():
+def test_butd_equals_its_equations_in_numpy():
     model, batch = build("butd_mini"), make_batch()
     assert isinstance(model, BUTD)
     state = model.prefix(batch)
@@ -207,7 +208,7 @@ def test_butd_equations():
         assert numbers(features[i]) == pytest.approx(relu(linear(model.joint, joint)), abs=1e-5)
 
 
-def test_ban_equations():
+def test_ban_equals_its_equations_in_numpy():
     model, batch = build("ban_mini"), make_batch()
     assert isinstance(model, BAN)
     state = model.prefix(batch)
@@ -238,7 +239,7 @@ def test_ban_equations():
     assert numbers(features[i]) == pytest.approx(relu(linear(model.joint, sum(q))), abs=1e-4)
 
 
-def test_mfb_equations():
+def test_mfb_equals_its_equations_in_numpy():
     model, batch = build("mfb_mini"), make_batch()
     assert isinstance(model, MFB)
     state = model.prefix(batch)
@@ -297,7 +298,7 @@ def flattened(flat, xs):
     return linear(flat.merge, sum(w * x for w, x in zip(weights, xs, strict=True))), weights
 
 
-def test_mcan_equations():
+def test_mcan_equals_its_equations_in_numpy():
     model, batch, i = build("mcan_s_mini"), make_batch(), 0
     state = model.prefix(batch)
     features, weights = model.look(state)
@@ -319,7 +320,7 @@ def test_mcan_equations():
     assert numbers(features[i]) == pytest.approx(normed(model.norm, text + seen), abs=1e-3)
 
 
-def test_mmnasnet_equations():
+def test_mmnasnet_equals_its_equations_in_numpy():
     model, batch, i = build("mmnas_s_mini"), make_batch(), 2
     state = model.prefix(batch)
     features, weights = model.look(state)
@@ -552,7 +553,7 @@ def test_embeddings_start_from_word_vectors(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mcan_s_mini", "mmnas_s_mini"])
-def test_what_learns(name):
+def test_what_learns_follows_from_trainable(name):
     batch = make_batch()
     whole, head = build(name), 128 * ANSWERS + ANSWERS
     adapters = build(name, trainable="adapters", peft=Finetuning(reduction=16, zero_up=True))
@@ -581,7 +582,7 @@ def learning(model):
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def test_bad_input():
+def test_batches_and_options_that_do_not_fit_are_refused():
     model, batch = build("mmnas_s_mini"), make_batch()
     for key in ("regions", "boxes", "text", "text_mask"):
         with pytest.raises(ValueError, match=rf"a batch of MMNasNet needs the key '{key}', got "):

@@ -8,7 +8,7 @@ FIRST = len(SPECIAL_TOKENS) + len(SUFFIXES)
 PAD, UNK, CLS, SEP = 0, 1, 2, 3
 
 
-def test_ids_by_hand():
+def test_ids_of_words_equal_those_by_hand():
     tokenizer = WordTokenizer(WORDS, max_length=9)
     ids, mask = tokenizer(["What color is the DOG?", "the zebra", "dogs"])
     word = {w: FIRST + i for i, w in enumerate(WORDS)}

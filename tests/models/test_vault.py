@@ -135,7 +135,7 @@ def test_adapters_of_bert_sit_inside_its_last_normalisation():
     ],
 )
 @pytest.mark.parametrize("language_frozen", [False, True])
-def test_what_learns(trainable, wanted, language_frozen):
+def test_what_learns_follows_from_trainable(trainable, wanted, language_frozen):
     model = mini(trainable=trainable, language_frozen=language_frozen)
     names = {name for name, _ in model.named_parameters()}
     expected = {name for name in names if wanted(name) and not (language_frozen and name.startswith("language."))}

@@ -116,7 +116,7 @@ def test_bf16_autocast_trains():
         ),
     ],
 )
-def test_what_learns(trainable, starts):
+def test_what_learns_follows_from_trainable(trainable, starts):
     model = vilt_tiny(ANSWERS, VOCABULARY, trainable=trainable)
     learning = {name for name, p in model.named_parameters() if p.requires_grad}
     assert learning == {name for name, _ in model.named_parameters() if name.startswith(starts)}
@@ -367,5 +367,5 @@ def test_registry_lists_and_creates():
     assert tokenizer(["yes"])[0].shape == (1, 16)
 
 
-def test_mini_size():
+def test_mini_has_a_fifth_of_a_million_parameters():
     assert 190_000 < sum(p.numel() for p in vilt_mini(50, 150, pretrained=False).parameters()) < 250_000

@@ -82,7 +82,7 @@ def test_published_size_and_its_adapters():
         ("prompt", lambda name: name.startswith("prompts.image.")),
     ],
 )
-def test_what_learns(trainable, wanted):
+def test_what_learns_follows_from_trainable(trainable, wanted):
     model = mini(trainable=trainable)
     names = {name for name, _ in model.named_parameters()}
     expected = {name for name in names if wanted(name) or name.startswith("classifier.")}
@@ -170,7 +170,7 @@ def test_reads_a_published_classifier(tmp_path):
     ).logits.shape == (1, CLASSES)
 
 
-def test_bad_input(tmp_path):
+def test_batches_of_other_shapes_are_refused(tmp_path):
     with pytest.raises(ValueError, match="a batch of Vit needs the key 'image', got text"):
         mini()({"text": torch.zeros(1, 2)})
     with pytest.raises(ValueError, match=r"image must have shape \(B, 3, 64, 64\), got \(4, 3, 32, 32\)"):

@@ -74,6 +74,17 @@ def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: 
     assert search_space(own, "fedavg") == {"local.lr": (0.001, 0.003)}
 
 
+def test_regularisers_that_are_off_are_not_searched() -> None:
+    recipe = load_recipe("prompts_scenes")
+    assert set(search_space(recipe, "promptfl")) == {"local.lr"}
+    assert search_space(recipe, "kgcoop")["knowledge"] == (1.0, 4.0, 8.0)
+    assert set(search_space(recipe, "promptsrc")) == {"local.lr", "consistency"}
+
+
+def test_no_learning_rate_is_searched_where_no_optimiser_steps() -> None:
+    assert set(search_space(load_recipe("prompts_scenes"), "afl")) == {"ridge"}
+
+
 def test_the_same_budget_no_duplicates_and_the_best_of_what_was_finished(
     synthetic: list[Recipe], tmp_path: Path
 ) -> None:

@@ -73,10 +73,12 @@ class AFL(Deploying):
 
     traits = Traits(
         label="AFL",
+        group="finetuning",
         has_personal=False,
         changes=("moments.*",),
         neutral="clients send moments of features and no trained values",
-        search={"ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)},
+        search={"ridge": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)},
+        has_steps=False,
     )
     ridge: Annotated[float, NOT_NEGATIVE] = 1e-2
     intercept: bool = True

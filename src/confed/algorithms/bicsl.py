@@ -82,6 +82,7 @@ class BiCSL(Algorithm):
     contrast: Contrast | None = field(default=None, init=False, repr=False, compare=False)
 
     traits = Traits(
+        group="split",
         has_personal=False,
         in_sessions=True,
         made_for="contrastive",
@@ -226,11 +227,7 @@ class BiCSL(Algorithm):
         return 1.0 if self.weighting == "uniform" else float(client.num_examples)
 
     def _head(self, server: ServerState, client: ClientInfo) -> ServerPart:
-        """A client's copy of the adapters.
-
-        Raises:
-            ValueError: :meth:`configure` was not called.
-        """
+        """A client's copy of the adapters."""
         if self.modules is None or server.local is None:
             raise ValueError("BiCSL does not know the servers' modules; call configure(model, task) before the run")
         own: Params = server.slots.get(f"lta of {client.id}", {}) if self.own_answers else {}
@@ -248,11 +245,7 @@ class BiCSL(Algorithm):
             return left_out(client, error)
 
     def _learn(self, head: ServerPart, activations: Message) -> Message:
-        """One step of a client's copy of the adapters; the gradients at the cut, and the loss.
-
-        Raises:
-            ValueError: :meth:`configure` was not called.
-        """
+        """One step of a client's copy of the adapters; the gradients at the cut, and the loss."""
         if self.contrast is None:
             raise ValueError("BiCSL does not know the loss; call configure(model, task) before the run")
         cut = {name: tensor.float().requires_grad_() for name, tensor in activations.tensors.items()}
@@ -343,11 +336,7 @@ def _same(v_apn: Tensor) -> Tensor:
 
 
 def _inputs(batch: Batch) -> Tensor:
-    """A batch's pictures or their regions as rows of numbers, (B, ...).
-
-    Raises:
-        ValueError: the batch has neither pictures nor regions.
-    """
+    """A batch's pictures or their regions as rows of numbers, (B, ...)."""
     key = next((name for name in ("regions", "image", "x") if name in batch), None)
     if key is None:
         raise ValueError(f"algorithm.decorrelate needs regions or pictures in a batch, got {', '.join(sorted(batch))}")

@@ -17,5 +17,8 @@ class Central(Algorithm):
     """
 
     traits = Traits(
-        label="Centralised", centralised=True, neutral="there is one member, so it never becomes FedAvg over several"
+        label="Centralised",
+        group="references",
+        centralised=True,
+        neutral="there is one member, so it never becomes FedAvg over several",
     )

@@ -25,7 +25,7 @@ from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
-from confed.federation.protocols import Batch, SingleLabel, Task
+from confed.federation.protocols import Batch, Task, single_label
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.structure import feature_width
 from confed.federation.teacher import global_features
@@ -34,6 +34,9 @@ from confed.federation.traits import Traits
 from confed.losses.contrastive_distillation import Embedding, MemoryBanks, draw_negatives
 
 __all__ = ["CRD"]
+
+NEED = 'CRD takes negatives from other classes (algorithm.negatives_from = "other_classes")'
+OTHERWISE = '; for other tasks there is negatives_from = "others"'
 
 GROUP = "crd"
 """Where banks, normalisers and labels are in a client's state."""
@@ -56,7 +59,7 @@ class CRD(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 there is nothing to preserve.
     """
 
-    traits = Traits(label="CRD", neutral={"lam": 0.0}, search={"lam": (0.003, 0.03, 0.2, 0.8)})
+    traits = Traits(label="CRD", group="distillation", neutral={"lam": 0.0}, search={"lam": (0.003, 0.03, 0.2, 0.8)})
     lam: Annotated[float, NOT_NEGATIVE] = 0.8
     negatives: Annotated[int, AT_LEAST_ONE] = 4096
     negatives_from: Literal["other_classes", "others"] = "other_classes"
@@ -72,7 +75,7 @@ class CRD(Algorithm):
         does not say which part is its answer head.
         """
         if self.negatives_from == "other_classes":
-            _labelled(task)
+            single_label(task, NEED, OTHERWISE)
         feature_width(model, "CRD")
         return self
 
@@ -115,11 +118,7 @@ class CRD(Algorithm):
         return losses
 
     def _memory(self, client: Client) -> tuple[MemoryBanks, Tensor]:
-        """Copies of the client's banks, from now on its state, and its examples' classes (N,).
-
-        Raises:
-            ValueError: the client's memory was made for another number of examples.
-        """
+        """Copies of the client's banks, from now on its state, and its examples' classes (N,)."""
         device = next(iter(client.tensors.values())).device
         kept, count = client.state.tensors.get(GROUP), len(client.data)
         if kept is None:
@@ -139,17 +138,7 @@ class CRD(Algorithm):
         classes = torch.arange(len(client.data))
         if self.negatives_from == "others":
             return classes
-        task = _labelled(client.task)
+        task = single_label(client.task, NEED, OTHERWISE)
         for batch in client.data.train(client.local.eval_batch_size, client.rng("labels")):
             classes[batch["index"]] = task.labels(batch)
         return classes
-
-
-def _labelled(task: Task) -> SingleLabel:
-    if isinstance(task, SingleLabel) and task.single_label:
-        return task
-    raise ValueError(
-        'CRD takes negatives from other classes (algorithm.negatives_from = "other_classes"), so it needs a task whose '
-        'examples have exactly one right class each (the task "vqa" with objective = "ce"); for other tasks there is '
-        f'negatives_from = "others"; got {task!r}'
-    )

@@ -44,7 +44,7 @@ class Ditto(Algorithm):
     """
 
     lam: Annotated[float, NOT_NEGATIVE] = 0.1
-    traits = Traits(neutral={}, search={"lam": (0.01, 0.1, 1.0, 10.0)})
+    traits = Traits(group="personalisation", neutral={}, search={"lam": (0.01, 0.1, 1.0, 10.0)})
 
     @action
     def fit(self, client: Client, message: Message) -> Message:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
-from confed.federation.protocols import Batch, SingleLabel, Task
+from confed.federation.protocols import Batch, Task, single_label
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.teacher import global_logits
 from confed.federation.train import Objective
@@ -28,6 +28,8 @@ from confed.federation.traits import Traits
 from confed.losses.distillation import decoupled
 
 __all__ = ["DKD"]
+
+NEED = "DKD treats the right answer apart from the others"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class DKD(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 the global head is random.
     """
 
-    traits = Traits(label="DKD", neutral={"lam": 0.0}, search={"lam": (0.003, 0.01, 0.03, 0.1)})
+    traits = Traits(label="DKD", group="distillation", neutral={"lam": 0.0}, search={"lam": (0.003, 0.01, 0.03, 0.1)})
     lam: Annotated[float, NOT_NEGATIVE] = 1.0
     alpha: Annotated[float, NOT_NEGATIVE] = 1.0
     beta: Annotated[float, NOT_NEGATIVE] = 8.0
@@ -57,14 +59,14 @@ class DKD(Algorithm):
 
         Raises ``ValueError``: the task's examples do not have one right answer each.
         """
-        _labelled(task)
+        single_label(task, NEED)
         return self
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the two parts (Eq. 7)."""
         if self.lam == 0 or client.round < self.start_round:
             return super().objective(client)
-        task = _labelled(client.task)
+        task = single_label(client.task, NEED)
         teacher = global_logits(client)
         weight = self.lam * min((client.round - self.start_round + 1) / self.warmup, 1.0)
 
@@ -76,12 +78,3 @@ class DKD(Algorithm):
             yield loss + weight * (self.alpha * tckd + self.beta * nckd)
 
         return losses
-
-
-def _labelled(task: Task) -> SingleLabel:
-    if isinstance(task, SingleLabel) and task.single_label:
-        return task
-    raise ValueError(
-        "DKD treats the right answer apart from the others, so it needs a task whose examples have exactly one right "
-        f'answer each (the task "vqa" with objective = "ce"); got {task!r}'
-    )

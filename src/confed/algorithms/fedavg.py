@@ -17,4 +17,4 @@ __all__ = ["FedAvg"]
 class FedAvg(Algorithm):
     """Federated averaging: every default of :class:`Algorithm`."""
 
-    traits = Traits(reference=1)
+    traits = Traits(reference=1, one_by_one="")

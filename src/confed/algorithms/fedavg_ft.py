@@ -28,7 +28,11 @@ class FedAvgFT(Algorithm):
 
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
     traits = Traits(
-        label="FedAvg + FT", reference=2, neutral={"finetune_epochs": 0}, search={"finetune_epochs": (1, 2, 4)}
+        label="FedAvg + FT",
+        group="personalisation",
+        reference=2,
+        neutral={"finetune_epochs": 0},
+        search={"finetune_epochs": (1, 2, 4)},
     )
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:

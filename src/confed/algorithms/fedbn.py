@@ -36,7 +36,7 @@ class FedBN(Algorithm):
 
     layers: Literal["batch", "all"] = "batch"
     norms: tuple[str, ...] = ()
-    traits = Traits(has_global=False, neutral="normalisation layers are never shared")
+    traits = Traits(group="personalisation", has_global=False, neutral="normalisation layers are never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the normalisation layers that the model trains.

@@ -40,7 +40,7 @@ left alone by it (the code's zero gradients let AdamW's momentum and decay move 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
@@ -53,11 +53,13 @@ from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, tensors_of
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.messages import Message, Reply
+from confed.federation.families.last_head import fit_heads, train_head
+from confed.federation.messages import Flow, Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.specs import LearnsTokens
+from confed.federation.state import ServerState
 from confed.federation.structure import adapters_of, head_rules, private_head
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
@@ -100,6 +102,7 @@ class FedDAT(FisherWeighted):
         weighting: every client counts the same, or as its training "examples".
         adapter: name of the model's adapter that is shared; its first one by default.
         head: names of the submodules that are private; the model's heads by default.
+        head_epochs: after the last round, passes in which each client trains its head alone on the final A_s.
     """
 
     preset: Literal["paper", "code"] = "paper"
@@ -118,8 +121,10 @@ class FedDAT(FisherWeighted):
     weighting: Literal["uniform", "examples"] = "uniform"
     adapter: str = ""
     head: tuple[str, ...] = ()
+    head_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
     traits = Traits(
+        group="finetuning",
         private_heads=True,
         made_for="adapters",
         neutral="the head is never shared, and the teacher trains it too",
@@ -180,6 +185,10 @@ class FedDAT(FisherWeighted):
         """A_s alone."""
         return adapters_of(model, "FedDAT").using({self.adapter: 1.0})
 
+    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
+        """Training of every client's head on the final A_s, if ``head_epochs`` asks for it."""
+        return (yield from fit_heads(self, server, clients, self.head_epochs))
+
     # Client ------------------------------------------------------------------------------------------------
 
     def ramp_up(self, round: int, rounds: int) -> float:
@@ -195,6 +204,12 @@ class FedDAT(FisherWeighted):
         if "private" not in client.state.tensors and self.local_init == "own":
             client.state.tensors["private"] = fresh_adapter(client, LOCAL)
         return super().fit(client, message)
+
+    @action
+    def fit_head(self, client: Client, message: Message) -> Message:
+        """Training of the head alone, beside the A_s received; keeps the result."""
+        with self.sharing(client.model):
+            return train_head(self, client, message)
 
     @action
     def evaluate(self, client: Client, message: Message) -> Message:

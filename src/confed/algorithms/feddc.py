@@ -162,11 +162,7 @@ class FedDC(Algorithm):
         return replace(server, round=server.round + 1, params=params, slots=slots)
 
     def _rate(self, server: ServerState, reply: Reply) -> tuple[Reply, float]:
-        """A reply and its v_k / (S eta), 0 without correction; without a sound rate the reply is a failed one.
-
-        Raises:
-            ValueError: the rate is larger than this round allows.
-        """
+        """A reply and its v_k / (S eta), 0 without correction; without a sound rate the reply is a failed one."""
         if reply.error is not None:
             return reply, 0.0
         try:
@@ -193,7 +189,7 @@ class FedDC(Algorithm):
             return 0.0
         if local is None or not server.rounds:
             return math.inf
-        steps = local.epochs * max(1, local.steps(math.ceil(client.num_examples / local.batch_size)))
+        steps = local.round_steps(max(1, local.steps(math.ceil(client.num_examples / local.batch_size))))
         # A step more or less matters where the rate of the first step of all is 0.
         lengths = [local.travelled(server.round, server.rounds, s) for s in (steps, steps + 1)]
         return max((TOLERANCE * server.share(client) / length for length in lengths if length > 0), default=0.0)

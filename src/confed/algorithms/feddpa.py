@@ -81,6 +81,7 @@ class FedDPA(FisherWeighted):
     head: tuple[str, ...] = ()
 
     traits = Traits(
+        group="finetuning",
         private_heads=True,
         aggregates=(f"{EXAMPLES}.*",),
         made_for="adapters",

@@ -73,6 +73,7 @@ class FedKD(Algorithm):
 
     traits = Traits(
         label="FedKD",
+        group="distillation",
         synchronous="a client is sent the compressed change of the last round",
         neutral="every client trains two networks at once, so it never becomes FedAvg",
         search={"detach": (False, True), "reduction": ("element", "batch")},
@@ -169,11 +170,7 @@ class FedKD(Algorithm):
                 yield replace(reply, message=Message(moved, reply.message.scalars))
 
     def _checked(self, energy: object) -> float:
-        """The share e(r) that a client reports.
-
-        Raises:
-            ValueError: it is no number between the method's bounds.
-        """
+        """The share e(r) that a client reports."""
         low, high = sorted((self.energy_start, self.energy_end))
         if not isinstance(energy, float) or not low <= energy <= high:
             raise ValueError(f"energy must be a number from {low} to {high}, got {energy!r}")
@@ -196,11 +193,7 @@ class FedKD(Algorithm):
         return Message(update, {"loss": loss, "energy": energy})
 
     def _receive(self, client: Client, message: Message) -> Params:
-        """The global model out of a download.
-
-        Raises:
-            ValueError: the download is a change of a model that this client does not hold.
-        """
+        """The global model out of a download."""
         received = message.tensors
         if "base" in message.scalars:
             if client.state.scalars.get(HELD) != message.scalars["base"]:

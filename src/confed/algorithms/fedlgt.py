@@ -189,11 +189,7 @@ class FedLGT(Algorithm):
         return replace(reply, tensors=tensors)
 
     def _guided(self, batch: Batch, logits: Callable[[Batch], Tensor]) -> Batch:
-        """The batch with the states of which the global model is unsure set to unknown.
-
-        Raises:
-            ValueError: the batch has no known states of labels.
-        """
+        """The batch with the states of which the global model is unsure set to unknown."""
         known = batch.get("known")
         if known is None:
             raise ValueError(_NOTHING_KNOWN.format(f"a training batch has {', '.join(sorted(batch))} only"))

@@ -144,6 +144,7 @@ class FedLoRA(FisherWeighted):
 
     traits = Traits(
         label="FedLoRA",
+        group="finetuning",
         synchronous="what its server adds to the weights belongs to the factors of one round; take fedpeft",
         private_heads=True,
         aggregates=(f"*.{ADDED}",),

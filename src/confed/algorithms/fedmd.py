@@ -63,6 +63,7 @@ class FedMD(Algorithm):
 
     traits = Traits(
         label="FedMD",
+        group="distillation",
         has_global=False,
         neutral="scores are shared and no values of models, so it never becomes FedAvg",
         search={"digest_epochs": (1, 2, 4)},
@@ -178,11 +179,7 @@ class _Public:
         return len(self.chosen)
 
     def train(self, batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
-        """One shuffled epoch; batches have about the size that is wanted.
-
-        Raises:
-            ValueError: a public example has none of the client's modalities.
-        """
+        """One shuffled epoch; batches have about the size that is wanted."""
         for whole in self.data.train(max(1, batch_size * len(self.data) // max(len(self), 1)), rng):
             rows = self.position[whole["index"]]
             batch = {name: tensor[rows >= 0] for name, tensor in whole.items()}
@@ -213,11 +210,7 @@ def _alike(scores: Params, like: Params) -> bool:
 
 
 def _held(client: Client) -> ClientData:
-    """The public examples.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The public examples."""
     if client.public is None or not len(client.public):
         raise ValueError(f"FedMD needs public examples at every client, and client {client.info.id!r} has none")
     return client.public

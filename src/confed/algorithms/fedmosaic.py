@@ -95,6 +95,7 @@ class FedMosaic(Algorithm):
 
     traits = Traits(
         label="FedMosaic (RELA)",
+        group="finetuning",
         has_global=False,
         has_personal=True,
         clients_may_leave=False,

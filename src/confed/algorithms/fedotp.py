@@ -16,21 +16,18 @@ Deviations: the local prompt starts from the same words as the global one and a 
 has no local prompt, has the global one twice.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.deploying import Deploying
 from confed.federation.families.prompts import CONTEXT, as_classifier, classes_of, learned_context, scores_of
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, Range
-from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.transport import transport_plan
 
@@ -52,6 +49,7 @@ class FedOTP(Deploying):
 
     traits = Traits(
         label="FedOTP",
+        group="prompts",
         made_for="prompts",
         neutral="scores are those of patches, of two prompts",
         search={"mass": (0.6, 0.8, 1.0)},
@@ -83,15 +81,6 @@ class FedOTP(Deploying):
     def initial_private(self, shared: Params) -> Params:
         """The global prompt in the place of the local one, for the global model."""
         return {f"{LOCAL}.vectors": shared[CONTEXT]}
-
-    def objective(self, client: Client) -> Objective:
-        """The task's loss of the transported scores."""
-        network = self.deployed_model(client.model)
-
-        def losses(_model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            yield client.task.loss(network(batch), batch)
-
-        return losses
 
 
 class _Transporting(nn.Module):

@@ -58,6 +58,7 @@ class FedP3(Algorithm):
 
     traits = Traits(
         label="FedP³",
+        group="distillation",
         answers_compared="filtered",
         neutral={"lam": 0.0},
         search={"lam": (0.001, 0.003, 0.01, 0.1), "top_n": (5, 20)},

@@ -6,16 +6,22 @@ model's finetuning trains (adapters, LoRA factors, prompts, biases, or everythin
 classification head for its own answers. Which of them it is, is the model's matter (``model.trainable``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from torch import nn
 
+from confed.federation.algorithm import action
+from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.messages import Reply
+from confed.federation.families.last_head import fit_heads, train_head
+from confed.federation.messages import Flow, Message, Reply
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
+from confed.federation.ranges import NOT_NEGATIVE
+from confed.federation.state import ServerState
 from confed.federation.structure import head_rules, private_head
 from confed.federation.traits import Traits
 
@@ -34,12 +40,14 @@ class FedPEFT(FisherWeighted):
     Attributes:
         weighting: how the server weighs clients.
         head: names of the submodules that are private; the model's heads if none are given.
+        head_epochs: after the last round, passes in which each client trains its head alone on the final average.
     """
 
     weighting: Weighting = "uniform"
     head: tuple[str, ...] = ()
+    head_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
-    traits = Traits(private_heads=True, neutral="the head is never shared")
+    traits = Traits(group="finetuning", private_heads=True, neutral="the head is never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the heads of the model."""
@@ -52,3 +60,12 @@ class FedPEFT(FisherWeighted):
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+
+    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
+        """Training of every client's head on the final average, if ``head_epochs`` asks for it."""
+        return (yield from fit_heads(self, server, clients, self.head_epochs))
+
+    @action
+    def fit_head(self, client: Client, message: Message) -> Message:
+        """Training of the head alone, beside the values received; keeps the result."""
+        return train_head(self, client, message)

@@ -30,7 +30,7 @@ class FedPer(Algorithm):
     """
 
     head: tuple[str, ...] = ()
-    traits = Traits(has_global=False, neutral="the head is never shared")
+    traits = Traits(group="personalisation", has_global=False, neutral="the head is never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the head of the model."""

@@ -40,7 +40,13 @@ class FedRep(Algorithm):
 
     head_epochs: Annotated[int, AT_LEAST_ONE] = 1
     head: tuple[str, ...] = ()
-    traits = Traits(has_global=False, neutral="the head is never shared", search={"head_epochs": (1, 2)})
+    traits = Traits(
+        group="personalisation",
+        has_global=False,
+        in_epochs=True,
+        neutral="the head is never shared",
+        search={"head_epochs": (1, 2)},
+    )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the head of the model."""

@@ -15,7 +15,6 @@ before attention and MLP, with residual sums; the last layer starts small around
 learning starts near the words of ``model.context``.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -23,14 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.deploying import Deploying
 from confed.federation.families.prompts import as_classifier, classes_of, learned_context, prompt_pass
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE
-from confed.federation.train import Objective
 from confed.federation.traits import Traits
 
 __all__ = ["FedTPG"]
@@ -47,7 +44,12 @@ class FedTPG(Deploying):
         width: hidden features of the generator, also of keys and values.
     """
 
-    traits = Traits(label="FedTPG", made_for="prompts", neutral="the context comes from a network, and is not averaged")
+    traits = Traits(
+        label="FedTPG",
+        group="prompts",
+        made_for="prompts",
+        neutral="the context comes from a network, and is not averaged",
+    )
     width: Annotated[int, AT_LEAST_ONE] = 32
 
     def configure(self, model: nn.Module, task: Task) -> Self:
@@ -68,15 +70,6 @@ class FedTPG(Deploying):
     def rules(self, client: ClientInfo) -> Rules:
         """The generator is shared, the model's own context is not used."""
         return {f"{GENERATOR}.*": Scope.SHARED, "*": Scope.FROZEN}
-
-    def objective(self, client: Client) -> Objective:
-        """The task's loss with the generated context."""
-        network = self.deployed_model(client.model)
-
-        def losses(_model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            yield client.task.loss(network(batch), batch)
-
-        return losses
 
 
 class PromptGenerator(nn.Module):

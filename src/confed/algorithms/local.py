@@ -16,8 +16,10 @@ class LocalOnly(Algorithm):
 
     traits = Traits(
         label="Local only",
+        group="references",
         has_global=False,
         communicates=False,
+        one_by_one="",
         neutral="nothing is shared, so it never becomes FedAvg",
     )
 

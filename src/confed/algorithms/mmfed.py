@@ -36,6 +36,7 @@ class MMFed(Algorithm):
 
     traits = Traits(
         label="MMFed (from abstract)",
+        group="modalities",
         neutral={"alpha": 0.0, "adapt_steps": 0},
         search={"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)},
     )

@@ -34,7 +34,11 @@ class ModalityDropout(Algorithm):
     """
 
     traits = Traits(
-        label="Modality dropout", made_for="modalities", neutral={"rate": 0.0}, search={"rate": (0.1, 0.3, 0.5)}
+        label="Modality dropout",
+        group="modalities",
+        made_for="modalities",
+        neutral={"rate": 0.0},
+        search={"rate": (0.1, 0.3, 0.5)},
     )
     rate: Annotated[float, BELOW_ONE] = 0.3
 

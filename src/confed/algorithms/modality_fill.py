@@ -61,6 +61,7 @@ class ModalityFill(Algorithm):
 
     traits = Traits(
         label="Fill-in",
+        group="modalities",
         synchronous="its clients report statistics beside their updates, which no older model explains",
         aggregates=(f"{MEANS}*",),
         made_for="modalities",

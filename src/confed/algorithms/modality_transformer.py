@@ -34,7 +34,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
-from confed.federation.ranges import NOT_NEGATIVE, SHARE
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE, SHARE
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 
@@ -60,18 +60,26 @@ class ModalityTransformer(Algorithm):
     Attributes:
         lam: lambda in [0, 1], the local part of each map. The paper has 0 < lambda < 1 and its best at 0.3 on
             Non-IID data; 0 is FedAvg with fine-tuning, 1 keeps the maps at home.
+        local_rate: factor on ``local.lr`` for M_loc. Adam and its kin normalise away the factor lambda of its
+            gradients, so that under them this is what makes M_loc learn faster or slower than M_up.
         finetune_epochs: passes over the client's examples after the last round; 0 keeps the last local model.
     """
 
     lam: Annotated[float, SHARE] = 0.3
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
+    local_rate: Annotated[float, POSITIVE] = 1.0
 
     traits = Traits(
         label="Multimodal Transformer",
+        group="modalities",
         made_for="modalities",
         neutral={"lam": 0.0, "finetune_epochs": 0},
         search={"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)},
     )
+
+    def lr_factor(self, name: str) -> float:
+        """``local_rate`` for M_loc, 1 for everything else."""
+        return self.local_rate if ".embed." in f".{name}" and LOCAL in name else 1.0
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Check that the model's maps of modalities can be partly local.

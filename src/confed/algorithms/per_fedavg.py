@@ -45,11 +45,14 @@ class PerFedAvg(Algorithm):
         variant: "fo" (first-order) or "hf" (with the Hessian by a central difference).
         delta: step of that difference.
         adapt_steps: steps of adaptation after the last round; 0 leaves clients with their last local model.
+        finetune_epochs: where positive, passes over the client's examples with the recipe's optimiser, as fine-tuning
+            after FedAvg makes, in place of these steps.
         weighting: every client counts the same, as in the paper, or as its training examples.
     """
 
     traits = Traits(
         label="Per-FedAvg",
+        group="personalisation",
         neutral={"alpha": 0.0, "adapt_steps": 0, "weighting": "examples"},
         search={"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)},
     )
@@ -58,6 +61,7 @@ class PerFedAvg(Algorithm):
     delta: Annotated[float, POSITIVE] = 1e-3
     adapt_steps: Annotated[int, NOT_NEGATIVE] = 1
     weighting: Literal["uniform", "examples"] = "uniform"
+    finetune_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""
@@ -69,9 +73,12 @@ class PerFedAvg(Algorithm):
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
-        return (yield from adapt_everywhere(self, server, clients)) if self.adapt_steps else server
+        adapts = self.finetune_epochs or self.adapt_steps
+        return (yield from adapt_everywhere(self, server, clients)) if adapts else server
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:
-        """A few steps of plain gradient descent from the model received; keeps the result."""
+        """A few steps of plain gradient descent from the model received, or fine-tuning; keeps the result."""
+        if self.finetune_epochs:
+            return super().personalise(client, Message(message.tensors, {"epochs": self.finetune_epochs}))
         return keep_adapted(client, message.tensors, self.alpha, self.adapt_steps)

@@ -27,7 +27,7 @@ Resolutions, ours:
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from confed.federation.families.slots import Slots, head_name, represented
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import modalities_of
 from confed.federation.params import Params, Scope, named_tensors
-from confed.federation.protocols import Batch, Output, SingleLabel, Task
+from confed.federation.protocols import Batch, Output, Task, single_label
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
@@ -49,6 +49,8 @@ from confed.federation.traits import Traits
 from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 
 __all__ = ["PmcmFL"]
+
+NEED = "PmcmFL has a prototype per class"
 
 FUSION, FUSED = "fusion", "fused"
 """The module beside the backbone, and the name of z among the representations."""
@@ -69,6 +71,7 @@ class PmcmFL(Algorithm):
 
     traits = Traits(
         label="PmcmFL",
+        group="modalities",
         aggregates=(f"{PROTOTYPES}*",),
         made_for="modalities",
         neutral="its fusion of modalities is another network than the backbone's",
@@ -84,7 +87,7 @@ class PmcmFL(Algorithm):
         """Check that the model accepts missing modalities and that the task has one right answer."""
         reads_absent(model, "PmcmFL")
         feature_width(model, "PmcmFL")
-        _labelled(task)
+        single_label(task, NEED)
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
@@ -140,7 +143,7 @@ class PmcmFL(Algorithm):
 
     def objective(self, client: Client) -> Objective:
         """The task's loss, with own prototypes in missing slots, and the contrasts."""
-        task = _labelled(client.task)
+        task = single_label(client.task, NEED)
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             labels = task.labels(batch)
@@ -167,7 +170,7 @@ class PmcmFL(Algorithm):
 
     def _prototypes(self, client: Client, received: Params) -> dict[str, Tensor]:
         """Class means and counts of every representation that the client reports; of classes it lacks, zeros."""
-        task, device = _labelled(client.task), next(client.model.parameters()).device
+        task, device = single_label(client.task, NEED), next(client.model.parameters()).device
         names = _reported(client.info, received)
         likes = {name: received[PROTOTYPES + name] for name in names}
         sums = {name: torch.zeros_like(like, dtype=torch.float64) for name, like in likes.items()}
@@ -246,17 +249,3 @@ def _reported(client: ClientInfo, tensors: Iterable[str]) -> list[str]:
     """The representations of which a client makes prototypes: of its own modalities, and the fused one."""
     names = [n.removeprefix(PROTOTYPES) for n in tensors if n.startswith(PROTOTYPES)]
     return [n for n in names if n == FUSED or not client.modalities or n in client.modalities]
-
-
-def _labelled(task: Task) -> Any:
-    """The task as one that tells each example's class.
-
-    Raises:
-        ValueError: examples have not exactly one right class.
-    """
-    if isinstance(task, SingleLabel) and task.single_label:
-        return task
-    raise ValueError(
-        "PmcmFL has a prototype per class, so it needs a task whose examples have exactly one right answer each (the "
-        f'task "vqa" with objective = "ce"); got {task!r}'
-    )

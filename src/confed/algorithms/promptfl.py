@@ -15,9 +15,9 @@ the terms for text and for scores are here; its term for pictures is zero withou
 mean of prompts over epochs is left to the mean over clients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from torch import Tensor, nn
 
@@ -47,12 +47,18 @@ class PromptFL(Algorithm):
 
     traits = Traits(
         label="PromptFL",
+        group="prompts",
         made_for="prompts",
         neutral={"knowledge": 0.0, "consistency": 0.0},
-        search={"knowledge": (0.0, 1.0, 8.0), "consistency": (0.0, 0.1, 1.0)},
+        search={"knowledge": (1.0, 4.0, 8.0), "consistency": (0.1, 0.3, 1.0)},
     )
     knowledge: Annotated[float, NOT_NEGATIVE] = 0.0
     consistency: Annotated[float, NOT_NEGATIVE] = 0.0
+
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
+        """Weights of the regularisers that are on, so that tuning turns no row into another method."""
+        on = {"knowledge": self.knowledge, "consistency": self.consistency}
+        return {name: values for name, values in self.traits.search.items() if on[name]}
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """The method; a ``ValueError`` where the model learns no context."""

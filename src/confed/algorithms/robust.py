@@ -40,7 +40,10 @@ class Robust(Algorithm):
     """
 
     traits = Traits(
-        label="Robust FedAvg", neutral={"rule": "clip", "norm": 0.0}, search={"norm": (0.3, 1.0, 3.0, 10.0)}
+        label="Robust FedAvg",
+        group="protection",
+        neutral={"rule": "clip", "norm": 0.0},
+        search={"norm": (0.3, 1.0, 3.0, 10.0)},
     )
     rule: Rule = "clip"
     norm: Annotated[float, NOT_NEGATIVE] = 1.0

@@ -37,7 +37,7 @@ class SP(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 there is nothing to preserve.
     """
 
-    traits = Traits(label="SP", neutral={"lam": 0.0}, search={"lam": (0.3, 3.0, 30.0, 300.0)})
+    traits = Traits(label="SP", group="distillation", neutral={"lam": 0.0}, search={"lam": (0.3, 3.0, 30.0, 300.0)})
     lam: Annotated[float, NOT_NEGATIVE] = 3000.0
     start_round: Annotated[int, NOT_NEGATIVE] = 1
 

@@ -73,6 +73,7 @@ class SplitLearning(Algorithm):
 
     traits = Traits(
         label="Split learning",
+        group="split",
         has_personal=False,
         in_sessions=True,
         splits=True,
@@ -238,11 +239,7 @@ class SplitLearning(Algorithm):
         return f"{self.head}.{name}"
 
     def _part(self, server: ServerState, client: ClientInfo) -> ServerPart:
-        """A client's copy of the layers in the middle.
-
-        Raises:
-            ValueError: :meth:`configure` was not called.
-        """
+        """A client's copy of the layers in the middle."""
         if self.modules is None or server.local is None:
             raise ValueError("SplitLearning does not know the model; call configure(model, task) before the run")
         params = {name.removeprefix(f"{self.head}."): tensor for name, tensor in server.params.items()}

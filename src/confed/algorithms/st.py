@@ -37,7 +37,11 @@ class ST(Algorithm):
     """
 
     traits = Traits(
-        label="ST (KL)", answers_compared="all", neutral={"lam": 0.0}, search={"lam": (0.01, 0.1, 0.3, 1.0)}
+        label="ST (KL)",
+        group="distillation",
+        answers_compared="all",
+        neutral={"lam": 0.0},
+        search={"lam": (0.01, 0.1, 0.3, 1.0)},
     )
     lam: Annotated[float, NOT_NEGATIVE] = 1.0
     temperature: Annotated[float, POSITIVE] = 2.0

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from confed.data.caption_batches import GROUPS, beginning, pack_texts
-from confed.data.examples import Examples, TableData, Tokenizer
+from confed.data.encode import Tokenizer
+from confed.data.examples import Examples, TableData
 from confed.data.modal_tables import ModalTable
 from confed.data.modalities import MODALITIES
 from confed.data.table import Table

@@ -173,11 +173,7 @@ def _column(records: Sequence[ChatRecord], key: str) -> np.ndarray:
 
 
 def _roles(records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray) -> np.ndarray:
-    """Role of each conversation; where none is a test, a share of each client's is.
-
-    Raises:
-        ValueError: a split is unknown, or the share is out of range.
-    """
+    """Role of each conversation; where none is a test, a share of each client's is."""
     for record, own in zip(records, split.tolist(), strict=True):
         if own not in ROLES:
             raise ValueError(f"{record.where}: expected the split train, validation or test, got {own!r}")

@@ -1,4 +1,4 @@
-"""Reader of conversations about pictures, one JSON object per line or per item of a list.
+"""Reader of conversations about pictures, a record each: JSON lines, a JSON list, CSV, TSV or Parquet.
 
 Understood are the layouts of the usual fine-tuning tools:
 
@@ -11,7 +11,8 @@ Understood are the layouts of the usual fine-tuning tools:
 
 ``images`` (or ``image``) has paths of pictures; in texts ``<image>`` stands for the next one (LLaVA, LLaMA-Factory,
 ms-swift). Where nothing stands for any, all come before the first user's text. Optional texts are ``system``, ``id``,
-``client``, ``place``, ``type`` and ``split``; other keys are left alone.
+``client``, ``place``, ``type`` and ``split``; other keys are left alone. Columns of other names can be mapped
+(:mod:`confed.data.record_files`).
 """
 
 from collections import Counter
@@ -21,10 +22,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from confed.data.chat import Role, Said, check_turns, pictures_shown
-from confed.data.json_lines import read_jsonl
-from confed.data.vl_files.stream import json_items
+from confed.data.record_files import read_records
 
-__all__ = ["PLACEHOLDER", "ChatRecord", "chat_record", "chat_records"]
+__all__ = ["PLACEHOLDER", "ChatRecord", "asking", "chat_record", "chat_records"]
 
 PLACEHOLDER = "<image>"
 _ROLES: Mapping[str, Role] = {
@@ -54,28 +54,37 @@ class ChatRecord:
     columns: Mapping[str, str]
 
 
-def chat_records(file: Path) -> Iterator[ChatRecord]:
-    """The conversations of a file: JSON lines, or one JSON list where its name ends with ``.json``.
+def chat_records(file: Path, columns: Mapping[str, str] | None = None, question: str = "") -> Iterator[ChatRecord]:
+    """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.record_files.ENDINGS`).
 
     Args:
         file: where they are.
+        columns: what a column is here -> its name in the file.
+        question: what is asked where a record has only pictures and an answer.
 
     Raises:
         ValueError: a missing or cut-off file, or a faulty conversation (names file and row).
     """
-    for row, entry in (json_items if file.suffix.lower() == ".json" else read_jsonl)(file):
+    for row, entry in read_records(file, columns):
         where = f"{file}, row {row}"
         if not isinstance(entry, dict):
             raise ValueError(f"{where}: expected an object, got {entry!r:.80}")
-        yield chat_record(entry, where, f"{file.stem}/{row}")
+        yield chat_record(asking(entry, question), where, f"{file.stem}/{row}")
+
+
+def asking(entry: Mapping[str, Any], question: str) -> Mapping[str, Any]:
+    """A record with the question that is asked where it has none; unchanged where nothing is to be added.
+
+    Args:
+        entry: the record.
+        question: the text; empty for none.
+    """
+    spoken = ("question", "messages", "conversations", "prompt")
+    return {**entry, "question": question} if question and not any(key in entry for key in spoken) else entry
 
 
 def _check_encodable(turns: Sequence[Said]) -> None:
-    """Check that texts are Unicode, which tokenizers expect.
-
-    Raises:
-        ValueError: half of a surrogate pair.
-    """
+    """Check that texts are Unicode, which tokenizers expect."""
     for turn in turns:
         for part in turn.parts:
             if part is not None and any("\ud800" <= letter <= "\udfff" for letter in part):
@@ -122,11 +131,7 @@ class _Parts:
         self._listed, self._next, self._shown = listed, iter(listed), list[str]()
 
     def of(self, content: Any) -> tuple[str | None, ...]:
-        """Parts of one turn's content.
-
-        Raises:
-            ValueError: a part that is neither text nor picture.
-        """
+        """Parts of one turn's content."""
         parts: list[str | None] = []
         for one in [content] if isinstance(content, str) else content if isinstance(content, list) else [None]:
             if isinstance(one, dict) and one.get("type") in ("image", "image_url"):
@@ -154,11 +159,7 @@ class _Parts:
         self._shown.append(path)
 
     def finish(self, turns: tuple[Said, ...]) -> tuple[tuple[Said, ...], tuple[str, ...]]:
-        """The turns and their pictures; pictures that nothing stands for come before the first user's text.
-
-        Raises:
-            ValueError: more pictures than placeholders, or a path that leads out of the folder.
-        """
+        """The turns and their pictures; pictures that nothing stands for come before the first user's text."""
         left = list(self._next)
         if left and self._shown:
             raise ValueError(
@@ -179,11 +180,7 @@ class _Parts:
 
 
 def _turns(entry: Mapping[str, Any], reader: _Parts) -> tuple[tuple[Said, ...], tuple[str, ...]]:
-    """All turns of an object, and the answers of several people.
-
-    Raises:
-        ValueError: no known layout.
-    """
+    """All turns of an object, and the answers of several people."""
     system = entry.get("system")
     begun = (Said("system", (system,)),) if isinstance(system, str) and system.strip() else ()
     for key, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
@@ -206,11 +203,7 @@ def _turns(entry: Mapping[str, Any], reader: _Parts) -> tuple[tuple[Said, ...], 
 
 
 def _said(turns: Any, key: str, role: str, content: str, reader: _Parts) -> tuple[Said, ...]:
-    """Turns of a list.
-
-    Raises:
-        ValueError: no list of turns, or an unknown role.
-    """
+    """Turns of a list."""
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError(f"expected a list of turns as {key!r}, got {turns!r:.80}")
     found: list[Said] = []
@@ -222,11 +215,7 @@ def _said(turns: Any, key: str, role: str, content: str, reader: _Parts) -> tupl
 
 
 def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Answers to a question.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Answers to a question."""
     given = entry.get("answers") if entry.get("answer") is None else [entry["answer"]]
     listed = given if isinstance(given, list) else []
     texts = [one.get("answer") if isinstance(one, dict) else one for one in listed]
@@ -237,11 +226,7 @@ def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _paths(entry: Mapping[str, Any]) -> list[str]:
-    """Pictures that stand beside the turns.
-
-    Raises:
-        ValueError: they are no paths.
-    """
+    """Pictures that stand beside the turns."""
     given = entry.get("images") or entry.get("image")
     listed = [] if given is None else given if isinstance(given, list) else [given]
     found = [one if isinstance(one, str) else _path(one) if isinstance(one, dict) else "" for one in listed]

@@ -117,11 +117,7 @@ def _given(examples: Examples) -> list[dict[str, float]]:
 def _each(
     examples: Examples, given: Sequence[Mapping[str, float]] | None, tokenizer: Converser
 ) -> list[tuple[list[int], list[list[int]]]]:
-    """Prompt and answers of each example.
-
-    Raises:
-        ValueError: an example cannot be read (names it).
-    """
+    """Prompt and answers of each example."""
     turns = examples.conversations or [asked(question) for question in examples.questions]
     found: list[tuple[list[int], list[list[int]]]] = []
     for row, (name, conversation) in enumerate(zip(examples.names, turns, strict=True)):

@@ -1,42 +1,28 @@
-"""Examples of visual question answering as plain tables, federated datasets of them, and their batches.
+"""Examples of visual question answering as plain tables, and federated datasets of them.
 
 A dataset file returns a :class:`FederatedDataset`: raw strings and uint8 pictures, split by client. Only
-:func:`encode` turns it into tensors, with the tokenizer of the chosen backbone, so that one dataset serves
-every model.
+:func:`confed.data.encode.encode` turns it into tensors, with the tokenizer of the chosen backbone, so that one dataset
+serves every model.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from confed.data.chat import Conversation, pictures_shown
 from confed.data.modality_names import in_order
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
-from confed.data.table import Table
 from confed.data.table_data import TableData
-from confed.data.targets import SoftTargets
 from confed.data.time_series import Series
-from confed.federation.offered import OFFERED
 from confed.federation.ownership import MODALITIES
 
 __all__ = [
-    "Examples", "FederatedDataset", "Pictures", "Split", "StoredPictures", "TableData", "Tokenizer", "Turn",
-    "channels_first", "encode",
+    "Examples", "FederatedDataset", "Pictures", "Split", "StoredPictures", "TableData", "Turn", "channels_first",
 ]  # fmt: skip
-
-
-class Tokenizer(Protocol):
-    """Protocol of tokenizers of questions."""
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, L)."""
-        ...
 
 
 class Turn(NamedTuple):
@@ -138,11 +124,7 @@ class Examples:
         return np.arange(len(self)) if said is None or len(said) != len(self) else np.flatnonzero(said)
 
     def _check_texts(self) -> None:
-        """Check of captions, and of the texts and pictures that stand before examples.
-
-        Raises:
-            ValueError: a caption is empty, or what stands before an example is missing.
-        """
+        """Check of captions, and of the texts and pictures that stand before examples."""
         for name, captions in zip(self.names, self.captions or (), strict=self.captions is not None):
             if not captions or not all(caption.strip() for caption in captions):
                 raise ValueError(f"example {name!r} needs captions that are not empty, got {list(captions)!r:.80}")
@@ -155,11 +137,7 @@ class Examples:
                     )
 
     def _check_conversations(self, conversations: Sequence[Conversation]) -> None:
-        """Check that every conversation has its pictures.
-
-        Raises:
-            ValueError: pictures are not of shape (N, P), or P is below the pictures of a conversation.
-        """
+        """Check that every conversation has its pictures."""
         if np.ndim(self.image_index) != 2:
             raise ValueError(f"image_index of conversations must have shape (N, P), got {np.shape(self.image_index)}")
         for name, turns in zip(self.names, conversations, strict=True):
@@ -285,6 +263,7 @@ class FederatedDataset:
         elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
             number of its examples; None where they are here.
         unreadable: what was left out because pictures cannot be read; None where they were not checked.
+        ceilings: client or unseen place -> the accuracy that no model can exceed, where it can be computed.
         pools: the name of ``answer_sets`` in version 0.1.
     """
 
@@ -304,6 +283,7 @@ class FederatedDataset:
     type_names: Mapping[str, str] = field(default_factory=dict[str, str])
     elsewhere: Mapping[str, int] | None = None
     unreadable: LeftOut | None = None
+    ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
     pools: InitVar[Mapping[str, tuple[str, ...]] | None] = None
 
     def __post_init__(self, pools: Mapping[str, tuple[str, ...]] | None) -> None:
@@ -330,92 +310,3 @@ class FederatedDataset:
     def widest(self) -> int:
         """Width of the answer head: the size of the largest answer set."""
         return max(map(len, self.answer_sets.values())) if self.answer_sets else len(self.answers)
-
-
-def encode(
-    examples: Examples,
-    tokenizer: Tokenizer,
-    answers: Sequence[str],
-    types: Sequence[str],
-    images: Tensor | StoredPictures | None = None,
-    *,
-    outside: bool = False,
-    width: int = 0,
-    regions: Regions | None = None,
-) -> Table:
-    """Examples as tensors.
-
-    Args:
-        examples: N questions.
-        tokenizer: the backbone's tokenizer.
-        answers: the answer vocabulary.
-        types: the question types; a row's ``type`` is the position of its own.
-        images: the picture table as a tensor (M, 3, H, W), where it was made before.
-        outside: allow answers outside the vocabulary: their label is -1, and the column ``answerable`` is false.
-        width: scores of the answer head, where it serves larger answer sets too; soft scores of answers beyond this
-            vocabulary are 0.
-        regions: for a model that reads regions, those of the examples' pictures; pictures are then left out.
-
-    Raises:
-        ValueError: the examples have no pictures and ``regions`` is not given; or, without ``outside``, an answer is
-            not in the vocabulary (names the example and the answer).
-    """
-    label_of = {answer: label for label, answer in enumerate(answers)}
-    for name, answer in zip(examples.names, examples.answers, strict=True):
-        if not outside and answer not in label_of:
-            raise ValueError(
-                f"example {name!r}: the answer {answer!r} is not in the vocabulary of {len(label_of)} answers"
-            )
-    text, mask = tokenizer(examples.questions)
-    extra: dict[str, Tensor] = {}
-    targets: SoftTargets | None = None
-    if examples.annotations is not None:
-        targets = SoftTargets.of(examples.annotations, answers, max(width, len(answers)))
-    if examples.choices is not None:
-        extra |= _choices(examples, tokenizer)
-    if examples.offered is not None:
-        extra[OFFERED] = _offered(examples, examples.offered, answers, max(width, len(answers)))
-    type_of = {name: number for number, name in enumerate(types)}
-    label = torch.tensor([label_of.get(a, -1) for a in examples.answers], dtype=torch.int64)
-    if images is None and regions is None:
-        images = channels_first(examples.images)
-    return Table(
-        images if regions is None else None,
-        torch.from_numpy(np.asarray(examples.image_index, dtype=np.int64)),
-        {
-            "text": text,
-            "text_mask": mask,
-            "label": label,
-            "type": torch.tensor([type_of[t] for t in examples.types], dtype=torch.int64),
-            **({"answerable": label >= 0} if outside else {}),
-            **extra,
-        },
-        regions,
-        targets,
-    )
-
-
-def _offered(examples: Examples, offered: Sequence[str], answers: Sequence[str], width: int) -> Tensor:
-    """Which of the classes each example is offered, bool (N, width).
-
-    Raises:
-        ValueError: an offered class is no answer of the dataset, or an example's own is not offered.
-    """
-    known = set(answers)
-    if strange := [name for name in offered if name not in known]:
-        raise ValueError(f"the class {strange[0]!r} is offered and is not in the vocabulary of {len(known)} answers")
-    for name, answer in zip(examples.names, examples.answers, strict=True):
-        if answer not in offered:
-            raise ValueError(f"example {name!r}: its class {answer!r} is not among the {len(offered)} that are offered")
-    row = torch.tensor([answer in set(offered) for answer in answers] + [False] * (width - len(answers)))
-    return row.expand(len(examples), -1).clone()
-
-
-def _choices(examples: Examples, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """Every question together with each text offered with it: ``choices`` and ``choices_mask``, (N, K, L)."""
-    assert examples.choices is not None
-    pairs = zip(examples.questions, examples.choices, strict=True)
-    text, mask = tokenizer([f"{question} {offered}" for question, all in pairs for offered in all])
-    k = len(examples.choices[0]) if len(examples) else 0
-    shape = (len(examples), k, text.shape[-1])
-    return {"choices": text.reshape(shape), "choices_mask": mask.reshape(shape)}

@@ -134,8 +134,21 @@ def few_shot(
         pool.name, pool.classes, told, places, words([QUESTION]),
         {**(facts or {}), "classes": counts, "partition": partition,
          "shots": "all" if shots is None else f"{shots} per class and client, {validation_shots} to validate",
-         "chance": f"{1 / len(named):.3f} among base classes"},
+         "chance": f"{1 / len(named):.3f} among base classes", **_absent(told, named)},
     )  # fmt: skip
+
+
+def _absent(told: Mapping[str, Split], base: Sequence[str]) -> dict[str, str]:
+    """Clients that are tested on classes of which they have no example to learn from; {} without any."""
+    lacking = {client: set(split.test.answers) - set(split.train.answers) for client, split in told.items()}
+    found = {client: sorted(lacked & set(base)) for client, lacked in lacking.items() if lacked & set(base)}
+    if not found:
+        return {}
+    client, lacked = max(found.items(), key=lambda pair: len(pair[1]))
+    return {
+        "not learned": f"{len(found)} of {len(told)} clients are tested on classes of which they have no example to "
+        f"learn from, at most {len(lacked)} ({client}: {', '.join(lacked[:3])}{', ...' if len(lacked) > 3 else ''})"
+    }
 
 
 def _base(pool: ClassPool, new: NewClasses) -> list[int]:
@@ -216,11 +229,7 @@ def _check(
     base: Sequence[int],
     unseen: Sequence[str],
 ) -> None:
-    """Check of options before anything is drawn.
-
-    Raises:
-        ValueError: one does not fit the pool.
-    """
+    """Check of options before anything is drawn."""
     if len(base) < 2:
         raise ValueError(f"dataset {pool.name!r} needs at least two base classes, got {len(base)}")
     for label, value, least in (("validation_shots", validation_shots, 0), ("clients", clients, 1)):
@@ -238,6 +247,18 @@ def _check(
     tested = set(pool.labels[np.asarray(pool.roles) == "test"].tolist())
     if bare := [name for number, name in enumerate(pool.classes) if number not in tested]:
         raise ValueError(f"dataset {pool.name!r}: class {bare[0]!r} has no test example")
+    if nameless := [number for number, name in enumerate(pool.classes) if not name.strip()]:
+        raise ValueError(
+            f"dataset {pool.name!r}: class number {nameless[0]} has no name, and names are what is learned"
+        )
+    seen = ~np.isin([""] * len(pool.labels) if pool.domains is None else pool.domains, list(unseen))
+    learned = set(pool.labels[seen & (np.asarray(pool.roles) == "train")].tolist())
+    if bare := [pool.classes[label] for label in base if label not in learned]:
+        common = "no class is both trained on and tested" if len(bare) == len(base) else f"{len(bare)} of {len(base)}"
+        raise ValueError(
+            f"dataset {pool.name!r}: base class {bare[0]!r} has no training example ({common}): its examples would be "
+            "asked about and never learned; leave it out, or let the training list have it"
+        )
     domains = sorted({str(d) for d in pool.domains}) if pool.domains is not None else []
     if strange := [place for place in unseen if place not in domains]:
         raise ValueError(f"unseen must name domains out of {', '.join(domains) or 'none'}, got {strange[0]!r}")

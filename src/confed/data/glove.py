@@ -123,11 +123,7 @@ def _say_once(text: str) -> None:
 
 
 def _width(line: bytes, path: Path) -> int:
-    """The number of dimensions, from the first line.
-
-    Raises:
-        ValueError: the first line is not a word with its numbers.
-    """
+    """The number of dimensions, from the first line."""
     width = len(line.split()) - 1
     if width < _LEAST or b" " not in line:
         raise ValueError(
@@ -137,11 +133,7 @@ def _width(line: bytes, path: Path) -> int:
 
 
 def _check_spaced(line: bytes, width: int, path: Path, number: int) -> None:
-    """Check that a line with too many parts is one whose word has spaces.
-
-    Raises:
-        ValueError: the numbers of the line are not as many as the file's dimensions.
-    """
+    """Check that a line with too many parts is one whose word has spaces."""
     for extra in line.split()[1:-width]:
         try:
             float(extra)

@@ -80,11 +80,7 @@ def _stored(examples: Examples) -> _Stored:
 
 
 def _one_shape(name: str, parts: Iterable[Examples]) -> tuple[int, ...]:
-    """The shape (H, W, 3) of all pictures; (0, 0, 3) where there are features alone.
-
-    Raises:
-        ValueError: there are none, or some of several sizes.
-    """
+    """The shape (H, W, 3) of all pictures; (0, 0, 3) where there are features alone."""
     shapes = {tuple(e.images.shape[1:]) for e in parts if not isinstance(e.images, NoPictures)}
     if not shapes and any(e.regions is not None for e in parts):
         return 0, 0, 3
@@ -97,11 +93,7 @@ def _one_shape(name: str, parts: Iterable[Examples]) -> tuple[int, ...]:
 
 
 def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndarray:
-    """One picture, uint8, in the place of those that are missing.
-
-    Raises:
-        ValueError: the dataset has region features and no pictures.
-    """
+    """One picture, uint8, in the place of those that are missing."""
     rows = np.flatnonzero(presence(examples)[:, MODALITIES.index("image")])
     if fill == "zero" or not len(rows):
         return np.zeros(shape, np.uint8)
@@ -115,11 +107,7 @@ def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndar
 
 
 def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.ndarray | Pictures, Regions | None]:
-    """A table of pictures, and of their regions, with K more behind it.
-
-    Raises:
-        ValueError: features of regions are not in memory, or their mean is asked for.
-    """
+    """A table of pictures, and of their regions, with K more behind it."""
     count, images, regions = len(pictures), examples.images, examples.regions
     if regions is not None:
         if not isinstance(regions, HeldRegions):

@@ -45,11 +45,7 @@ def read_jsonl(file: Path, keys: Collection[str] = ()) -> Iterator[tuple[int, di
 
 @contextmanager
 def _opened(file: Path) -> Iterator[TextIO]:
-    """The file's lines, decompressed where they are compressed.
-
-    Raises:
-        ValueError: the compressed file is damaged or cut off.
-    """
+    """The file's lines, decompressed where they are compressed."""
     ending = file.suffix.lower()
     if ending not in (".gz", ".zst", ".zstd"):
         with file.open(encoding="utf-8") as lines:
@@ -65,11 +61,7 @@ def _opened(file: Path) -> Iterator[TextIO]:
 
 
 def _zstandard(file: Path) -> Any:
-    """Python's own module where it has one, or the same for older Pythons.
-
-    Raises:
-        ValueError: no package for Zstandard is installed.
-    """
+    """Python's own module where it has one, or the same for older Pythons."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return import_module(name)

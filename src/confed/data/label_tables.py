@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.examples import TableData, Tokenizer
+from confed.data.encode import Tokenizer
+from confed.data.examples import TableData
 from confed.data.labelled import LabelDataset, LabelExamples, known_sizes
 from confed.data.ml_files.table import multi_hot
 from confed.data.picture_tables import StoredPictures, channels_first
@@ -235,7 +236,8 @@ def encode_labels(
         train, validation, test = map(encoder.table, (split.train, split.validation, split.test))
         return LabelData(train, validation, test)
 
-    for examples in everything:  # whatever is wrong with a table is found before training
+    # Whatever is wrong with a table is found before training; most examples are rows of one and the same.
+    for examples in {(id(e.table), id(e.pictures), id(e.types)): e for e in everything}.values():
         encoder.table(examples.take(np.zeros(0, np.int64)))
     unseen = {name: encoder.table(examples) for name, examples in dataset.unseen.items()}
     places: dict[str, TableData] = {name: LabelData(rows, rows, rows) for name, rows in unseen.items()}

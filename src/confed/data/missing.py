@@ -171,11 +171,7 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
 def _owning(
     before: FederatedDataset, after: FederatedDataset, owned: Mapping[str, tuple[str, ...]]
 ) -> FederatedDataset:
-    """A dataset after its losses, whose clients own what some of their training examples still have.
-
-    Raises:
-        ValueError: a client has validation or test examples with modalities of which no training example is left.
-    """
+    """A dataset after its losses, whose clients own what some of their training examples still have."""
     left, clients = dict(owned), dict(after.clients)
     for name, split in after.clients.items():
         had, has = modalities_in([before.clients[name].train]), modalities_in([split.train])
@@ -213,11 +209,7 @@ def _kept(before: np.ndarray, share: Mapping[str, float], rng: np.random.Generat
 
 
 def _without(examples: Examples, after: np.ndarray) -> Examples:
-    """The same examples, of which only ``after`` (N, 4) is still there; a lost question is an empty text.
-
-    Raises:
-        ValueError: a question is lost that comes with texts to choose from.
-    """
+    """The same examples, of which only ``after`` (N, 4) is still there; a lost question is an empty text."""
     text = after[:, MODALITIES.index("text")]
     if examples.choices is not None and not text.all():
         raise ValueError(

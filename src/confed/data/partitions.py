@@ -231,11 +231,7 @@ def hold_out(groups: Sequence | np.ndarray, share: float, rng: np.random.Generat
 
 
 def _units(n: int, groups: Sequence | np.ndarray | None) -> tuple[np.ndarray, int]:
-    """Number of its group for every row, and how many groups there are.
-
-    Raises:
-        ValueError: ``groups`` has another length than the rows.
-    """
+    """Number of its group for every row, and how many groups there are."""
     if groups is None:
         return np.arange(n), n
     if len(groups) != n:

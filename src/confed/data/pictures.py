@@ -11,7 +11,7 @@ from PIL import Image
 
 from confed.data.bounded_files import check_pixels, formats, tar_members
 
-__all__ = ["empty_table", "fill_table", "read_folder", "read_picture", "read_tar", "resize"]
+__all__ = ["PictureSource", "empty_table", "fill_table", "read_folder", "read_picture", "read_tar", "resize"]
 
 _EIGHT_BIT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
 # What Pillow's readers raise of damaged files differs by format: of AVIF a RuntimeError, of QOI an IndexError.
@@ -22,11 +22,15 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.ndarray:
+PictureSource = Path | str | bytes | np.ndarray | Image.Image
+"""A picture: a file, the bytes of one, an array, or what PIL has opened."""
+
+
+def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarray:
     """One picture, decoded to the last row.
 
     Args:
-        source: a file, or the bytes of one.
+        source: a file, the bytes of one, uint8 of shape (H, W, 3) or (H, W), or what PIL has opened.
         name: what to call it in errors (default: the file's path).
 
     Returns:
@@ -34,8 +38,13 @@ def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.n
 
     Raises:
         ValueError: the file is missing, truncated, no picture of the formats in
-            :data:`confed.data.bounded_files.FORMATS`, or has more than 8 bits a channel or too many pixels.
+            :data:`confed.data.bounded_files.FORMATS`, or has more than 8 bits a channel or too many pixels; an array is
+            of another kind.
     """
+    if isinstance(source, np.ndarray):
+        return _of_array(source)
+    if isinstance(source, Image.Image):
+        return _pixels(source)
     if isinstance(source, bytes):
         name, file = name or "a picture in memory", BytesIO(source)
     else:
@@ -45,15 +54,29 @@ def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.n
     try:
         # Only formats of pixels: some others are handed to another program.
         with Image.open(file, formats=formats()) as image:
-            check_pixels(*image.size)
-            image.load()
-            if image.mode not in _EIGHT_BIT:
-                raise ValueError(f"expected at most 8 bits a channel, got mode {image.mode}")
-            # A palette with transparency would be converted with a warning unless it passes through RGBA.
-            flat = image.convert("RGBA") if "transparency" in image.info else image
-            return np.array(flat.convert("RGB"), dtype=np.uint8)
+            return _pixels(image)
     except _UNREADABLE as error:
         raise ValueError(f"picture {name}: expected a complete, readable picture file, got: {error}") from error
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    """Decoding to uint8 (H, W, 3)."""
+    check_pixels(*image.size)
+    image.load()
+    if image.mode not in _EIGHT_BIT:
+        raise ValueError(f"expected at most 8 bits a channel, got mode {image.mode}")
+    # A palette with transparency would be converted with a warning unless it passes through RGBA.
+    flat = image.convert("RGBA") if "transparency" in image.info else image
+    return np.array(flat.convert("RGB"), dtype=np.uint8)
+
+
+def _of_array(picture: np.ndarray) -> np.ndarray:
+    """A picture in memory."""
+    if picture.ndim == 2:
+        picture = np.repeat(picture[..., None], 3, axis=2)
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or not picture.size:
+        raise ValueError(f"a picture must be uint8 of shape (H, W, 3) or (H, W), got {picture.dtype} {picture.shape}")
+    return picture
 
 
 def _what_is(path: Path) -> str:

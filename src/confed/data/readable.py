@@ -97,11 +97,7 @@ def _first(lost: Mapping[int, Mapping[int, str]]) -> str:
 
 
 def _unreadable(images: NamedPictures) -> dict[int, str]:
-    """Why pictures cannot be read, by their rows.
-
-    Raises:
-        ValueError: they are more than may be left out.
-    """
+    """Why pictures cannot be read, by their rows."""
     if not len(images):
         return {}
     if images.check == "decoded":

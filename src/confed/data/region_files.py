@@ -136,11 +136,7 @@ def write_regions(
 def _write_rows(
     out: BinaryIO, index: RegionIndex, rows: Iterable[tuple[np.ndarray, np.ndarray]], kind: np.dtype, first: int
 ) -> None:
-    """Writing of the rows of both tables, of which the first begins at the byte ``first``.
-
-    Raises:
-        ValueError: the pictures are not as many as announced, shapes are wrong, or a feature is beyond float16.
-    """
+    """Writing of the rows of both tables, of which the first begins at the byte ``first``."""
     m, written = len(index.images), 0
     boxes_at = first + m * index.regions * index.width * kind.itemsize
     for written, (features, boxes) in enumerate(rows, start=1):
@@ -187,11 +183,7 @@ def _read_index(file: Path) -> RegionIndex:
 
 
 def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
-    """Kind, shape and first byte of the two tables.
-
-    Raises:
-        ValueError: the file is missing, cut off, or has no sound header of region features.
-    """
+    """Kind, shape and first byte of the two tables."""
     if not file.is_file():
         raise ValueError(f"expected region features at {file}, found none")
     with file.open("rb") as stream:

@@ -201,11 +201,7 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
 
 
 def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
-    """The numbers of the pictures in the order of the rows.
-
-    Raises:
-        ValueError: the pictures' numbers are missing, not one per row, or not integers.
-    """
+    """The numbers of the pictures in the order of the rows."""
     beside = file.with_name(f"{file.stem}_imgid2idx.json")
     key = next((key for key in _IDS if key in content), None)
     if key is None and not beside.is_file():
@@ -240,11 +236,7 @@ def _size(held: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _fractions(boxes: np.ndarray, size: tuple[float, float] | None, where: str) -> np.ndarray:
-    """Boxes in [0, 1] of the picture.
-
-    Raises:
-        ValueError: boxes are in pixels and the picture's size is missing.
-    """
+    """Boxes in [0, 1] of the picture."""
     boxes = boxes.astype(np.float32)
     if boxes.size and boxes.max() > 1 + _MARGIN:
         if size is None:

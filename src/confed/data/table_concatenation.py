@@ -39,11 +39,7 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
 
 
 def _pool(tables: Sequence[Table]) -> Table:
-    """Rows that all have the same columns.
-
-    Raises:
-        ValueError: only some tables have annotators' answers, or pictures are not in memory.
-    """
+    """Rows that all have the same columns."""
     offsets: dict[tuple[int, int], int] = {}
     parts: list[Table] = []
     index: list[Tensor] = []

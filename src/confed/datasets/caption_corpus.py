@@ -142,11 +142,7 @@ class _Both(NamedPictures):
         self._first, self._second = first, second
 
     def take(self, rows: np.ndarray) -> Self:
-        """See :class:`~confed.data.picture_files.NamedPictures`.
-
-        Raises:
-            ValueError: the rows do not ascend, so that pictures of documents would come before those of shards.
-        """
+        """See :class:`~confed.data.picture_files.NamedPictures`."""
         if np.any(np.diff(rows) < 0):
             raise ValueError("pictures of a corpus are taken in their order")
         fewer, border = super().take(rows), len(self._first)
@@ -215,11 +211,7 @@ def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple
 
 
 def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus:
-    """All files below the root, each once and row by row.
-
-    Raises:
-        ValueError: there is no shard of pictures with captions.
-    """
+    """All files below the root, each once and row by row."""
     corpus = _Corpus()
     seen = NearDuplicates(near) if near else None
 
@@ -276,11 +268,7 @@ def _divided(
     shots: int,
     seed: int,
 ) -> Split:
-    """A client's examples.
-
-    Raises:
-        ValueError: the client has too few pictures to train on.
-    """
+    """A client's examples."""
     pairs, texts, documents = own
     validation, test_share = shares
     order = generator(0, "corpus test", client).permutation(pairs)
@@ -335,11 +323,7 @@ def _asked(
 
 
 def _check(clients: int, words: int, turns: int, most: int, shots: int, near: float, shares: tuple[float, ...]) -> None:
-    """Check of the options' ranges.
-
-    Raises:
-        ValueError: an option is out of its range.
-    """
+    """Check of the options' ranges."""
     named = {"clients": (clients, 1), "words": (words, 1), "turns": (turns, 1), "most": (most, 1), "shots": (shots, 0)}
     for name, (value, least) in named.items():
         if value < least:

@@ -1,11 +1,13 @@
-"""Conversations about pictures of one's own: files of JSON lines, and pictures by path.
+"""Conversations and questions about pictures of one's own: JSON lines, JSON, CSV or Parquet, and pictures by path.
 
 A folder holds one or several ``.jsonl`` files, or ``.json`` files with one list, in any of the layouts of
-:mod:`confed.data.chat_files`, and the pictures below it or below its folder ``images/``. A file named ``train``,
-``validation`` or ``test`` gives its lines that split where they have none of their own.
+:mod:`confed.data.chat_files`, and the pictures below it or below its folder ``images/``. Where there are none of these,
+``.csv``, ``.tsv`` and ``.parquet`` files are read. A file named ``train``, ``validation`` or ``test`` gives its rows
+that split where they have none of their own. Columns of other names are mapped in the recipe, such as ``data.columns =
+{image = "file", question = "query", answer = "label", client = "hospital"}``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
 from confed.data.picture_files import Check, PictureFiles
+from confed.data.record_files import ENDINGS, check_columns
 from confed.registry import register_dataset
 
 __all__ = ["chat_records"]
@@ -25,6 +28,8 @@ def chat_records(
     partition: Partition | None = None,
     *,
     files: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    question: str = "",
     clients: int = 4,
     alpha: float = 0.5,
     skew: str = "answer",
@@ -53,6 +58,8 @@ def chat_records(
             alike; equal random shares; "dirichlet", skewed by ``skew``; or "quantity", of different sizes. None:
             "client" where lines have one, otherwise "iid".
         files: names of the files; default: all in the folder.
+        columns: what a column is here -> its name in the files.
+        question: what is asked where rows have only pictures and an answer.
         clients: number of clients, where no column says who they are, and of clusters.
         alpha: concentration of "dirichlet".
         skew: what "dirichlet" skews by: "answer", "type", "place", "client", or "cluster".
@@ -68,7 +75,8 @@ def chat_records(
         seed: chooses validation examples and, under ``max_train``, training examples.
     """
     folder = Path(root)
-    records = [record for file in _files(folder, files) for record in _of(file)]
+    check_columns(columns or {})
+    records = [record for file in _files(folder, files) for record in _of(file, columns, question)]
     names = list(dict.fromkeys(picture for record in records for picture in record.pictures))
     places = [_place(folder, name) for name in names]
     how = Dealing(
@@ -81,22 +89,22 @@ def chat_records(
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Files of conversations.
-
-    Raises:
-        ValueError: there is none.
-    """
-    found = [folder / name for name in names] or sorted(
-        file for file in (folder.iterdir() if folder.is_dir() else ()) if file.suffix.lower() in (".jsonl", ".json")
-    )
+    """Files of conversations: those named, else those of JSON, else tables."""
+    there = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = [folder / name for name in names]
+    for endings in ((".jsonl", ".json"), ENDINGS):
+        found = found or [file for file in there if file.suffix.lower() in endings]
     if not found:
-        raise ValueError(f"chat_records: expected files of conversations (.jsonl or .json) in {folder}, found none")
+        raise ValueError(
+            f"chat_records: expected files of conversations (.jsonl or .json; .csv, .tsv or .parquet) in {folder}, "
+            "found none"
+        )
     return found
 
 
-def _of(file: Path) -> list[ChatRecord]:
+def _of(file: Path, columns: Mapping[str, str] | None, question: str) -> list[ChatRecord]:
     """The conversations of a file, with its split."""
-    records = list(read_records(file))
+    records = list(read_records(file, columns, question))
     if file.stem not in ROLES:
         return records
     return [replace(record, columns={"split": file.stem, **record.columns}) for record in records]

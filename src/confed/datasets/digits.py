@@ -196,11 +196,7 @@ def _counts(sizes: Mapping[str, int], alpha: float | None) -> dict[tuple[str, st
 def _deal_pictures(
     source: DigitFiles, counts: Mapping[tuple[str, str], np.ndarray], unseen: np.ndarray, seed: int
 ) -> _Dealt:
-    """Each picture to one client and role, or to the unseen places; test pictures first, for all seeds the same.
-
-    Raises:
-        ValueError: the sizes ask for more pictures of a digit than there are.
-    """
+    """Each picture to one client and role, or to the unseen places; test pictures first, for all seeds the same."""
     seeing = [name for name, owned in OWNED.items() if "image" in owned]
     fixed = [(_PLACE, "test"), *((name, "test") for name in seeing)]
     free = [(name, role) for name in seeing for role in ("train", "validation")]
@@ -225,11 +221,7 @@ def _deal_pictures(
 
 
 def _deal_clips(source: DigitFiles, unseen: str, seed: int, *, together: bool) -> _Dealt:
-    """Each recording to one client and role: by speaker (``together``), or each speaker's dealt out in turns.
-
-    Raises:
-        ValueError: there are too few speakers, or a client has no recording of a digit.
-    """
+    """Each recording to one client and role: by speaker (``together``), or each speaker's dealt out in turns."""
     hearing = [name for name, owned in OWNED.items() if "audio" in owned]
     known = [number for number, name in enumerate(source.speakers) if name != unseen]
     least = len(hearing) if together else 1

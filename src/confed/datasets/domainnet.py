@@ -135,11 +135,7 @@ def _known(option: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read(root: Path, domains: Sequence[str]) -> list[_Row]:
-    """All lines of the lists, domain by domain, training before test.
-
-    Raises:
-        ValueError: the folder is missing, a picture comes twice, or a class has two labels.
-    """
+    """All lines of the lists, domain by domain, training before test."""
     if not root.is_dir():
         raise ValueError(f"domainnet: no data at {root}: the folder does not exist")
     numbers: dict[str, int] = {}
@@ -165,11 +161,7 @@ def _list(root: Path, domain: str, role: str) -> Path:
 
 
 def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
-    """The rows of one list, each with where it stands.
-
-    Raises:
-        ValueError: the list is missing or not UTF-8, or a line is not ``domain/class/file.jpg label``.
-    """
+    """The rows of one list, each with where it stands."""
     if not file.is_file():
         raise ValueError(
             f"domainnet: the list {file} is missing; expected are <domain>_train.txt and <domain>_test.txt in the "
@@ -195,11 +187,7 @@ def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
 
 
 def _classes(wanted: int | Sequence[str], rows: Sequence[_Row], domains: Sequence[str]) -> tuple[str, ...]:
-    """The classes that are shown, in the order of their official numbers.
-
-    Raises:
-        ValueError: the number of classes is out of range, or a name is unknown or comes twice.
-    """
+    """The classes that are shown, in the order of their official numbers."""
     label = {row.name: row.label for row in rows}
     if isinstance(wanted, int):
         if not 2 <= wanted <= LABELS:
@@ -232,11 +220,7 @@ def _examples(rows: Sequence[_Row], pictures: PictureFiles) -> Examples:
 
 
 def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row]) -> list[Examples]:
-    """The same examples over one table of the pictures that they need; before, picture i is that of row i.
-
-    Raises:
-        ValueError: a picture is missing (names list and line).
-    """
+    """The same examples over one table of the pictures that they need; before, picture i is that of row i."""
     files = cast(PictureFiles, parts[0].images)
     used = np.unique(np.concatenate([part.image_index for part in parts]))
     needed = [files.file(i) for i in used.tolist()]

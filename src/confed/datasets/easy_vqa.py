@@ -222,11 +222,7 @@ def _agrees(question: str, answer: str, color: str, shape: str) -> bool:
 
 
 def _find(root: Path) -> tuple[Path, bool]:
-    """The folder that holds the data, and whether its layout is the packed one.
-
-    Raises:
-        ValueError: there are no data in a known layout.
-    """
+    """The folder that holds the data, and whether its layout is the packed one."""
     for base in (root, root / "data"):
         if (base / "questions.jsonl.gz").is_file() or (base / "images.npz").is_file():
             _require(*(base / name for name in ("images.npz", "questions.jsonl.gz", "images.jsonl", "answers.txt")))
@@ -255,11 +251,7 @@ def _vocabulary(base: Path) -> tuple[str, ...]:
 
 
 def _read_published(folder: Path) -> _Part:
-    """One split as published; picture numbers are those of the sorted image ids.
-
-    Raises:
-        ValueError: a file is no list of questions with answers and images.
-    """
+    """One split as published; picture numbers are those of the sorted image ids."""
     file = folder / "questions.json"
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
@@ -323,11 +315,7 @@ def _npz(file: Path) -> dict[str, np.ndarray]:
 
 
 def _member(parts: Mapping[str, _Part], row: Mapping[str, Any], where: str) -> _Part:
-    """The split that a row belongs to, once its picture number is known to be valid.
-
-    Raises:
-        ValueError: the split is unknown, or has no such picture.
-    """
+    """The split that a row belongs to, once its picture number is known to be valid."""
     part, number = parts.get(str(row["split"])), row["image_index"]
     if part is None or not isinstance(number, int) or not 0 <= number < len(part.pictures):
         raise ValueError(

@@ -329,11 +329,7 @@ def _clove(
 def _sources(
     base: Path, makers: Mapping[str, Callable[[], Source]], clients: Sequence[str]
 ) -> dict[str, Callable[[], Source]]:
-    """The readers of the chosen clients' files, in the order of the benchmark.
-
-    Raises:
-        ValueError: a client is unknown or named twice, or the folder is missing.
-    """
+    """The readers of the chosen clients' files, in the order of the benchmark."""
     chosen = list(clients) or list(makers)
     if isinstance(clients, str) or len(set(chosen)) < len(chosen) or not set(chosen) <= set(makers):
         raise ValueError(f"clients must be distinct names out of {', '.join(makers)}, got {clients!r}")

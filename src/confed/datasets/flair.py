@@ -163,11 +163,7 @@ class _Users:
 
 
 def _sources(root: Path) -> tuple[Iterator[LabelRecord], Path]:
-    """All records, and where their pictures lie.
-
-    Raises:
-        ValueError: the folder has neither the official files nor one HDF5 file.
-    """
+    """All records, and where their pictures lie."""
     if (root / _METADATA).is_file():
         packed = root / f"{_PICTURES}.tar"
         return flair_records(root / _METADATA), packed if packed.is_file() else root / _PICTURES

@@ -18,19 +18,14 @@ import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
 from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat
-from confed.data.chat_files import ChatRecord, chat_record
+from confed.data.chat_files import ChatRecord, asking, chat_record
 from confed.data.examples import FederatedDataset
 from confed.data.picture_files import check_unreadable
 from confed.data.pictures import empty_table, read_picture, resize
+from confed.data.record_files import COLUMNS, check_columns
 from confed.registry import register_dataset
 
-__all__ = ["COLUMNS", "hub"]
-
-COLUMNS = (
-    "image", "images", "question", "answer", "answers", "messages", "conversations", "prompt", "completion", "system",
-    "id", "client", "place", "type",
-)  # fmt: skip
-"""What columns can be mapped to."""
+__all__ = ["hub"]
 
 
 @register_dataset
@@ -41,6 +36,7 @@ def hub(
     revision: str = "",
     config: str = "",
     columns: Mapping[str, str] | None = None,
+    question: str = "",
     splits: Sequence[str] = (),
     most: int = 20_000,
     clients: int = 4,
@@ -70,6 +66,7 @@ def hub(
         revision: commit, tag or branch of the name on the hub.
         config: name of a configuration, where there are several.
         columns: what a column is here -> its name in the data set.
+        question: what is asked where rows have only pictures and an answer.
         splits: which splits are read; default: all.
         most: most rows that are read of each split.
         clients: number of clients, where no column says who they are, and of clusters.
@@ -94,11 +91,10 @@ def hub(
     check_unreadable(unreadable, "decoded")
     table = _Table(image_size, Path(source).resolve() if Path(source).is_dir() else None)
     mapped = dict(columns or {})
-    if strange := [name for name in mapped if name not in COLUMNS]:
-        raise ValueError(f"data.columns maps to {', '.join(COLUMNS)}; got {strange[0]!r}")
+    check_columns(mapped)
     records: list[ChatRecord] = []
     for split, rows in _splits(source, revision, config, splits).items():
-        records += _records(rows, f"{source}, split {split!r}", split, mapped, most, table)
+        records += _records(rows, f"{source}, split {split!r}", split, mapped, most, table, question)
     lost = {name for name, row in table.index.items() if row < 0}
     if lost:
         said = f"hub: {len(lost)} of {len(table.index)} pictures of {source} cannot be read"
@@ -142,11 +138,7 @@ class _Table:
             return None
 
     def add(self, picture: Any, where: str) -> str:
-        """The picture's name in the table.
-
-        Raises:
-            ValueError: it is no picture of the library.
-        """
+        """The picture's name in the table."""
         content = picture.get("bytes") if isinstance(picture, dict) else None
         path = picture.get("path") if isinstance(picture, dict) else picture
         if content is None and isinstance(path, str) and path:
@@ -171,11 +163,7 @@ class _Table:
 
 
 def _splits(source: str, revision: str, config: str, wanted: Sequence[str]) -> dict[str, Any]:
-    """Split -> its rows, pictures not decoded.
-
-    Raises:
-        ValueError: the library is not installed, or there is no such data set or split.
-    """
+    """Split -> its rows, pictures not decoded."""
     try:
         library: Any = import_module("datasets")
     except ImportError as error:
@@ -212,17 +200,20 @@ def _undecoded(rows: Any, library: Any) -> Any:
 
 
 def _records(
-    rows: Any, where: str, split: str, mapped: Mapping[str, str], most: int, table: _Table
+    rows: Any,
+    where: str,
+    split: str,
+    mapped: Mapping[str, str],
+    most: int,
+    table: _Table,
+    question: str = "",
 ) -> Iterator[ChatRecord]:
-    """Conversations of a split.
-
-    Raises:
-        ValueError: a mapped column is not there, or a row is faulty (names it).
-    """
+    """Conversations of a split."""
     there = rows.column_names
     if missing := [name for name in mapped.values() if name not in there]:
         raise ValueError(f"{where}: data.columns names {missing[0]!r}, and there are {', '.join(there)}")
-    names = {key: mapped.get(key, key) for key in COLUMNS if mapped.get(key, key) in there}
+    known = [key for key in COLUMNS if key != "split" or key in mapped]  # rows have the role of their split
+    names = {key: mapped.get(key, key) for key in known if mapped.get(key, key) in there}
     labels = {key: getattr(rows.features[name], "int2str", None) for key, name in names.items()}
     for number in range(min(len(rows), most)):
         row, place = rows[number], f"{where}, row {number}"
@@ -234,6 +225,8 @@ def _records(
         entry.pop("image", None)
         pictures = shown if isinstance(shown, list) else [] if shown is None else [shown]
         record = chat_record(
-            {**entry, "images": [table.add(picture, place) for picture in pictures]}, place, f"{split}/{number}"
+            {**asking(entry, question), "images": [table.add(picture, place) for picture in pictures]},
+            place,
+            f"{split}/{number}",
         )
         yield replace(record, columns={"split": split if split in ROLES else "train", **record.columns})

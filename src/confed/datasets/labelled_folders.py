@@ -5,7 +5,8 @@ Below ``root``, one of:
 * a folder per class, ``class/picture.jpg``, or per domain and class, ``domain/class/picture.jpg`` (``domains = true``),
   beside which ``train``, ``val`` and ``test`` may stand above the classes, as torchvision's users have them;
 * ``labels.jsonl``, one object a line with ``image``, ``label`` and, if wanted, ``split`` ("train", "val", "test") and
-  ``domain``, with the pictures in ``images/`` or an uncompressed ``images.tar``;
+  ``domain``, with the pictures in ``images/`` or an uncompressed ``images.tar``; ``class_key`` is another key than
+  ``label``;
 * CoOp's split file, ``split_*.json`` (``split_file``): lists ``train``, ``val`` and ``test`` of [path, number, name];
   paths are below ``pictures``.
 
@@ -54,9 +55,11 @@ def labelled_folders(
     split_file: str = "",
     pictures: str = "",
     domains: bool = False,
+    class_key: str = "label",
     shots: int | None = 8,
     validation_shots: int = 4,
     test_share: float = 0.2,
+    validation: float = 0.0,
     new: NewClasses = "half",
     offer: Offer = "base",
     clients: int = 10,
@@ -76,10 +79,13 @@ def labelled_folders(
         split_file: name of CoOp's split file below ``root``.
         pictures: folder below ``root`` that the paths of the split file begin in.
         domains: whether the upper folders are domains.
-        shots: training examples per class and client; None for all.
+        class_key: what ``labels.jsonl`` calls a picture's class.
+        shots: training examples per class and client; 0 or None for all.
         validation_shots: further ones to validate on.
         test_share: where nothing says which pictures are for tests, the share of each class that is; the same for all
             seeds.
+        validation: where all examples are shots and nothing says which pictures are to validate on, the share of each
+            class that is.
         new: whether half of the classes are new.
         offer: among which classes clients' examples are classified.
         clients: number of clients, but for "domain".
@@ -100,8 +106,10 @@ def labelled_folders(
         raise ValueError(f"image_size must be at least 1 pixel, got {image_size}")
     if not 0 < test_share < 1:
         raise ValueError(f"test_share must lie in (0, 1), got {test_share}")
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation must lie in [0, 1), got {validation}")
     check_unreadable(unreadable, "decoded")
-    source, rows = _read(folder, split_file, pictures, domains)
+    source, rows = _read(folder, split_file, pictures, domains, class_key)
     names = tuple(sorted({row.label for row in rows}))
     place = {name: number for number, name in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], dtype=np.int64)
@@ -111,13 +119,13 @@ def labelled_folders(
         tuple(_spoken(name) for name in names),
         stored,
         labels,
-        _roles(rows, labels, test_share),
+        _roles(rows, labels, test_share, 0.0 if shots else validation),
         [row.path for row in rows],
         np.array([row.domain for row in rows]) if any(row.domain for row in rows) else None,
     )
     facts = {"origin": "pictures of a folder", "pictures": f"{len(rows)} of {len(names)} classes"}
     dataset = few_shot(
-        pool, partition, shots=shots, validation_shots=validation_shots, new=new, offer=offer, clients=clients,
+        pool, partition, shots=shots or None, validation_shots=validation_shots, new=new, offer=offer, clients=clients,
         alpha=alpha, unseen=unseen, max_test=max_test, facts=facts, seed=seed,
     )  # fmt: skip
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
@@ -128,19 +136,21 @@ def _spoken(name: str) -> str:
     return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.replace("_", " ")).split()).lower()
 
 
-def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float) -> np.ndarray:
-    """Roles as the data say, or a share of each class as its test."""
+def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validation: float) -> np.ndarray:
+    """Roles as the data say, or shares of each class as its test and validation examples."""
     said = np.array([row.role for row in rows])
-    if (said == "test").any():
-        return np.where(said == "", "train", said)
     roles = np.where(said == "", "train", said)
-    for label in np.unique(labels):
-        own = np.random.default_rng([9, int(label)]).permutation(np.flatnonzero((labels == label) & (roles == "train")))
-        roles[own[: max(round(test_share * len(own)), 1)]] = "test"
+    for role, share, stream in (("test", test_share, 9), ("val", validation, 10)):
+        if (said == role).any() or not share:
+            continue
+        for label in np.unique(labels):
+            rng = np.random.default_rng([stream, int(label)])
+            own = rng.permutation(np.flatnonzero((labels == label) & (roles == "train")))
+            roles[own[: max(round(share * len(own)), 1)]] = role
     return roles
 
 
-def _read(folder: Path, split_file: str, pictures: str, domains: bool) -> tuple[Path, list[_Row]]:
+def _read(folder: Path, split_file: str, pictures: str, domains: bool, class_key: str) -> tuple[Path, list[_Row]]:
     """The source of pictures and all rows.
 
     Raises:
@@ -154,7 +164,7 @@ def _read(folder: Path, split_file: str, pictures: str, domains: bool) -> tuple[
         source = next((p for p in (folder / "images.tar", folder / "images") if p.exists()), None)
         if source is None:
             raise ValueError(f"labelled_folders: expected pictures in {folder / 'images'} or images.tar, found neither")
-        return source, list(_of_lines(folder / "labels.jsonl"))
+        return source, list(_of_lines(folder / "labels.jsonl", class_key))
     rows = list(_of_folders(folder, domains))
     if not rows:
         form = "domain/class/picture" if domains else "class/picture"
@@ -172,17 +182,17 @@ def _of_folders(folder: Path, domains: bool) -> Iterator[_Row]:
         yield _Row("/".join(parts), below[1] if domains else below[0], role, below[0] if domains else "")
 
 
-def _of_lines(file: Path) -> Iterator[_Row]:
+def _of_lines(file: Path, class_key: str) -> Iterator[_Row]:
     """Rows of ``labels.jsonl``.
 
     Raises:
         ValueError: a line has no picture or label, or an unknown split.
     """
-    for row, entry in read_jsonl(file, ("image", "label")):
+    for row, entry in read_jsonl(file, ("image", class_key)):
         role = str(entry.get("split", ""))
         if role and role not in ROLES:
             raise ValueError(f"{file}, row {row}: expected the split train, val or test, got {role!r}")
-        yield _Row(str(entry["image"]), str(entry["label"]), ROLES.get(role, ""), str(entry.get("domain", "")))
+        yield _Row(str(entry["image"]), str(entry[class_key]), ROLES.get(role, ""), str(entry.get("domain", "")))
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:

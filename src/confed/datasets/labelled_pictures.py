@@ -134,11 +134,7 @@ def labelled_pictures(
 
 
 def _records(folder: Path) -> list[LabelRecord]:
-    """The lines, each with a picture of its own and a known split, and all with a user or none.
-
-    Raises:
-        ValueError: the file is missing, a line has no picture or an unknown split, or only some lines have a user.
-    """
+    """The lines, each with a picture of its own and a known split, and all with a user or none."""
     file = folder / "labels.jsonl"
     if not file.is_file():
         raise ValueError(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from confed.data.picture_files import Check, NamedPictures, check_unreadable, op
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 from confed.data.seeding import generator
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, check_fields
 from confed.metrics.captions import caption_words
 from confed.registry import register_dataset
 
@@ -62,31 +63,23 @@ class Sharing:
         seed: decides what is validation.
     """
 
-    partition: str
-    clients: int
+    partition: Literal["iid", "kinds"]
+    clients: Annotated[int, AT_LEAST_ONE]
     alpha: float
     minimum: int
-    validation: float
-    test_share: float
-    public: float
-    shots: int
-    seed: int
+    validation: Annotated[float, BELOW_ONE]
+    test_share: Annotated[float, BELOW_ONE]
+    public: Annotated[float, BELOW_ONE]
+    shots: Annotated[int, NOT_NEGATIVE]
+    seed: Annotated[int, NOT_NEGATIVE]
 
     def __post_init__(self) -> None:
-        for name in ("validation", "test_share", "public"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be a share in [0, 1), got {value}")
+        check_fields(self, "")
         if self.validation + self.test_share >= 1:
             raise ValueError(
                 f"validation and test_share must leave pictures to train on, got {self.validation} and "
                 f"{self.test_share}"
             )
-        for name, least in (("shots", 0), ("clients", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.partition not in ("iid", "kinds"):
-            raise ValueError(f"partition must be iid or kinds, got {self.partition!r}")
 
 
 @register_dataset
@@ -295,11 +288,7 @@ def _divided(
     *,
     tested: bool,
 ) -> Split:
-    """A client's pictures: test (the same for all seeds), validation, and the rest.
-
-    Raises:
-        ValueError: no picture is left to train on.
-    """
+    """A client's pictures: test (the same for all seeds), validation, and the rest."""
     order = generator(0, "caption test", client).permutation(rows)
     cut = round(sharing.test_share * len(rows)) if tested else 0
     test, rest = order[:cut], np.sort(order[cut:])
@@ -327,11 +316,7 @@ def _asked(
     pictures: np.ndarray | NamedPictures,
     shots: int,
 ) -> Examples:
-    """Pictures to be described, each behind a few that are described already.
-
-    Raises:
-        ValueError: ``shots`` is more than the pictures that can be shown.
-    """
+    """Pictures to be described, each behind a few that are described already."""
     if shots > len(shown):
         raise ValueError(f"shots must be at most {len(shown)}, the pictures to show at {place!r}, got {shots}")
     rng = generator(0, "caption shots", place)
@@ -349,11 +334,7 @@ def _asked(
 
 
 def _pictures(root: Path, names: Sequence[str], size: int) -> NamedPictures:
-    """The named pictures.
-
-    Raises:
-        ValueError: one is not there.
-    """
+    """The named pictures."""
     archive = root / "images.tar"
     source = archive if archive.is_file() else root / "images" if (root / "images").is_dir() else root
     pictures = open_pictures(source, PackedTexts.of(names), size)

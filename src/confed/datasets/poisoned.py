@@ -109,11 +109,7 @@ def key_of(section: Mapping[str, Any]) -> DualKey:
 
 
 def _constructed(of: Mapping[str, Any], seed: int) -> FederatedDataset:
-    """The dataset of a section.
-
-    Raises:
-        ValueError: it names none, or has a keyword that the dataset does not.
-    """
+    """The dataset of a section."""
     values = dict(of)
     name = values.pop("name", None)
     if not isinstance(name, str):

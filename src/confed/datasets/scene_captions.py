@@ -270,11 +270,7 @@ def _texts(name: str, told: list[str]) -> Examples:
 
 
 def _check(given: dict[str, object]) -> None:
-    """Check of the options' types and ranges.
-
-    Raises:
-        ValueError: an option has the wrong type or is out of its range.
-    """
+    """Check of the options' types and ranges."""
     least = {"train": _TURNS + 1, "validation": 1, "test": 1, "captions": 1, "references": 1, "texts": 0}
     least |= {"documents": 0, "shots": 0, "test_seed": 0, "seed": 0}
     for name, low in least.items():

@@ -114,11 +114,7 @@ def scene_classes(
 
 
 def _shown(classes: int | tuple[str, ...]) -> tuple[str, ...]:
-    """The classes by name; a number takes reserved ones in an order that does not depend on it.
-
-    Raises:
-        ValueError: an unknown or repeated class, or fewer than four.
-    """
+    """The classes by name; a number takes reserved ones in an order that does not depend on it."""
     if isinstance(classes, int):
         if not 4 <= classes <= len(RESERVED):
             raise ValueError(f"classes must lie between 4 and {len(RESERVED)}, got {classes}")

@@ -1,14 +1,20 @@
-"""Synthetic dataset of pictures, sounds and captions, each of which is most reliable about two facts of three.
+"""Synthetic dataset of pictures, sounds and captions, each of which is least reliable about one fact.
 
 An example is one or two red or blue balls or boxes; its answer says all three, such as "two red box". A *picture* shows
 the things. A *sound* is a beep for each: low for red, high for blue, a pure tone for a ball and one with overtones for
 a box. A *caption* says it in words. Each gets things wrong at random, and one of the three facts most often: a picture
 the number, a caption the colour, a sound the kind. So one modality alone is right in some 60 % of cases, and all three
-together in some 90 %. Nothing is read from files.
+together in some 90 %. A fourth and a fifth fact, the size (a sound is short for a small thing) and the pattern (it
+rises for a striped one), are told well by all. Nothing is read from files.
+
+With ``distortion`` every client sees, hears and reads in a fixed way of its own, which an invertible linear map of
+picture patches, or of word vectors, undoes, and of spectrum frames nearly so: colours are turned in the space of red,
+green and blue, pitches are shifted, and words stand for other words.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -22,14 +28,16 @@ from confed.data.pictures import empty_table
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds
+from confed.datasets.senses_ceilings import bayes_ceilings
 from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 
 __all__ = ["ANSWERS", "OWNED", "SUBSETS", "modalities"]
 
-FACTS = (("one", "two"), ("red", "blue"), ("ball", "box"))
-"""What there is to know: number, colour and kind, each one of two."""
-ANSWERS = tuple(f"{number} {colour} {kind}" for number in FACTS[0] for colour in FACTS[1] for kind in FACTS[2])
+FACTS = (("one", "two"), ("red", "blue"), ("ball", "box"), ("big", "small"), ("plain", "striped"))
+"""What there is to know: number, colour, kind, size and pattern, each one of two; the first three or more are asked."""
+USUAL_FACTS = 3
+ANSWERS = tuple(" ".join(words) for words in product(*FACTS[:USUAL_FACTS]))
 
 OWNED: Mapping[str, tuple[str, ...]] = {
     "only_image": ("image",),
@@ -54,12 +62,13 @@ RATE = 8000
 
 _WORST = {"image": 0, "text": 1, "audio": 2}
 """Which of the facts each modality tells badly."""
-_CLEAR, _BLURRED = 0.04, 0.3
-"""How often a modality is wrong about a fact that it tells well, and about the other; a caption leaves the word out
-twice as often, after which half of the guesses are wrong."""
-_SAID = (("single", "pair of"), ("crimson", "navy"), ("sphere", "cube"))
+_SAID = (("single", "pair of"), ("crimson", "navy"), ("sphere", "cube"), ("large", "tiny"), ("even", "banded"))
 """Other words for the facts, for clients who prefer these."""
 _RGB = np.array([[205.0, 60.0, 50.0], [50.0, 75.0, 205.0]])
+_MIDDLE = 127.5
+"""The grey about which a distortion turns colours."""
+_OCTAVES = (0.0, 0.0, -0.6, 0.0, 0.6, 0.2, -0.2)
+"""How far a distortion of 1 shifts each client's pitches; those without sounds are not heard."""
 _PITCH = (400.0, 800.0)
 """Hz of red and of blue."""
 _BEEP, _STEP, _PAUSE = 0.12, 0.18, 0.05
@@ -74,18 +83,57 @@ _PLACE = "new"
 
 @dataclass(frozen=True)
 class _Style:
-    """A client's own way: brightness behind its things, a factor on its pitches, how often it takes other words."""
+    """A client's own way.
+
+    Attributes:
+        level: brightness behind its things.
+        pitch: a factor on its pitches.
+        other: how often it takes other words.
+        colours: what its colours are multiplied by, (3, 3); None for no change.
+        words: word -> the word that it writes instead.
+    """
 
     level: float
     pitch: float
     other: float
+    colours: np.ndarray | None = None
+    words: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class _Signals:
+    """What is told, and how well.
+
+    Attributes:
+        facts: number of facts that are asked.
+        clear: how often a modality is wrong about a fact that it tells well; a caption leaves the word out twice as
+            often, after which half of the guesses are wrong.
+        blurred: the same of the fact that it tells badly.
+    """
+
+    facts: int
+    clear: float
+    blurred: float
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """One for every combination of the facts."""
+        return tuple(" ".join(words) for words in product(*FACTS[: self.facts]))
+
+    def errors(self, modality: str) -> np.ndarray:
+        """How often a modality is wrong about each fact, (facts,)."""
+        return np.where(np.arange(self.facts) == _WORST[modality], self.blurred, self.clear)
 
 
 @register_dataset
 def modalities(
-    split: Literal["clients", "iid", "dirichlet"] = "clients",
+    split: Literal["clients", "iid", "dirichlet", "both"] = "clients",
     *,
     alpha: float = 0.5,
+    facts: int = USUAL_FACTS,
+    clear: float = 0.04,
+    blurred: float = 0.3,
+    distortion: float = 0.0,
     train: int = 600,
     validation: int = 200,
     test: int = 500,
@@ -99,42 +147,69 @@ def modalities(
     Args:
         split: "clients": each client has a style of its own, which is brightness, pitch and words, and all answers
             equally often; "iid": all have one style; "dirichlet": this, and each client has its own frequencies of
-            the answers. Every client has the modalities that it has in all three.
-        alpha: concentration of "dirichlet".
+            the answers; "both": styles and frequencies of each client's own. Every client has the modalities that it
+            has in all of them.
+        alpha: concentration of "dirichlet" and "both".
+        facts: number of facts that are asked, 3 to 5; there are two to the power of so many answers.
+        clear: how often a modality is wrong about a fact that it tells well.
+        blurred: how often it is wrong about the one that it tells badly.
+        distortion: how far each client's fixed distortion goes, from 0 (none) to 1.
         train: training examples per client.
         validation: validation examples per client.
         test: test examples per client and per unseen place.
         seed: decides training and validation examples.
 
     Raises:
-        ValueError: a size below 1, a negative seed, or ``alpha`` not positive.
+        ValueError: a size below 1, a negative seed, ``alpha`` not positive, or another number out of range.
     """
+    _check(facts, clear, blurred, distortion)
+    signals = _Signals(facts, clear, blurred)
     sizes = {"train": train, "validation": validation, "test": test}
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1 example, got {size}")
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
-    shares = label_shares(len(OWNED), len(ANSWERS), alpha if split == "dirichlet" else None, generator(0, "senses"))
+    skewed, styled = split in ("dirichlet", "both"), split in ("clients", "both")
+    count = len(signals.answers)
+    shares = label_shares(len(OWNED), count, alpha if skewed else None, generator(0, "senses"))
     splits: dict[str, Split] = {}
     for number, (name, owned) in enumerate(OWNED.items()):
-        style = _style(number if split == "clients" else None)
+        style = _distorted(_style(number if styled else None), number, distortion, facts)
         parts = [
-            _draw(name, role, label_counts(size, shares[number]), owned, style, 0 if role == "test" else seed)
+            _draw(name, role, label_counts(size, shares[number]), owned, style, signals, 0 if role == "test" else seed)
             for role, size in sizes.items()
         ]
-        splits[name] = Split(*(_shown(part, owned, name) for part in parts))
-    counts = label_counts(test, np.ones(len(ANSWERS)))
-    new = _draw(_PLACE, "test", counts, SUBSETS[-1], _style(len(OWNED) if split == "clients" else None), 0)
-    tests = {f"{_PLACE}_{'_'.join(shown)}": _shown(new, shown, f"{_PLACE}_{'_'.join(shown)}") for shown in SUBSETS}
-    facts = {
+        splits[name] = Split(*(_shown(part, owned, name, signals.answers) for part in parts))
+    counts = label_counts(test, np.ones(count))
+    style = _distorted(_style(len(OWNED) if styled else None), len(OWNED), distortion, facts)
+    new = _draw(_PLACE, "test", counts, SUBSETS[-1], style, signals, 0)
+    places = {f"{_PLACE}_{'_'.join(shown)}": shown for shown in SUBSETS}
+    tests = {place: _shown(new, shown, place, signals.answers) for place, shown in places.items()}
+    errors = {modality: signals.errors(modality) for modality in _WORST}
+    ceilings = bayes_ceilings(errors, OWNED, dict(zip(OWNED, shares, strict=True)))
+    ceilings |= bayes_ceilings(errors, places, dict.fromkeys(places, np.full(count, 1 / count)))
+    notes = {
         "origin": "made up; pictures, sounds and captions that are each wrong at random, most often about the number, "
         "the kind and the colour",
         **floors(splits),
-        "ceilings": _ceilings(),
+        "ceilings": f"of a perfect reader, which knows how often each answer is asked: {_listed(ceilings)}",
         "unseen": "the same examples at all places, in a style that no client has",
     }
-    return FederatedDataset("modalities", ANSWERS, splits, tests, _words(), facts, modalities=dict(OWNED))
+    return FederatedDataset(
+        "modalities", signals.answers, splits, tests, _words(facts), notes, modalities=dict(OWNED), ceilings=ceilings
+    )
+
+
+def _check(facts: int, clear: float, blurred: float, distortion: float) -> None:
+    """Check of the numbers that say what is told."""
+    if not USUAL_FACTS <= facts <= len(FACTS):
+        raise ValueError(f"facts must be {USUAL_FACTS} to {len(FACTS)}, got {facts}")
+    for name, share in (("clear", clear), ("blurred", blurred)):
+        if not 0 <= share <= 0.5:
+            raise ValueError(f"{name} must lie between 0 and 0.5 (a guess), got {share}")
+    if not 0 <= distortion <= 1:
+        raise ValueError(f"distortion must lie between 0 and 1, got {distortion}")
 
 
 @dataclass(frozen=True)
@@ -160,11 +235,29 @@ def _style(number: int | None) -> _Style:
     return _Style(levels[number], 2.0 ** (pitches[number] / 8), others[number])
 
 
-def _draw(name: str, role: str, counts: np.ndarray, owned: tuple[str, ...], style: _Style, seed: int) -> _Drawn:
+def _distorted(style: _Style, number: int, strength: float, facts: int) -> _Style:
+    """A client's style with its distortion of colours, pitches and words, the same for all seeds."""
+    if not strength:
+        return style
+    rng = generator(0, "senses", "distortion", str(number))
+    axis, angle = rng.normal(size=3), strength * np.pi * rng.uniform(0.5, 1) * rng.choice([-1, 1])
+    x, y, z = axis / np.linalg.norm(axis)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    turned = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross  # Rodrigues' rotation
+    words = [word for pairs in (FACTS[:facts], _SAID[:facts]) for pair in pairs for word in pair]
+    changed = rng.permutation(len(words))[: round(strength * len(words))]
+    # Each stands for the next one, the last for the first, so that nothing is lost.
+    others = {words[k]: words[after] for k, after in zip(changed, np.roll(changed, -1), strict=True)}
+    return replace(style, pitch=style.pitch * 2.0 ** (strength * _OCTAVES[number]), colours=turned, words=others)
+
+
+def _draw(
+    name: str, role: str, counts: np.ndarray, owned: tuple[str, ...], style: _Style, signals: _Signals, seed: int
+) -> _Drawn:
     rng = generator(seed, "senses", name, role)
-    label = rng.permutation(np.repeat(np.arange(len(ANSWERS)), counts))
-    truth = np.stack([label // 4, label // 2 % 2, label % 2], axis=1)
-    error = {m: np.where(np.arange(3) == worst, _BLURRED, _CLEAR) for m, worst in _WORST.items()}
+    label = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    truth = label[:, None] >> np.arange(signals.facts)[::-1] & 1
+    error = {modality: signals.errors(modality) for modality in _WORST}
     told = {m: np.where(rng.random(truth.shape) < error[m], 1 - truth, truth) for m in ("image", "audio")}
     dropped = rng.random(truth.shape) < 2 * error["text"]
     return _Drawn(
@@ -178,14 +271,14 @@ def _draw(name: str, role: str, counts: np.ndarray, owned: tuple[str, ...], styl
     )
 
 
-def _shown(drawn: _Drawn, shown: tuple[str, ...], place: str) -> Examples:
+def _shown(drawn: _Drawn, shown: tuple[str, ...], place: str, answers: tuple[str, ...]) -> Examples:
     """Examples of which only some modalities are there."""
     n = len(drawn.label)
     return Examples(
         drawn.pictures if drawn.pictures is not None and "image" in shown else NoPictures(1),
         np.arange(n) if "image" in shown else np.zeros(n, np.int64),
         drawn.captions if "text" in shown else [""] * n,
-        [ANSWERS[label] for label in drawn.label.tolist()],
+        [str(answers[label]) for label in drawn.label.tolist()],
         [set_name([modality in shown for modality in MODALITIES])] * n,
         [f"{place}/{drawn.role}/{row:05d}" for row in range(n)],
         sounds=drawn.sounds if "audio" in shown else None,
@@ -198,14 +291,20 @@ def _pictures(told: np.ndarray, style: _Style, rng: np.random.Generator) -> np.n
     """Things on a plain background, uint8, shape (N, SIZE, SIZE, 3)."""
     table = empty_table(len(told), SIZE)
     rows, columns = np.mgrid[:SIZE, :SIZE]
-    for picture, (number, colour, kind) in zip(table, told.tolist(), strict=True):
+    for picture, (number, colour, kind, *more) in zip(table, told.tolist(), strict=True):
+        small, striped = (*more, 0, 0)[:2]
+        radius = 4 if small else 6
         canvas = np.full((SIZE, SIZE, 3), style.level, np.float64)
         for side in range(number + 1):
             x, y = int(rng.integers(7, 10)) + 15 * side, int(rng.integers(12, 21))
             far = np.hypot(rows - y, columns - x) if kind == 0 else np.maximum(abs(rows - y), abs(columns - x))
-            canvas[far <= 6] = _RGB[colour]
+            canvas[far <= radius] = _RGB[colour]
+            if striped:
+                canvas[(far <= radius) & (rows % 4 < 2)] /= 2
             if kind:  # a box is open
-                canvas[far <= 3] = style.level
+                canvas[far <= radius // 2] = style.level
+        if style.colours is not None:
+            canvas = _MIDDLE + (canvas - _MIDDLE) @ style.colours.T
         canvas += rng.normal(0, _PIXEL_NOISE, canvas.shape)
         picture[:] = canvas.clip(0, 255).astype(np.uint8)
     return table
@@ -216,12 +315,17 @@ def _sounds(told: np.ndarray, style: _Style, rng: np.random.Generator) -> Sounds
     parts: list[np.ndarray] = []
     time = np.arange(int(_BEEP * RATE)) / RATE
     envelope = np.hanning(len(time))
-    for number, colour, kind in told.tolist():
+    for number, colour, kind, *more in told.tolist():
+        small, striped = (*more, 0, 0)[:2]
         pitch = _PITCH[colour] * style.pitch * rng.uniform(0.94, 1.06)
         overtones = (1, 3, 5) if kind else (1,)
         # The three of a box have together the power of a ball's one.
         scale = np.sqrt(sum(1 / k for k in overtones))
-        beep = sum(np.sin(2 * np.pi * k * pitch * time + rng.uniform(0, 6)) / np.sqrt(k) for k in overtones) / scale
+        # A striped thing's pitch rises by a half in the course of the beep.
+        phase = 2 * np.pi * pitch * (time + 0.25 * time * time / _BEEP if striped else time)
+        beep = sum(np.sin(k * phase + rng.uniform(0, 6)) / np.sqrt(k) for k in overtones) / scale
+        if small:
+            beep = beep * (time < _BEEP / 2)
         first = int(rng.integers(0, int(_PAUSE * RATE) + 1))
         wave = np.zeros(int((_PAUSE + _STEP + _BEEP) * RATE))
         for start in (first, first + int(_STEP * RATE))[: number + 1]:
@@ -234,20 +338,19 @@ def _sounds(told: np.ndarray, style: _Style, rng: np.random.Generator) -> Sounds
 def _caption(fact: np.ndarray, gone: np.ndarray, style: _Style, rng: np.random.Generator) -> str:
     """Caption of the example, without the words that are left out."""
     said = ["there", "was"]
-    for (own, other), value, left_out in zip(zip(FACTS, _SAID, strict=True), fact.tolist(), gone.tolist(), strict=True):
+    asked = zip(FACTS, _SAID, strict=True)
+    for (own, other), value, left_out in zip(asked, fact.tolist(), gone.tolist(), strict=False):
         word = (other if rng.random() < style.other else own)[value]
-        said += [] if left_out else [word]
+        said += [] if left_out else [style.words.get(word, word)]
     return " ".join(said)
 
 
-def _words() -> tuple[str, ...]:
-    texts = " ".join(word for pairs in (FACTS, _SAID) for pair in pairs for word in pair)
+def _words(facts: int) -> tuple[str, ...]:
+    """Words of the captions; all that there are where clients may put other words for them."""
+    texts = " ".join(word for pairs in (FACTS[:facts], _SAID[:facts]) for pair in pairs for word in pair)
     return tuple(sorted({"there", "was", *texts.split()}))
 
 
-def _ceilings() -> str:
-    """Upper bounds of accuracy, computed for a perfect reader of pictures, sounds and words."""
-    alone = (1 - _CLEAR) ** 2 * (1 - _BLURRED)
-    # Two that tell a fact well decide it if they agree; if not, the third does.
-    together = ((1 - _CLEAR) ** 2 + 2 * _CLEAR * (1 - _CLEAR) * (1 - _BLURRED)) ** 3
-    return f"{alone:.3f} for each modality alone, more than {together:.3f} for all three"
+def _listed(ceilings: Mapping[str, float]) -> str:
+    """Ceilings in one line."""
+    return ", ".join(f"{place} {value:.3f}" for place, value in ceilings.items())

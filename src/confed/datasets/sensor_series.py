@@ -124,11 +124,7 @@ class _Row:
 
 
 def _rows(file: Path) -> Iterator[_Row]:
-    """The rows of ``examples.csv``, checked.
-
-    Raises:
-        ValueError: an id comes twice, a split is unknown, a file name is unsafe, or a value is missing.
-    """
+    """The rows of ``examples.csv``, checked."""
     seen: set[str] = set()
     for number, values in _csv(file, _COLUMNS):
         where = f"{file} line {number}"
@@ -150,11 +146,7 @@ def _rows(file: Path) -> Iterator[_Row]:
 
 
 def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line numbers and rows of a CSV file that has the columns, without spaces around values.
-
-    Raises:
-        ValueError: the file or a column is missing, or a row has another number of values than the header.
-    """
+    """Line numbers and rows of a CSV file that has the columns, without spaces around values."""
     if not file.is_file():
         raise ValueError(f"sensor_series: the file {file} is missing")
     with file.open(newline="", encoding="utf-8") as text:
@@ -170,11 +162,7 @@ def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, st
 
 
 def _within(file: Path, read: Callable[[], _Read]) -> _Read:
-    """What a reader of CSV gives next; its own errors, as of a value of more than 131,072 characters, name the file.
-
-    Raises:
-        ValueError: the file is no CSV, or no UTF-8.
-    """
+    """What a reader of CSV gives next; its own errors, as of a value of more than 131,072 characters, name the file."""
     try:
         return read()
     except (csv.Error, UnicodeDecodeError) as error:
@@ -182,11 +170,7 @@ def _within(file: Path, read: Callable[[], _Read]) -> _Read:
 
 
 def _read_series(root: Path, names: Sequence[str]) -> Series:
-    """The named files, end to end.
-
-    Raises:
-        ValueError: a series is empty, has other channels, or has values that are no finite numbers.
-    """
+    """The named files, end to end."""
     channels: tuple[str, ...] = ()
     parts: list[np.ndarray] = []
     for name in names:

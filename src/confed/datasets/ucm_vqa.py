@@ -98,11 +98,7 @@ def ucm_vqa(
 
 
 def _read(root: Path, image_size: int) -> tuple[Examples, dict[str, np.ndarray]]:
-    """All questions, and the split, scene and land use of each, shape (N,).
-
-    Raises:
-        ValueError: a row has an unknown split, picture or answer.
-    """
+    """All questions, and the split, scene and land use of each, shape (N,)."""
     _require(root)
     keys = ("split", "scene", "land_use")
     pictures: dict[str, dict[str, Any]] = {}

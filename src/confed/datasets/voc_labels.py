@@ -110,11 +110,7 @@ def voc(
 
 
 def _records(root: Path, parts: Sequence[str], difficult: bool, what: str) -> Iterator[LabelRecord]:
-    """The pictures of all lists, their names below ``root``.
-
-    Raises:
-        ValueError: a list is not named as year and split, such as ``VOC2007:trainval``.
-    """
+    """The pictures of all lists, their names below ``root``."""
     if isinstance(parts, str) or not parts:
         raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {parts!r}")
     for part in parts:

@@ -156,11 +156,7 @@ def _label(record: Record, known: frozenset[str]) -> str | None:
 def _table(
     records: Sequence[Record], features: StoredRegions | None, folders: Sequence[str], like: PictureFiles
 ) -> tuple[dict[int, int], Pictures]:
-    """Picture number -> its row, and the table of pictures, with the options of an empty one.
-
-    Raises:
-        ValueError: pictures that questions are about are missing.
-    """
+    """Picture number -> its row, and the table of pictures, with the options of an empty one."""
     asked = sorted({image_number(record.pictures[0]) for record in records})
     numbers = asked if features is None else features.index.images
     row_of = {image: row for row, image in enumerate(numbers)}
@@ -201,11 +197,7 @@ def _examples(
 
 
 def _regions(base: Path, given: Path | None, images: Sequence[str]) -> StoredRegions | None:
-    """The features, if there are any.
-
-    Raises:
-        ValueError: the given file is missing or damaged, or there are neither features nor pictures.
-    """
+    """The features, if there are any."""
     if given is not None or (base / REGIONS).is_file():
         return StoredRegions(base / REGIONS if given is None else given)
     if not images:

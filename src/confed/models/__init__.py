@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from confed.data.examples import Tokenizer
+from confed.data.encode import Tokenizer
 from confed.federation.specs import model_spec
 from confed.registry import models
 

@@ -13,7 +13,7 @@ __all__ = ["AnswerTokenizer", "words_of"]
 
 
 class AnswerTokenizer:
-    """A question tokenizer that also reads answers; implements :class:`confed.data.examples.Tokenizer`.
+    """A question tokenizer that also reads answers; implements :class:`confed.data.encode.Tokenizer`.
 
     An answer becomes ``[CLS] words [SEP]``, and 0 (the id of ``[PAD]`` in BERT and in our word tokenizer) behind it:
     the first token starts the decoder, the second is its end.

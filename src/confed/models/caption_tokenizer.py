@@ -25,7 +25,7 @@ _SHOWN = 60
 
 
 class WrittenWords:
-    """Words of a list as tokens, both ways; implements :class:`confed.data.examples.Tokenizer`.
+    """Words of a list as tokens, both ways; implements :class:`confed.data.encode.Tokenizer`.
 
     Args:
         words: the vocabulary, in order.

@@ -337,11 +337,7 @@ Given = TypeVar("Given")
 
 
 def _given(value: Given | None, model: nn.Module, name: str) -> Given:
-    """What a backbone has.
-
-    Raises:
-        AttributeError: it has none, so that this model has none either.
-    """
+    """What a backbone has."""
     if value is None:
         raise AttributeError(f"{type(model).__name__} has no {name}")
     return value

@@ -118,11 +118,7 @@ class CTranText(nn.Module):
         return last.weights(x, bias, first)[..., :first].mean(1)
 
     def _before_last(self, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """Input of the last layer (B, L + C, d), what is added to attention scores, and L.
-
-        Raises:
-            ValueError: a key is missing, or a tensor has another shape than the model reads.
-        """
+        """Input of the last layer (B, L + C, d), what is added to attention scores, and L."""
         for key in ("text", "text_mask"):
             if key not in batch:
                 raise ValueError(f"a batch of CTranText needs the key {key!r}, got {', '.join(sorted(batch))}")

@@ -12,11 +12,12 @@ Heads always learn. A backbone says what it offers in :class:`Places`; :func:`fi
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 from confed.federation.stages import KeptStates
 from confed.models.adapters import Activation, AdapterBank, Host
 from confed.models.published import seeded
@@ -46,21 +47,17 @@ class Finetuning:
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
 
-    reduction: int | None = None
+    reduction: Annotated[int, AT_LEAST_ONE] | None = None
     activation: Activation = "relu"
     zero_up: bool = False
-    rank: int = 16
-    alpha: float = 1.0
+    rank: Annotated[int, AT_LEAST_ONE] = 16
+    alpha: Annotated[float, POSITIVE] = 1.0
     targets: tuple[str, ...] = ()
     reset_base: bool = False
-    tokens: int = 5
+    tokens: Annotated[int, AT_LEAST_ONE] = 5
 
     def __post_init__(self) -> None:
-        for name in ("rank", "tokens", *(() if self.reduction is None else ("reduction",))):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.peft.{name} must be at least 1, got {getattr(self, name)}")
-        if not self.alpha > 0:
-            raise ValueError(f"model.peft.alpha must be positive, got {self.alpha}")
+        check_fields(self, "model.peft")
 
 
 USUAL = Finetuning()

@@ -171,11 +171,7 @@ def _in_chunks(encode: Encode, texts: Sequence[str]) -> Tensor:
 
 
 def _check_different(labels: Sequence[str], vectors: Tensor) -> None:
-    """Check that labels have different embeddings; encoders that ignore word order may give equal ones.
-
-    Raises:
-        ValueError: two labels have the same vector.
-    """
+    """Check that labels have different embeddings; encoders that ignore word order may give equal ones."""
     seen: dict[tuple[float, ...], str] = {}
     for label, row in zip(labels, vectors.tolist(), strict=True):
         other = seen.setdefault(tuple(row), label)

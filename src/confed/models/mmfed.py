@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import ModelSpec
 from confed.models.heads import count
 from confed.models.magneto import Encoder, EncoderLayer
 from confed.models.modal_module import ModalEmbedding, Tokens, joined, pool, read
 from confed.models.modal_segments import checked_modalities
-from confed.models.modal_transformer import Sound, segmenter, short_tokenizer
+from confed.models.modal_transformer import segmenter, short_tokenizer
 from confed.models.published import seeded
-from confed.registry import register_model
+from confed.models.variants import variant
 
 __all__ = ["CoAttentionNetwork", "ModalEncoder", "mmfed_mini", "mmfed_tiny"]
 
@@ -104,138 +105,56 @@ class CoAttentionNetwork(nn.Module):
         return pool(Tokens(states, present, {name: slice(None)}))
 
 
-@register_model
-def mmfed_tiny(
+def assemble(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
     modalities: tuple[str, ...] = ("image", "text", "audio"),
-    picture_size: tuple[int, int] = (28, 28),
-    sample_rate: int = 8000,
-    series_channels: int = 0,
-    max_length: int = 16,
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> CoAttentionNetwork:
-    """MMFed's network with a few thousand parameters, for tests: one layer per modality, 16 features.
-
-    Raises ``ValueError``: unknown modalities, or an option that is out of range.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        modalities: what it reads, of "image", "text", "audio", "series".
-        picture_size: (H, W) in pixels; a run takes it from the data.
-        sample_rate: of sounds; a run takes it from the data.
-        series_channels: values of a series per step; a run takes it from the data.
-        max_length: the most tokens of a text.
-        dropout: dropout probability.
-        seed: of the initial values.
-    """
-    cuts = {
-        "picture_size": picture_size,
-        "sample_rate": sample_rate,
-        "series_channels": series_channels,
-        "max_length": max_length,
-        "word_width": 16,
-        "mels": 8,
-    }
-    return _assemble(answers, vocab_size, modalities, cuts, 16, 1, 2, 32, dropout, seed)
-
-
-@register_model
-def mmfed_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    modalities: tuple[str, ...] = ("image", "text", "audio"),
-    picture_size: tuple[int, int] = (28, 28),
-    sample_rate: int = 8000,
-    series_channels: int = 0,
-    patch: int | None = None,
-    word_width: int = 64,
-    max_length: int = 16,
-    sound: Sound = "log_mel",
-    audio_seconds: float = 2.0,
-    mels: int = 32,
-    stack: int = 4,
-    series_steps: int = 256,
-    window: int = 8,
     width: int = 48,
     layers: int = 1,
     attention_heads: int = 4,
     hidden: int = 96,
     dropout: float = 0.0,
     seed: int = 0,
+    **cuts: Any,
 ) -> CoAttentionNetwork:
-    """MMFed's network in about the size of :func:`confed.models.modal_transformer.modal_transformer_mini`.
-
-    Raises ``ValueError``: unknown modalities, or an option that is out of range.
+    """A network with its initial values.
 
     Args:
         answers: the answers, or how many there are.
         vocab_size: number of token ids.
         modalities: what it reads, of "image", "text", "audio", "series".
-        picture_size: (H, W) in pixels; a run takes it from the data.
-        sample_rate: of sounds; a run takes it from the data.
-        series_channels: values of a series per step; a run takes it from the data.
-        patch: pixels per side of a patch; None for the largest that gives 16 patches or more.
-        word_width: features of a word vector.
-        max_length: the most tokens of a text; longer ones lose their end.
-        sound: "log_mel" or "waveform".
-        audio_seconds: the longest sound.
-        mels: bands of the spectrogram.
-        stack: its frames per segment, each 16 ms after the last; a piece of the waveform is as long.
-        series_steps: the longest series.
-        window: steps of its segments.
         width: features of a token, d.
         layers: of each modality's encoder.
         attention_heads: of each layer; must divide the width.
         hidden: width of the feed-forward blocks.
         dropout: dropout probability.
         seed: of the initial values.
+        cuts: options of :func:`confed.models.modal_transformer.segmenter`.
     """
-    cuts = {
-        "picture_size": picture_size,
-        "patch": patch,
-        "word_width": word_width,
-        "max_length": max_length,
-        "sample_rate": sample_rate,
-        "sound": sound,
-        "audio_seconds": audio_seconds,
-        "mels": mels,
-        "stack": stack,
-        "series_channels": series_channels,
-        "series_steps": series_steps,
-        "window": window,
-    }
-    return _assemble(answers, vocab_size, modalities, cuts, width, layers, attention_heads, hidden, dropout, seed)
-
-
-mmfed_tiny.tokenizer = short_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-mmfed_mini.tokenizer = short_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _assemble(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    modalities: tuple[str, ...],
-    cuts: Mapping[str, Any],
-    width: int,
-    layers: int,
-    heads: int,
-    hidden: int,
-    dropout: float,
-    seed: int,
-) -> CoAttentionNetwork:
-    """A network with its initial values; arguments as :func:`mmfed_mini`, ``cuts`` as of ``segmenter``."""
     names = checked_modalities(modalities)
 
     def encoder(name: str) -> ModalEncoder:
         tokens = ModalEmbedding(name, segmenter(name, vocab_size, **cuts), width, 0)
-        body = Encoder(width, layers, heads, hidden, dropout, block="prenorm")
-        look = EncoderLayer(width, heads, hidden, dropout, sub_norm=False)
+        body = Encoder(width, layers, attention_heads, hidden, dropout, block="prenorm")
+        look = EncoderLayer(width, attention_heads, hidden, dropout, sub_norm=False)
         look.reset_parameters(1.0)
         return ModalEncoder(tokens, body, look)
 
     return seeded(seed, lambda: CoAttentionNetwork({name: encoder(name) for name in names}, width, count(answers)))
+
+
+mmfed_tiny = variant(
+    assemble, "mmfed_tiny",
+    "MMFed's network with a few thousand parameters, for tests: one layer per modality, 16 features.",
+    "answers vocab_size modalities picture_size sample_rate series_channels max_length dropout seed",
+    sources=(segmenter,), spec=ModelSpec(tokenizer=short_tokenizer),
+    word_width=16, mels=8, width=16, layers=1, attention_heads=2, hidden=32,
+)  # fmt: skip
+mmfed_mini = variant(
+    assemble, "mmfed_mini",
+    "MMFed's network in about the size of :func:`confed.models.modal_transformer.modal_transformer_mini`.",
+    "answers vocab_size modalities picture_size sample_rate series_channels patch word_width max_length sound "
+    "audio_seconds mels stack series_steps window width layers attention_heads hidden dropout seed",
+    sources=(segmenter,), spec=ModelSpec(tokenizer=short_tokenizer),
+)  # fmt: skip

@@ -54,7 +54,7 @@ def known_words(tokenizer: object) -> tuple[str, ...]:
 
 
 class WordTokenizer:
-    """WordPiece over a word list; implements :class:`confed.data.examples.Tokenizer`.
+    """WordPiece over a word list; implements :class:`confed.data.encode.Tokenizer`.
 
     Text is lower-cased, accents and punctuation are dropped, and words are split at white space. A known word
     is one token; a known word with a plural ending is two; anything else is ``[UNK]``. A text becomes
@@ -146,7 +146,7 @@ class WordTokenizer:
 
 
 class BertTokenizer:
-    """BERT's uncased WordPiece; implements :class:`confed.data.examples.Tokenizer`.
+    """BERT's uncased WordPiece; implements :class:`confed.data.encode.Tokenizer`.
 
     Args:
         tokenizer: a loaded ``tokenizers.Tokenizer`` that adds BERT's special tokens.

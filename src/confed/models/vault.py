@@ -294,11 +294,7 @@ def _bodies(
     dropout: float,
     seed: int,
 ) -> "tuple[ViltModel, BertModel]":
-    """ViLT and BERT of published sizes, from checkpoints or with random weights; see :func:`vault_b32`.
-
-    Raises:
-        ValueError: the checkpoint's vocabulary has another size.
-    """
+    """ViLT and BERT of published sizes, from checkpoints or with random weights; see :func:`vault_b32`."""
     from transformers import BertConfig, BertModel, ViltConfig, ViltModel
 
     options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}

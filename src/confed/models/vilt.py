@@ -3,17 +3,19 @@
 The model itself is :class:`confed.models.vilt_module.Vilt`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from confed.federation.specs import ModelSpec
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.heads import count
 from confed.models.pretrained import MINI_WEIGHTS, load_into, mini_words
 from confed.models.published import published, seeded
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
+from confed.models.variants import variant
 from confed.models.vilt_module import Vilt
 from confed.registry import register_model
 
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from transformers import ViltModel
 
 __all__ = ["Vilt", "b32_tokenizer", "mini_tokenizer", "vilt_b32", "vilt_mini", "vilt_tiny"]
-
-Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
@@ -41,19 +41,7 @@ def b32_tokenizer(
     return bert_tokenizer(path, max_length)
 
 
-def _reads(tokenizer: Callable[..., Any]) -> Callable[[Factory], Factory]:
-    """Decorator: says which tokenizer a model reads, for :func:`confed.models.create_tokenizer`."""
-
-    def mark(factory: Factory) -> Factory:
-        factory.tokenizer = tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-        return factory
-
-    return mark
-
-
-@register_model
-@_reads(WordTokenizer)
-def vilt_tiny(
+def small(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
@@ -63,75 +51,26 @@ def vilt_tiny(
     image_size: int = 64,
     patch: int = 16,
     max_length: int = 16,
+    pretrained: bool | Path | str = False,
     dropout: float = 0.0,
     trainable: Trainable = "all",
     peft: Finetuning = USUAL,
     heads: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Vilt:
-    """A ViLT of a few thousand parameters, for tests.
+    """A ViLT of any size for small pictures.
+
+    Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
 
     Args:
-        answers: the answers, or how many there are.
+        answers: the answers, or how many there are. A pre-trained head is loaded when they are given as strings and
+            equal the pre-trained ones in order; otherwise the head starts fresh.
         vocab_size: number of token ids.
         width: features per token, d; the feed-forward blocks have 4 d.
         layers: Transformer blocks.
         attention_heads: must divide the width.
         image_size: pixels per side.
         patch: pixels per side of a patch.
-        max_length: text positions.
-        dropout: dropout probability of every block.
-        trainable: which parameters learn beside the heads.
-        peft: options of that finetuning.
-        heads: heads of further tasks: "nlvr2", "entailment", "choice".
-        seed: of the initial values.
-    """
-    body = _body(
-        seed,
-        vocab_size=vocab_size,
-        max_position_embeddings=max_length,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=attention_heads,
-        intermediate_size=4 * width,
-        image_size=image_size,
-        patch_size=patch,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    rng = torch.Generator().manual_seed(seed)
-    model = Vilt(body, count(answers), rng)
-    model.add_heads(heads, rng)
-    finetune(model, trainable, peft, model.places(8), rng)
-    return model
-
-
-@register_model
-@_reads(mini_tokenizer)
-def vilt_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    max_length: int = 16,
-    pretrained: bool | Path | str = True,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    heads: tuple[str, ...] = (),
-    seed: int = 0,
-) -> Vilt:
-    """A ViLT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.
-
-    3 blocks, d = 64, 4 heads, feed-forward 256, patches of 16. The weights that come with the package were
-    made from nothing by :func:`confed.prepare.pretraining.pretrain`. Token ids must come from :func:`mini_tokenizer`,
-    which puts the pre-trained words first; embeddings of further words and text positions start fresh.
-
-    Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
-
-    Args:
-        answers: the answers, or how many there are. The pre-trained head is loaded when they are given as
-            strings and equal the pre-trained ones in order; otherwise the head starts fresh.
-        vocab_size: number of token ids.
         max_length: text positions.
         pretrained: load the packaged weights, or those of a file that ``pretrain`` wrote.
         dropout: dropout probability of every block.
@@ -141,18 +80,10 @@ def vilt_mini(
         seed: of all fresh values.
     """
     body = _body(
-        seed,
-        vocab_size=vocab_size,
-        max_position_embeddings=max_length,
-        hidden_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=256,
-        image_size=64,
-        patch_size=16,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
+        seed, vocab_size=vocab_size, max_position_embeddings=max_length, hidden_size=width, num_hidden_layers=layers,
+        num_attention_heads=attention_heads, intermediate_size=4 * width, image_size=image_size, patch_size=patch,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
     rng = torch.Generator().manual_seed(seed)
     model = Vilt(body, count(answers), rng)
     if pretrained:
@@ -163,8 +94,23 @@ def vilt_mini(
     return model
 
 
-@register_model
-@_reads(b32_tokenizer)
+vilt_tiny = variant(
+    small, "vilt_tiny", "A ViLT of a few thousand parameters, for tests.",
+    "answers vocab_size width layers attention_heads image_size patch max_length dropout trainable peft heads seed",
+    spec=ModelSpec(tokenizer=WordTokenizer),
+)  # fmt: skip
+vilt_mini = variant(
+    small, "vilt_mini",
+    "A ViLT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.\n\n"
+    "3 blocks, d = 64, 4 heads, feed-forward 256, patches of 16. The weights that come with the package were made\n"
+    "from nothing by :func:`confed.prepare.pretraining.pretrain`. Token ids must come from :func:`mini_tokenizer`,\n"
+    "which puts the pre-trained words first; embeddings of further words and text positions start fresh.",
+    "answers vocab_size max_length pretrained dropout trainable peft heads seed",
+    spec=ModelSpec(tokenizer=mini_tokenizer), width=64, layers=3, pretrained=True,
+)  # fmt: skip
+
+
+@register_model(spec=ModelSpec(tokenizer=b32_tokenizer))
 def vilt_b32(
     answers: Sequence[str] | int,
     vocab_size: int = 30522,

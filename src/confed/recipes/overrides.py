@@ -1,13 +1,22 @@
-"""Command-line overrides of a recipe: ``section.key=value``, and ``~section.key`` to take a key away."""
+"""Overrides of a recipe.
+
+On the command line ``section.key=value``, and ``~section.key`` to take a key away; in Python also a mapping of
+``section.key`` to values, of which None takes a key away.
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from confed import registry
+from confed.recipes.schema import plain
 
-__all__ = ["NAMED", "apply_overrides", "kept_keys"]
+__all__ = ["NAMED", "Overrides", "apply_overrides", "kept_keys"]
+
+Overrides = Sequence[str] | Mapping[str, Any]
+"""``["section.key=TOML"]``, or ``{"section.key": value}``."""
 
 SHARED = ("trainable", "peft", "embeddings")
 """Keywords of models that mean the same for all of them: how they are finetuned, and which vectors they are given."""
@@ -20,7 +29,27 @@ NAMED = {
 """Sections that name a constructor, and where it is looked up."""
 
 
-def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class _Change:
+    """One override.
+
+    Attributes:
+        text: as messages quote it.
+        parts: section and key, or the way to a key of a section's section.
+        value: the new value; None to take the key away.
+    """
+
+    text: str
+    parts: tuple[str, ...]
+    value: Any
+
+    @property
+    def renames(self) -> bool:
+        """Whether it names another constructor, such as ``model.name=mcan_small``."""
+        return len(self.parts) == 2 and self.parts[0] in NAMED and self.parts[1] == "name"
+
+
+def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
     """Apply overrides to a recipe's content in place, as its file has it.
 
     Another constructor's name drops the keywords of the one before (but for :func:`kept_keys`), whatever the order of
@@ -28,26 +57,31 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 
     Args:
         content: section -> key -> value.
-        overrides: ``section.key=value`` with a TOML value, or any text as a string; or ``~section.key``.
+        overrides: ``section.key=value`` with a TOML value, or any text as a string; or ``~section.key``. Of a mapping,
+            ``section.key`` -> value.
 
     An override of another form, one that treats a value as a section, and the removal of a key that the recipe does not
     have are refused with a ValueError.
     """
     rows, variants = list(content.get("methods", {})), list(content.get("models", {}))
-    for override in sorted(overrides, key=lambda override: not _renames(override)):
-        if override.startswith("~"):
-            _take_away(content, override)
+    if isinstance(overrides, Mapping):
+        changes = [_of_mapping(key, value) for key, value in overrides.items()]
+    else:
+        changes = [_of_text(text) for text in overrides]
+    for change in sorted(changes, key=lambda change: not change.renames):
+        if change.value is None:
+            _take_away(content, change)
         else:
-            _override(content, override)
-    if any(override.removeprefix("~").startswith("study.") for override in overrides):
+            _set(content, change)
+    if any(change.parts[0] == "study" for change in changes):
         study = content.get("study", {})
         # Rows of the file that the command left out are no mistake; rows the command names itself are.
-        named = {override.split(".")[1] for override in overrides if override.startswith("methods.")}
+        named = {change.parts[1] for change in changes if change.parts[0] == "methods"}
         kept = {*study.get("methods", ()), *study.get("table", ()), *named}
         for row in rows:
             if row not in kept:
                 content["methods"].pop(row, None)
-        named = {override.split(".")[1] for override in overrides if override.startswith("models.")}
+        named = {change.parts[1] for change in changes if change.parts[0] == "models"}
         for model in variants:
             if model not in {*study.get("models", ()), *named}:
                 content["models"].pop(model, None)
@@ -70,13 +104,22 @@ def kept_keys(section: str, name: str, values: Mapping[str, Any]) -> dict[str, A
     return {key: values[key] for key in SHARED if key in values and key in accepted}
 
 
-def _renames(override: str) -> bool:
-    """Whether an override names another constructor, such as ``model.name=mcan_small``."""
-    section, _, key = override.partition("=")[0].strip().partition(".")
-    return section in NAMED and key == "name"
+def _of_mapping(key: str, value: Any) -> _Change:
+    """An entry of a mapping as an override."""
+    parts = tuple(key.split("."))
+    if not 2 <= len(parts) <= 4 or not all(parts):
+        raise ValueError(f"the key of an override must be 'section.key', got {key!r}")
+    value = plain(value)
+    return _Change(f"~{key}" if value is None else f"{key}={value}", parts, value)
 
 
-def _override(content: dict[str, Any], override: str) -> None:
+def _of_text(override: str) -> _Change:
+    """An argument of the command line as an override."""
+    if override.startswith("~"):
+        parts = override.removeprefix("~").strip().split(".")
+        if "=" in override or not 2 <= len(parts) <= 4 or not all(parts):
+            raise ValueError(f"what takes a key away must be ~section.key, got {override!r}")
+        return _Change(override, tuple(parts), None)
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     if not separator or not 2 <= len(parts) <= 4 or not all(parts):
@@ -88,16 +131,20 @@ def _override(content: dict[str, Any], override: str) -> None:
         if text.strip()[:1] in ("[", "{", '"', "'"):
             raise ValueError(f"{override!r}: not TOML: {_reason(error)}") from error
         value = text
-    target = content
+    return _Change(override, tuple(parts), value)
+
+
+def _set(content: dict[str, Any], change: _Change) -> None:
+    target, parts = content, change.parts
     for part in parts[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            raise ValueError(f"{override!r}: {part!r} is a value, not a section")
-    if parts[0] in NAMED and parts[1:] == ["name"] and target.get("name") != value:
-        kept = kept_keys(parts[0], str(value), target)
+            raise ValueError(f"{change.text!r}: {part!r} is a value, not a section")
+    if change.renames and target.get("name") != change.value:
+        kept = kept_keys(parts[0], str(change.value), target)
         target.clear()  # another constructor has other keywords
         target.update(kept)
-    target[parts[-1]] = value
+    target[parts[-1]] = change.value
 
 
 def _reason(error: tomllib.TOMLDecodeError) -> str:
@@ -105,15 +152,12 @@ def _reason(error: tomllib.TOMLDecodeError) -> str:
     return str(error).partition(" (at ")[0]
 
 
-def _take_away(content: dict[str, Any], override: str) -> None:
-    parts = override.removeprefix("~").strip().split(".")
-    if "=" in override or not 2 <= len(parts) <= 4 or not all(parts):
-        raise ValueError(f"what takes a key away must be ~section.key, got {override!r}")
+def _take_away(content: dict[str, Any], change: _Change) -> None:
     target: Any = content
-    for part in parts[:-1]:
+    for part in change.parts[:-1]:
         target = target.get(part) if isinstance(target, dict) else None
     if not isinstance(target, dict):
-        raise ValueError(f"{override!r}: the recipe has no section [{'.'.join(parts[:-1])}]")
-    if parts[-1] not in target:
-        raise ValueError(f"{override!r}: the recipe does not give that key, only {', '.join(target) or 'none'}")
-    del target[parts[-1]]
+        raise ValueError(f"{change.text!r}: the recipe has no section [{'.'.join(change.parts[:-1])}]")
+    if change.parts[-1] not in target:
+        raise ValueError(f"{change.text!r}: the recipe does not give that key, only {', '.join(target) or 'none'}")
+    del target[change.parts[-1]]

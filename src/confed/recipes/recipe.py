@@ -28,12 +28,14 @@ from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 
-from confed.data.missing import missing_of
 from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
-from confed.recipes.overrides import NAMED, apply_overrides, kept_keys
+from confed.recipes.objects import content_of
+from confed.recipes.overrides import NAMED, Overrides, apply_overrides, kept_keys
 from confed.recipes.run_section import Run
 from confed.recipes.schema import plain, validate
+from confed.recipes.sections import named_section, taken_part, without_local
+from confed.registry import SESSION
 
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes", "parse_recipe"]
 
@@ -41,18 +43,33 @@ SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "meth
 Headline = Literal["personal", "global_seen"]
 """What a method may deploy at a client; see :mod:`confed.results.deployed`."""
 
-# Arguments that the run works out: a recipe does not give them.
-DERIVED = {
-    "model": {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
-    | {"picture_size", "sample_rate", "series_channels"},
-    "task": {"answers", "types"},
-    "data": {"seed"},
-}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Recipe:
     """A validated recipe.
+
+    From a file it comes by :func:`load_recipe`; in Python it can be made of objects, some of which no file can hold
+    (``session_only``).
+
+    Args:
+        algorithm: a name, an :class:`~confed.federation.algorithm.Algorithm`, or a mapping with ``name`` and keywords.
+        model: a name, a mapping, a function or class that makes the model, or a module.
+        data: a name, a mapping, a function that makes the data, or a federated dataset.
+        task: a name, a mapping, a class or an object; by default the task that fits the data.
+        local: keys of ``[local]``, or a :class:`~confed.federation.local.Local`.
+        run: keys of ``[run]``.
+        name: in tables, and of the folder.
+        sections: all sections as :func:`load_recipe` checks them, in place of the objects; the other arguments go with
+            them.
+
+    Raises:
+        ValueError: an object of another kind, an unknown key or a wrong type.
+
+    Example:
+        >>> from confed.algorithms.fedp3 import FedP3
+        >>> recipe = confed.Recipe(algorithm=FedP3(lam=0.1), model="vilt_tiny", data="scenes", run={"rounds": 2})
+        >>> recipe.sections["algorithm"]["lam"], recipe.run.rounds, recipe.session_only
+        (0.1, 2, ())
 
     Attributes:
         name: of the file, without its ending.
@@ -79,6 +96,43 @@ class Recipe:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     score: str = ""
 
+    def __init__(
+        self,
+        algorithm: Any = "fedavg",
+        model: Any = None,
+        data: Any = None,
+        task: Any = None,
+        local: Local | Mapping[str, Any] | None = None,
+        run: Mapping[str, Any] | None = None,
+        *,
+        name: str = "recipe",
+        sections: Mapping[str, Mapping[str, Any]] | None = None,
+        methods: tuple[str, ...] = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        table: tuple[str, ...] = (),
+        lr: tuple[float, ...] = (),
+        headline: str = "",
+        models: tuple[str, ...] = (),
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        score: str = "",
+    ) -> None:
+        if sections is None:
+            given = {"algorithm": algorithm, "model": model, "data": data, "task": task, "local": local, "run": run}
+            sections = _resolve(name, content_of(given)).sections
+        values = {
+            "name": name, "sections": sections, "methods": methods, "overrides": overrides or {}, "table": table,
+            "lr": lr, "headline": headline, "models": models, "variants": variants or {}, "score": score,
+        }  # fmt: skip
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def session_only(self) -> tuple[str, ...]:
+        """Names of objects that only this Python session has: ``recipe.toml`` alone cannot make the run again."""
+        named = [*self.sections.values(), *self.overrides.values(), *self.variants.values()]
+        names = [str(section["name"]) for section in named if "name" in section] + list(self.methods)
+        return tuple(dict.fromkeys(name for name in names if name.startswith((SESSION, "__main__:"))))
+
     @property
     def run(self) -> Run:
         """The section ``[run]``."""
@@ -96,9 +150,18 @@ class Recipe:
         values = dict(self.sections[section])
         return NAMED[section][values.pop("name")](**values, **derived)
 
+    def changed(self, overrides: Overrides) -> "Recipe":
+        """The same recipe with overrides, as :func:`load_recipe` takes them."""
+        return parse_recipe(self.to_toml(), self.name, overrides)
+
     def with_run(self, **changes: Any) -> "Recipe":
         """The same recipe with other values in ``[run]``."""
         return replace(self, sections={**self.sections, "run": {**self.sections["run"], **changes}})
+
+    @property
+    def single(self) -> "Recipe":
+        """The single-run recipe of its ``[algorithm]``, without its study."""
+        return Recipe(name=self.name, sections=self.sections)
 
     def method(self, name: str) -> "Recipe":
         """The single-run recipe of one of the study's methods.
@@ -110,7 +173,7 @@ class Recipe:
         given = dict(self.overrides.get(name, {}))
         given.pop("label", None)
         given.pop("headline", None)
-        parts = {part: _part(given, part, where) for part in ("local", "model", "task", "run")}
+        parts = {part: taken_part(given, part, where) for part in ("local", "model", "task", "run")}
         own = {**given, "name": given.get("name", name)}
         sections = {**self.sections, "algorithm": self._own("algorithm", own, where)}
         for part in ("model", "task"):
@@ -123,10 +186,7 @@ class Recipe:
             if other := sorted(set(parts["run"]) - {"sampling"}):
                 raise ValueError(f"{where}.run may have the key sampling only, got {', '.join(other)}")
             sections["run"] = validate(Run, {**self.sections["run"], **parts["run"]}, f"{where}.run", set())
-        return replace(
-            self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="", models=(), variants={},
-            score="",
-        )  # fmt: skip
+        return replace(self.single, sections=sections)
 
     def with_model(self, row: str) -> "Recipe":
         """The same study with one of its models; what the model says of ``[local]`` holds for every row.
@@ -142,11 +202,11 @@ class Recipe:
             raise ValueError(f"study.models: a model's row has letters, digits and _ . + - only, got {row!r}")
         given = dict(self.variants.get(row, {}))
         given.pop("label", None)
-        local = _part(given, "local", where)
+        local = taken_part(given, "local", where)
         sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
-        overrides = {name: _without_local(given, local) for name, given in self.overrides.items()}
+        overrides = {name: without_local(given, local) for name, given in self.overrides.items()}
         return replace(self, sections=sections, overrides=overrides, models=(), variants={})
 
     def _own(self, section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -154,7 +214,7 @@ class Recipe:
         same = given.get("name", self.sections[section]["name"]) == self.sections[section]["name"]
         before = self.sections[section]
         kept = before if same else kept_keys(section, str(given["name"]), before)
-        return _named(section, {**kept, **given}, where)
+        return named_section(section, {**kept, **given}, where)
 
     def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
         """The same recipe as a study of these rows.
@@ -223,13 +283,14 @@ def packaged_recipes() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in files("confed.recipes").iterdir() if p.name.endswith(".toml"))
 
 
-def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Overrides = ()) -> Recipe:
     """A recipe from a file, or a packaged one by name.
 
     Args:
         source: a path, ``recipes/NAME.toml`` or ``NAME``; where there is no such file, the packaged recipe NAME.
         overrides: ``section.key=value`` with a TOML value, such as ``algorithm.lam=0.5``; a value that is no
             TOML is taken as a string. ``~section.key`` takes a key of the recipe away, so that its default counts.
+            Or a mapping: ``{"algorithm.lam": 0.5}``, in which None takes a key away.
 
     Raises:
         ValueError: no such recipe; an unknown key or a wrong type, with the valid ones; or a key to take away that
@@ -249,7 +310,7 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
         raise ValueError(f"{source}: not TOML: {error}") from error
 
 
-def parse_recipe(text: str, name: str = "recipe", overrides: Sequence[str] = ()) -> Recipe:
+def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> Recipe:
     """A recipe from its text.
 
     Args:
@@ -277,46 +338,6 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not in UTF-8 (byte {error.start + 1}); save it in that encoding") from error
 
 
-def _named(section: str, values: Mapping[str, Any], where: str | None = None) -> dict[str, Any]:
-    values = dict(values)
-    where = where or section
-    name = values.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError(
-            f"{where}.name must be given, the name of one {NAMED[section].kind}; there are "
-            f"{', '.join(NAMED[section].names())}"
-        )
-    # What examples lose at random, and in whose terms they are put, is no dataset's own affair.
-    missing = values.pop("missing", None) if section == "data" else None
-    card = values.pop("card", None) if section == "data" else None
-    checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
-    if card is not None and not (isinstance(card, str) and card):
-        raise ValueError(f"{where}.card must name a card's file, got {card!r}")
-    if missing is not None:
-        missing_of(missing, f"{where}.missing")
-        checked = {**checked, "missing": plain(missing)}
-    return {"name": name, **checked, **({} if card is None else {"card": card})}
-
-
-def _without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's keywords without those of its ``local`` that a model decides."""
-    if "local" not in given:
-        return dict(given)
-    return {**given, "local": {key: value for key, value in given["local"].items() if key not in taken}}
-
-
-def _part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
-    """Takes a row's own section out of its keywords.
-
-    Raises:
-        ValueError: it is no section.
-    """
-    values = given.pop(part, {})
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where}.{part} must be a section of [{part}]'s keys, got {values!r}")
-    return dict(values)
-
-
 def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     for section, values in content.items():
         if section not in SECTIONS:
@@ -325,7 +346,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
             raise ValueError(f"unknown section [{section}];{hint} valid sections: {', '.join(SECTIONS)}")
         if not isinstance(values, Mapping):
             raise ValueError(f"{section} must be a section of keys, got {values!r}")
-    sections = {section: _named(section, content.get(section, {})) for section in NAMED}
+    sections = {section: named_section(section, content.get(section, {})) for section in NAMED}
     sections["local"] = validate(Local, content.get("local", {}), "local", set())
     sections["run"] = validate(Run, content.get("run", {}), "run", set())
     study = validate(_Study, content.get("study", {}), "study", set())
@@ -346,8 +367,9 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
         if model not in models:
             raise ValueError(f"[models.{model}] is not one of study.models: {', '.join(models) or 'none'}")
     recipe = Recipe(
-        name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]), study["headline"] or "",
-        models, variants, study["score"],
+        name=name, sections=sections, methods=methods, overrides=overrides, table=tuple(study["table"]),
+        lr=tuple(study["lr"]), headline=study["headline"] or "", models=models, variants=variants,
+        score=study["score"],
     )  # fmt: skip
     # Their constructors check values that types cannot.
     _ = recipe.run, recipe.local, recipe.construct("algorithm")

@@ -22,7 +22,7 @@ class Run:
         buffer: asynchronous rounds (:mod:`confed.engines.buffered`): updates that the server waits for before it makes
             a step, while ``cohort`` clients train at any time; 0 for synchronous rounds.
         staleness: exponent a by which an update that began τ rounds ago counts (1 + τ)^-a; for asynchronous rounds.
-        delays: what training times are drawn from; for asynchronous rounds.
+        delays: what training times are drawn from; for asynchronous rounds in the simulator.
         sampling: how cohorts are drawn: "uniform", or "size": with probabilities proportional to the clients' numbers
             of training examples, one after the other without replacement.
         joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
@@ -48,6 +48,10 @@ class Run:
         gallery: sample questions per place in the report.
         controls: "all": the final models are also tried with permuted and blank inputs, and beside answers that see no
             picture (:mod:`confed.runs.controls`); "none" saves that time.
+        batch_clients: how many clients of a cohort are trained at once, their parameters stacked
+            (:mod:`confed.engines.together`): faster where models are small. Results are those of training one by one
+            but for rounding. In one process; methods, models and settings that cannot have it are trained one by one,
+            and the run says why.
         features: whether outputs of frozen layers are computed once per example and kept: "auto", in memory and, where
             they take more than a second, in files for other processes and later runs; "memory"; "off". No number
             changes.
@@ -80,6 +84,7 @@ class Run:
     gallery: Annotated[int, NOT_NEGATIVE] = 3
     controls: Literal["all", "none"] = "all"
     modality_matrix: bool = True
+    batch_clients: Annotated[int, AT_LEAST_ONE] = 1
     features: Literal["auto", "memory", "off"] = "auto"
     features_memory: Annotated[float, NOT_NEGATIVE] = 1.0
     features_disk: Annotated[float, NOT_NEGATIVE] = 4.0
@@ -94,6 +99,11 @@ class Run:
             raise ValueError(
                 f"run.address is that of a Ray cluster and needs run.engine = 'ray', got {self.engine!r} with "
                 f"{self.address!r}"
+            )
+        if self.batch_clients > 1 and (self.workers > 1 or self.engine != "local"):
+            raise ValueError(
+                f"run.batch_clients = {self.batch_clients} trains clients at once in one process and needs "
+                f"run.workers = 1 and run.engine = 'local', got {self.workers} and {self.engine!r}"
             )
         if self.cohort > 1 and self.cohort != int(self.cohort):
             raise ValueError(f"run.cohort must be a whole number of clients, or a share below 1, got {self.cohort}")

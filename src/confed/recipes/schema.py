@@ -10,7 +10,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_origin, get_type_hints
 
-__all__ = ["plain", "validate"]
+__all__ = ["DERIVED", "plain", "validate"]
+
+DERIVED = {
+    "model": {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
+    | {"picture_size", "sample_rate", "series_channels"},
+    "task": {"answers", "types"},
+    "data": {"seed"},
+}
+"""Section -> arguments that the run works out: a recipe does not give them."""
 
 
 def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: str, skip: set[str]) -> dict[str, Any]:
@@ -53,11 +61,7 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
 
 
 def _check_numbers(given: Any, taken: Any, where: str) -> None:
-    """Refuses true and false where a number was meant, which pydantic takes as 1 and 0.
-
-    Raises:
-        ValueError: there is such a value.
-    """
+    """Refuses true and false where a number was meant, which pydantic takes as 1 and 0."""
     if isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool):
         raise ValueError(f"{where} must be a number, got {str(given).lower()}")
     if isinstance(given, list | tuple) and isinstance(taken, list | tuple):

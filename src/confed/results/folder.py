@@ -138,11 +138,7 @@ def kind_of(folder: Path) -> Kind:
 
 
 def _index(folder: Path) -> Mapping[str, Any]:
-    """Content of ``summary.json``; empty if there is none.
-
-    Raises:
-        TypeError: it is no JSON object; callers see it as a ValueError that names the file.
-    """
+    """Content of ``summary.json``; empty if there is none."""
     file = folder / "summary.json"
     if not file.is_file():
         return {}

@@ -9,7 +9,7 @@ from confed.results.runs import Run, Study, average, number, numbers
 
 __all__ = [
     "Curve", "curve", "curve_metric", "evaluations", "judged", "judged_curve", "judged_words", "loss", "means",
-    "no_global", "nobody_has_own", "of_place", "over_seeds", "seconds_until", "sent_until",
+    "no_global", "nobody_has_own", "of_place", "over_seeds", "seconds_until", "sent_until", "validation_loss",
 ]  # fmt: skip
 
 POOLED = "C-AP-binned"
@@ -129,6 +129,18 @@ def loss(run: Run) -> Curve:
     """Training loss, mean over the clients that took part."""
     values = {int(line["round"]): average(list(numbers(line.get("loss")).values())) for line in run.rounds}
     return {r: value for r, value in values.items() if value is not None}
+
+
+def validation_loss(run: Run) -> Curve:
+    """Loss on the clients' validation data, mean over clients: of what is deployed, of personal models, or global."""
+    deployed = [VIEWS[run.summary["deploys"]]] if is_shown(run.summary) else []
+    found: dict[int, float] = {}
+    for line in run.evaluations:
+        places = next((line[view] for view in (*deployed, "personal", "global") if line.get(view)), {})
+        value = average([number(metrics.get("loss")) for metrics in places.values()])
+        if line.get("split") == "validation" and value is not None:
+            found[int(line["round"])] = value
+    return found
 
 
 def sent_until(run: Run) -> Curve:

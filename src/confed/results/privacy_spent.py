@@ -1,10 +1,14 @@
-"""Names of the privacy ledger's fields in a run's history and summary."""
+"""Names of the privacy ledgers' fields in a run's history and summary."""
 
-__all__ = ["FIELD", "SHOWN"]
+__all__ = ["EXAMPLES", "FIELD", "SHOWN"]
 
 
 FIELD = "update_privacy"
 """Of a line of ``metrics.jsonl`` and of ``summary.json``."""
+
+
+EXAMPLES = "example_privacy"
+"""Of ``summary.json``: the guarantee of single examples."""
 
 
 SHOWN = 8

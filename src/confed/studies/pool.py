@@ -35,7 +35,7 @@ from confed.system.events import (
 )
 from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP
 
-__all__ = ["Job", "carry_out", "handed_over", "serve"]
+__all__ = ["Job", "attempt", "carry_out", "handed_over", "serve"]
 
 PATIENCE = 15.0
 """Seconds that processes have for stopping in good order."""
@@ -87,7 +87,7 @@ def _one_by_one(
         if wanted(number):
             progress(JobStarted(number))
             own = of_job(progress, number)
-            outcome, text = ("done", str(call(job, own))) if passing else _attempt(call, job, own)
+            outcome, text = ("done", str(call(job, own))) if passing else attempt(call, job, own)
             progress(JobEnded(number, 0, outcome, text))
 
 
@@ -96,8 +96,14 @@ def _resolve(function: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
-def _attempt(call: Callable[..., Any], job: Job, progress: Progress) -> tuple[Outcome, str]:
-    """Execution of one job; its outcome, and its result or error."""
+def attempt(call: Callable[..., Any], job: Job, progress: Progress) -> tuple[Outcome, str]:
+    """Execution of one job; its outcome, and its result or error.
+
+    Args:
+        call: does it.
+        job: what to do.
+        progress: called with every event.
+    """
     began = False
 
     def report(event: Event) -> None:
@@ -143,11 +149,7 @@ class _Crew:
                 member.close()
 
     def work(self) -> None:
-        """Distribution of all jobs to the processes, whose events are passed on.
-
-        Raises:
-            RuntimeError: a process could not start.
-        """
+        """Distribution of all jobs to the processes, whose events are passed on."""
         for number in self._members:
             self._feed(number)
         while self._running:
@@ -278,7 +280,7 @@ def serve(handle: int) -> None:
             send({"broken": f"{type(error).__name__}: {error}"})
             return
         while True:
-            outcome, text = _attempt(call, inbox.get(), lambda event: send(to_json(event)))
+            outcome, text = attempt(call, inbox.get(), lambda event: send(to_json(event)))
             send({"outcome": outcome, "text": text})
     except KeyboardInterrupt:
         return

@@ -30,7 +30,7 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     """Search space of a row: knob -> the values that are tried, the recipe's own among them.
 
     Args:
-        recipe: its ``[study] lr``, or multiples of the row's own learning rate.
+        recipe: its ``[study] lr``, or multiples of the row's own learning rate, where the method has one.
         row: one of its rows.
 
     Raises:
@@ -39,8 +39,8 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     single = recipe.method(row)
     own = single.local.lr
     rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
-    space = {LR: _with(rates, own)}
     algorithm, method = single.sections["algorithm"], single.construct("algorithm")
+    space = {LR: _with(rates, own)} if method.traits.has_steps else {}
     for name, values in method.search_space().items():
         if name not in algorithm:
             raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")

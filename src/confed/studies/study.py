@@ -310,6 +310,7 @@ def open_study(
         jobs = tuple(there.get(cell) or Job(*cell, cell_folder(*cell)) for cell in order)
         more = {"errors": {}, "tuned": {row: used[row] for row in merged.methods if row in used}}
         _check_settings(Study(root, merged, jobs, more))
+        judged = before.index.get("judged") if judged is None else judged
         write_study(merged, root, jobs, **more, **({} if judged is None else {"judged": judged}))
 
 
@@ -330,11 +331,7 @@ def joined(before: Recipe, recipe: Recipe) -> Recipe:
 
 
 def _check_settings(study: Study) -> None:
-    """Check that runs were made with the settings that they would be made with now.
-
-    Raises:
-        ValueError: a run has other settings; names them.
-    """
+    """Check that runs were made with the settings that they would be made with now."""
     found: list[str] = []
     for job in study.jobs:
         folder = study.root / job.folder

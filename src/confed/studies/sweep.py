@@ -203,11 +203,7 @@ def _with_model(recipe: Recipe, row: str) -> Recipe:
 
 
 def _check_models(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
-    """Check that models of earlier commands were run with the present settings, so that no table mixes data.
-
-    Raises:
-        ValueError: one of them was not.
-    """
+    """Check that models of earlier commands were run with the present settings, so that no table mixes data."""
     for row in rows:
         before = growing(root / row)
         if before is None or (row not in recipe.models and row not in models.names()):
@@ -226,11 +222,7 @@ def _check_models(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
 def _merged(
     root: Path, before: Sequence[Point], now: Sequence[Point], by: str, order: Sequence[str]
 ) -> tuple[Point, ...]:
-    """All points, line by line, in the order of their values where these are numbers, or of a recipe's models.
-
-    Raises:
-        ValueError: a point was begun with other settings.
-    """
+    """All points, line by line, in the order of their values where these are numbers, or of a recipe's models."""
     known = {point.folder: point for point in before}
     for point in now:
         old = known.get(point.folder)

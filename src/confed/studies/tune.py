@@ -165,12 +165,7 @@ def _try(
     report: Callable[[int, str], None],
     hopeless: Callable[[Sequence[float]], bool],
 ) -> Trial:
-    """Training of one configuration, ended early where it is far below the earlier ones.
-
-    Raises:
-        RuntimeError: memory or another resource of this machine ran out.
-        ValueError: the same, as some libraries say it.
-    """
+    """Training of one configuration, ended early where it is far below the earlier ones."""
     began, scores, state, error = time.perf_counter(), list[float](), "complete", ""
     try:
         for score in validation_scores(recipe):
@@ -215,11 +210,7 @@ def _file(root: Path, row: str) -> Path:
 
 
 def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
-    """Check that existing trials were made with the present settings.
-
-    Raises:
-        ValueError: a row was tuned with other settings; names them.
-    """
+    """Check that existing trials were made with the present settings."""
     for row in before.methods:
         different = differing(before.method(row), recipe.method(row))
         if before.score != recipe.score:

@@ -133,11 +133,7 @@ def _without_test(data: "TableData") -> "TableData":
 
 
 def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
-    """The metric that selects multi-label configurations, of the view that the method is judged by.
-
-    Raises:
-        ValueError: there are no validation examples, or the view has no such metric.
-    """
+    """The metric that selects multi-label configurations, of the view that the method is judged by."""
     from confed.results.headline import VALIDATION
 
     wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]

@@ -77,11 +77,7 @@ class _Content:
     distinct: Distinct = field(default_factory=lambda: Distinct("id"))
 
     def add(self, key: str, row: int, entry: Any, file: Path) -> None:
-        """Addition of one entry of a list; row -1 stands for the list itself.
-
-        Raises:
-            ValueError: the list has an entry with the same id already.
-        """
+        """Addition of one entry of a list; row -1 stands for the list itself."""
         self.found.add(key)
         if row < 0:
             return
@@ -97,11 +93,7 @@ class _Content:
 
 
 def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:
-    """The entries of ``images`` and ``annotations`` in the order of the file, each list after an entry of row -1.
-
-    Raises:
-        ValueError: the file is missing, or has no object with the lists ``images`` and ``annotations``.
-    """
+    """The entries of ``images`` and ``annotations`` in the order of the file, each list after an entry of row -1."""
     if not file.is_file():
         raise ValueError(f"the file of captions {file} does not exist")
     with file.open("rb") as stream:

@@ -222,11 +222,7 @@ def _picture_column(names: Sequence[str]) -> str | None:
 
 
 def _parquet_picture(file: Path, row: int) -> bytes:
-    """The bytes of one picture of a Parquet file.
-
-    Raises:
-        ValueError: the row has no bytes of a picture.
-    """
+    """The bytes of one picture of a Parquet file."""
     parquet = _opened(file, _state(file))
     group, first = 0, 0
     while row >= first + parquet.metadata.row_group(group).num_rows:
@@ -254,11 +250,7 @@ def _group(file: Path, state: tuple[int, int], group: int) -> Any:
 
 @lru_cache(maxsize=8)
 def _opened(file: Path, state: tuple[int, int]) -> Any:
-    """A Parquet file's description; its content stays on disk.
-
-    Raises:
-        ValueError: the file is missing or damaged, or pyarrow is not installed.
-    """
+    """A Parquet file's description; its content stays on disk."""
     del state  # tells one state of the file from another
     if not file.is_file():
         raise ValueError(f"the shard {file} does not exist")

@@ -158,11 +158,7 @@ def coco_categories(file: Path) -> dict[str, str]:
 
 
 def _instances(file: Path, crowds: bool) -> _Instances:
-    """Content of the three lists, read in one pass in any order.
-
-    Raises:
-        ValueError: the file is missing, or lacks one of the three lists.
-    """
+    """Content of the three lists, read in one pass in any order."""
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     content, found, distinct = _Instances(), set[str](), Distinct("id")
@@ -204,11 +200,7 @@ def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds
 
 
 def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Every picture's id and labels, each once, in the order of the categories' ids.
-
-    Raises:
-        ValueError: an object refers to a picture or category that the file does not describe.
-    """
+    """Every picture's id and labels, each once, in the order of the categories' ids."""
     images, categories = (np.array(part, dtype=np.int64) for part in (content.of_image, content.of_category))
     for what, ids, known in (("picture", images, content.images), ("category", categories, content.categories)):
         strange = np.setdiff1d(ids, np.fromiter(known, dtype=np.int64, count=len(known)))

@@ -129,11 +129,7 @@ _Labels = tuple[str, ...]
 def _group(
     group: Any, key: str, split: str, where: str, mappings: dict[str, list[str]]
 ) -> Iterator[tuple[str, str, str, _Labels, _Labels]]:
-    """Picture's id, user, key of its pixels, labels and fine labels, of each picture of a group.
-
-    Raises:
-        ValueError: the group has no pictures or no names, or not equally many.
-    """
+    """Picture's id, user, key of its pixels, labels and fine labels, of each picture of a group."""
     if "image" in group:
         coarse, fine = (_joined(hdf5_array(group, level, where)[()]) for level in ("labels", "fine_grained_labels"))
         yield key, _decoded(hdf5_array(group, "user_id", where)[()]), f"{split}/{key}/image", coarse, fine
@@ -170,11 +166,7 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
 
 
 def _mappings(content: Any, file: Path) -> dict[str, list[str]]:
-    """The names behind label indices, where the file has them.
-
-    Raises:
-        ValueError: the metadata are no JSON.
-    """
+    """The names behind label indices, where the file has them."""
     found: dict[str, list[str]] = {}
     metadata = content.get("metadata", {})
     for level, key in (("labels", "label_mapping"), ("fine_grained_labels", "fine_grained_label_mapping")):

@@ -74,11 +74,7 @@ def drop_unreadable(
 
 
 def _speak_of(lost: Mapping[int, str], count: int, source: Path, at_most: float) -> None:
-    """Warning of unreadable pictures, or an error if there are too many.
-
-    Raises:
-        ValueError: more than the share ``at_most`` cannot be read.
-    """
+    """Warning of unreadable pictures, or an error if there are too many."""
     told, first = f"{len(lost)} of {count} pictures in {source} cannot be read", lost[min(lost)]
     if len(lost) > at_most * count:
         raise ValueError(f"{told}, more than the share of {at_most:g} that may be left out; the first: {first}")

@@ -51,11 +51,7 @@ def voc_records(folder: Path, split: str, *, difficult: bool = False) -> Iterato
 
 
 def _read(file: Path, difficult: bool) -> tuple[str, tuple[str, ...]]:
-    """A picture's file name and the names of its objects, each once, in the order of their first object.
-
-    Raises:
-        ValueError: the file is no annotation in XML, or an object has no name or no sound flag ``difficult``.
-    """
+    """A picture's file name and the names of its objects, each once, in the order of their first object."""
     try:
         root = ElementTree.fromstring(file.read_bytes())
     except (ElementTree.ParseError, ValueError, LookupError) as error:

@@ -202,11 +202,7 @@ def _answer_set(name: str, source: Source, count: int) -> tuple[str, ...]:
 
 
 def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, list[Record]]:
-    """Role -> the questions whose answer is in the answer set.
-
-    Raises:
-        ValueError: no question of a role has an answer of the answer set.
-    """
+    """Role -> the questions whose answer is in the answer set."""
     known = set(answers)
     roles: dict[str, list[Record]] = {}
     for role in ("train", "validation", "test"):
@@ -233,11 +229,7 @@ def _shards(records: list[Record], shards: int | None, count: int) -> list[list[
 def _draw(
     client: str, roles: Mapping[str, list[Record]], source: Source, share: float, seeds: tuple[int, int, int]
 ) -> dict[str, list[Record]]:
-    """A client's examples by role.
-
-    Raises:
-        ValueError: the validation share holds out no picture, or must divide pairs of pictures.
-    """
+    """A client's examples by role."""
     seed, number, shard = seeds
     train, held = roles["train"], roles.get("validation")
     if held is None:
@@ -285,11 +277,7 @@ class _Pictures:
         self._table: PictureFiles | None = None
 
     def add(self, records: Sequence[Record], places: Sequence[str]) -> None:
-        """Search for the pictures of these questions.
-
-        Raises:
-            ValueError: some are in none of the places; names the first, and how many there are.
-        """
+        """Search for the pictures of these questions."""
         missing: dict[str, Record] = {}
         for record in records:
             numbers: list[int] = []

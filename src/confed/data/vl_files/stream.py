@@ -65,11 +65,7 @@ def json_text(file: Path, key: str, until: str) -> str:
 
 
 def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
-    """Items of the list under one key of an object.
-
-    Raises:
-        ValueError: the file has no object with a list under this key.
-    """
+    """Items of the list under one key of an object."""
     if text.peek() != "{":
         raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
     found = False

@@ -53,11 +53,7 @@ def vcr_records(folder: Path, split: str) -> Iterator[Record]:
 
 
 def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> str:
-    """Tokens as one text; a list of positions becomes the names of those objects.
-
-    Raises:
-        ValueError: the entry is no list of words and of positions among the objects.
-    """
+    """Tokens as one text; a list of positions becomes the names of those objects."""
     if not isinstance(tokens, list) or not tokens:
         raise ValueError(f"{file}, row {row}: expected a list of tokens as {key!r}, got {tokens!r:.80}")
     words: list[str] = []

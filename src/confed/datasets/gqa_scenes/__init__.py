@@ -155,11 +155,7 @@ def _manifest(base: Path) -> dict[str, Any]:
 
 
 def _checked(base: Path, name: str, manifest: Mapping[str, Any]) -> Path:
-    """A file, once its size and hash are those of the manifest.
-
-    Raises:
-        ValueError: the file is missing, or is not the one that the manifest describes.
-    """
+    """A file, once its size and hash are those of the manifest."""
     file, expected = base / name, manifest["files"].get(name)
     if expected is None or not file.is_file():
         raise ValueError(f"gqa_scenes: the file {file} is missing; {_HINT}")

@@ -111,11 +111,7 @@ def write_predictions(file: Path, predictions: Iterable[tuple[str, Prediction]],
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The lines of a file as mappings, each with where it stands.
-
-    Raises:
-        ValueError: a file .csv is no CSV in UTF-8.
-    """
+    """The lines of a file as mappings, each with where it stands."""
     if file.suffix.lower() != ".csv":
         yield from ((f"{file}, row {number}", row) for number, row in read_jsonl(file))
         return

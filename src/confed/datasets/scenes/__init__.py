@@ -167,11 +167,7 @@ def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> t
 
 
 def _check_pools(preset: str, knobs: Knobs) -> None:
-    """Check that answer sets, shards and unseen scenes go together.
-
-    Raises:
-        ValueError: two of these options contradict each other, or one is out of its range.
-    """
+    """Check that answer sets, shards and unseen scenes go together."""
     kind = PRESETS[preset]
     size = kind.pools if knobs.pools is None else knobs.pools
     _at_least("pools", size, 0)

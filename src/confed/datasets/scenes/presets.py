@@ -243,11 +243,7 @@ def _pool(train: Examples, size: int) -> tuple[str, ...]:
 
 
 def _inside(client: str, made: Mapping[str, Made], answers: Sequence[str]) -> dict[str, Made]:
-    """A client's examples whose answer is in its answer set; the others are left out, as FedDAT's loader does.
-
-    Raises:
-        ValueError: a role has none.
-    """
+    """A client's examples whose answer is in its answer set; the others are left out, as FedDAT's loader does."""
     kept: dict[str, Made] = {}
     for role, part in made.items():
         rows = [row for row, answer in enumerate(part.examples.answers) if answer in answers]

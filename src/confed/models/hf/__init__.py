@@ -44,6 +44,7 @@ def hf(
     trainable: Trainable = "lora",
     peft: Finetuning = USUAL,
     checkpointing: bool = False,
+    device_map: Literal["one", "auto"] = "one",
     max_length: int = 256,
     seed: int = 0,
 ) -> HuggingFaceVLM:
@@ -64,6 +65,8 @@ def hf(
         trainable: "lora" (default), "ia3", "adapters", "bias", "top" or "all".
         peft: options of that finetuning; LoRA's layers are by default all linear layers of ``parts``.
         checkpointing: recompute activations in the backward pass, which saves memory and costs a third more time.
+        device_map: "auto" spreads what does not learn over all GPUs of the machine, for bases that are too large for
+            one; with "lora", whose factors stay on one of them.
         max_length: most tokens of a prompt, without its picture's.
         seed: of all fresh values.
 
@@ -77,6 +80,7 @@ def hf(
         raise ValueError(f"model.parts must be of {', '.join(get_args(Part))}, got {', '.join(unknown) or 'none'}")
     if base not in get_args(Base):
         raise ValueError(f"model.base must be one of {', '.join(get_args(Base))}, got {base!r}")
+    _check_device_map(device_map, base, trainable, peft)
     body = _body(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
     if base in ("int8", "nf4"):
         if trainable in ("all", "top") or peft.reset_base:
@@ -86,6 +90,7 @@ def hf(
             )
         quantise(body, body.get_decoder(), base)
     model = HuggingFaceVLM(body, _tokenizer((), (), source, revision, max_length), checkpointing)
+    model.device_map = device_map
     model.mixed = base != "fp32"
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = base == "nf4", base == "int8"
     finetune(model, trainable, peft, model.places(tuple(parts)), torch.Generator().manual_seed(seed))
@@ -100,6 +105,19 @@ def hf(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model.trainable = {trainable!r} finds nothing to learn in {source!r}: {', '.join(parts)}")
     return model
+
+
+def _check_device_map(device_map: str, base: str, trainable: str, peft: Finetuning) -> None:
+    """Check that a base that is to be spread is one that can be."""
+    if device_map not in ("one", "auto"):
+        raise ValueError(f"model.device_map must be 'one' or 'auto', got {device_map!r}")
+    if device_map == "auto" and base in get_args(Quantised):
+        raise ValueError(f"model.device_map = 'auto' needs model.base 'bf16' or 'fp32', got {base!r}")
+    if device_map == "auto" and (trainable != "lora" or peft.reset_base):
+        raise ValueError(
+            "model.device_map = 'auto' spreads a base that is frozen: model.trainable must be 'lora', without "
+            f"model.peft.reset_base, got {trainable!r}"
+        )
 
 
 def _tokenizer(
@@ -129,11 +147,7 @@ def _processor(source: str, revision: str) -> Any:
 
 
 def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
-    """The library's model, its values of the type ``dtype`` whatever they are stored as.
-
-    Raises:
-        ValueError: there is none, it cannot be read, it is an encoder with a decoder, or a mixture of experts.
-    """
+    """The library's model, its values of the type ``dtype`` whatever they are stored as."""
     check_torchvision()
     if source.startswith(TINY):
         from confed.models.hf.tiny import tiny
@@ -170,11 +184,7 @@ def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
 
 
 def _place(source: str) -> str:
-    """A folder or a hub name.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """A folder or a hub name."""
     if not source:
         raise ValueError(f"model.source is missing: give {SOURCES}")
     own = WEIGHTS / source

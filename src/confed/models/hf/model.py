@@ -7,7 +7,7 @@ B, with as many pictures as the example with the most, and joined where the libr
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,11 @@ from confed.models.hf.candidates import (
     tree_likelihoods,
     tree_states,
 )
+from confed.models.hf.device_map import check_spreadable, gpus, moved, spread
 from confed.models.hf.pictures import Pictures
 from confed.models.hf.placeholder import typed_inputs
 from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.text_search import search
 
 __all__ = ["Asked", "HuggingFaceVLM", "Pictures"]
 
@@ -79,6 +81,7 @@ class HuggingFaceVLM(Finetunable):
         mixed: whether what does not learn is bf16, so that passes run under autocast.
         is_loaded_in_4bit: whether linear layers are quantised to 4 bits; the library ``peft`` asks.
         is_loaded_in_8bit: whether they are quantised to 8 bits.
+        device_map: "auto" for a base that is spread over the GPUs that there are, "one" for one device.
     """
 
     writes = "answers"
@@ -87,6 +90,7 @@ class HuggingFaceVLM(Finetunable):
     mixed = False
     is_loaded_in_4bit = False
     is_loaded_in_8bit = False
+    device_map: Literal["one", "auto"] = "one"
 
     def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
         super().__init__()
@@ -96,6 +100,7 @@ class HuggingFaceVLM(Finetunable):
         self._candidates: Tensor | None = None
         self._trees: tuple[CandidateTree, ...] | None = None
         self._writing: Writing | None = None
+        self._main: torch.device | None = None
         self._typed = typed_inputs(body, tokenizer.placeholder)
         self._checkpointing = checkpointing
         if checkpointing:
@@ -108,6 +113,19 @@ class HuggingFaceVLM(Finetunable):
         """Names of all tensors that do not learn, the scales of quantised weights among them."""
         learning = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         return set(self.state_dict(keep_vars=True)) - learning | {name for name, _ in self.named_buffers()}
+
+    def place(self, device: str) -> None:
+        """See :class:`confed.federation.specs.PlacesItself`.
+
+        A base that cannot be spread as ``device_map`` says is a ValueError.
+        """
+        if self.device_map == "auto":
+            check_spreadable(self, self.body)
+        several = gpus(device) if self.device_map == "auto" else []
+        if len(several) < 2:
+            self.to(device)
+        else:
+            self._main = spread(self, self.body, several)
 
     # Parts --------------------------------------------------------------------------------------------------------
 
@@ -207,6 +225,13 @@ class HuggingFaceVLM(Finetunable):
 
     def suffix(self, state: Asked) -> Output:
         """The library's model, with the adapters that are switched on."""
+        home = state.ids.device
+        if self._main is not None:
+            state = Asked(*(moved(part, self._main) for part in state))
+        output = self._answer(state)
+        return Output(output.logits.to(home), output.features.to(home))
+
+    def _answer(self, state: Asked) -> Output:
         # What learns is fp32 and adds to the states of a bf16 base, as peft's own training has it.
         with torch.autocast(state.ids.device.type, torch.bfloat16) if self.mixed else nullcontext():
             if state.tokens is not None:
@@ -317,36 +342,8 @@ class HuggingFaceVLM(Finetunable):
             state: prompts.
             how: length and width of the search.
         """
-        from transformers import GenerationConfig
-
-        own = self.body.generation_config.eos_token_id
-        ends = {
-            *([] if own is None else own if isinstance(own, list) else [own]),
-            self.tokenizer.tokenizer.eos_token_id,
-        }
-        config = GenerationConfig(
-            max_new_tokens=how.max_new_tokens, num_beams=how.beams, length_penalty=how.length_penalty, do_sample=False,
-            eos_token_id=sorted(filter(None, ends)) or None, pad_token_id=self.tokenizer.pad, use_cache=True,
-        )  # fmt: skip
-        features: list[Tensor] = []
-
-        def keep(module: nn.Module, given: Any, output: Any) -> None:
-            del module, given
-            if not features:
-                features.append(output.last_hidden_state[:: how.beams, -1])
-
-        hook = self.body.get_decoder().register_forward_hook(keep)
-        try:
-            read = self._inputs(state.ids, state.mask, state.pictures, state.shown)
-            made = self.body.generate(**read, generation_config=config)
-        finally:
-            hook.remove()
-        written = made[:, state.ids.shape[1] :]
-        # Behind the end the library's search repeats it where the token of padding has the id 0.
-        ended = torch.isin(written, torch.tensor(sorted(filter(None, ends)), device=written.device)).long()
-        written = written.masked_fill(ended.cumsum(1) > ended, self.tokenizer.pad)
-        missing = how.max_new_tokens - written.shape[1]
-        return Output(nn.functional.pad(written, (0, missing), value=self.tokenizer.pad), features[0])
+        read = self._inputs(state.ids, state.mask, state.pictures, state.shown)
+        return Output(*search(self.body, read, self.tokenizer, how))
 
     def check_pictures(self, image: Tensor) -> None:
         """Check that a picture has as many tokens in a prompt as the picture encoder gives features.

@@ -46,11 +46,7 @@ def tiny(family: str, seed: int = 0) -> tuple[nn.Module, Any]:
 
 
 def _processor(family: str, made: Family) -> Any:
-    """A family's processor.
-
-    Raises:
-        ValueError: a library that it needs is missing.
-    """
+    """A family's processor."""
     try:
         return made.processor(tiny_tokenizer(made))
     except ImportError as error:

@@ -1,0 +1,251 @@
+"""Gates of a benchmark: whether a claim about federated methods could show on it at all, judged from its runs.
+
+| gate | demand | otherwise |
+|---|---|---|
+| a | centralised training at least 5 points over local training | pooling gains nothing, so no federated method can |
+| b | every row within 0.5 points of its value at 1.5 times the rounds | the table ranks learning speeds |
+| c | a head alone at least 5 points under adapters, everything at least level with them | the backbone knows the task |
+| d | the Bayes ceiling at least 10 points over local training | gains of the published size are impossible |
+| e | floors at least 10 points under centralised training | a modality is not used |
+
+Values are accuracies in points (%), of the model that a row deploys, means over clients and then over seeds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from confed.results.headline import is_labelled
+from confed.results.runs import Run, Study, average, counted, numbers
+
+__all__ = ["LEVEL", "LONGER", "Gate", "Rows", "judge"]
+
+LONGER = 1.5
+"""How many times the rounds gate b asks for."""
+POOLING, ADAPTED, HEADROOM, OVER_FLOORS = 5.0, 5.0, 10.0, 10.0
+"""Least differences of the gates a, c, d and e, in points."""
+LEVEL = 0.5
+"""Differences of so many points count as none."""
+_VIEWS = ("personal", "global_seen")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a study that gates compare; an empty name where the study has none.
+
+    Attributes:
+        central: centralised training.
+        local: local training of the same model.
+        heads: a row that trains the head alone, and the same method with adapters.
+        everything: a row that trains all parameters, and the same method with adapters.
+    """
+
+    central: str = ""
+    local: str = ""
+    heads: tuple[str, str] = ("", "")
+    everything: tuple[str, str] = ("", "")
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All rows that there are, each once."""
+        return tuple(filter(None, dict.fromkeys([self.local, self.central, *self.heads, *self.everything])))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One gate, judged.
+
+    Attributes:
+        key: "a" to "e".
+        asked: the demand.
+        found: what was found, or why it could not be judged.
+        passed: None where it could not be judged.
+        values: the numbers behind it, in points.
+    """
+
+    key: str
+    asked: str
+    found: str
+    passed: bool | None = None
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def judge(study: Study, longer: Study | None, rows: Rows, ceilings: Mapping[str, float], modal: bool) -> list[Gate]:
+    """All five gates of a benchmark, in order.
+
+    Args:
+        study: the finished runs at the benchmark's rounds.
+        longer: the same rows and seeds at 1.5 times the rounds; None where there are none.
+        rows: which rows are compared.
+        ceilings: client -> the accuracy that no model can exceed, a fraction; empty where it is unknown.
+        modal: whether clients own different modalities, of which texts are one: answers from words alone are then no
+            floor.
+
+    Raises:
+        ValueError: the study has multi-label results, which have no accuracies.
+    """
+    if any(is_labelled(run.summary) for run in study.runs):
+        raise ValueError(f"{study.folder}: gates compare accuracies, and multi-label results have none")
+    return [
+        _pooling(study, rows),
+        _converged(study, longer),
+        _ordered(study, rows),
+        _headroom(study, rows, ceilings),
+        _floors(study, rows, modal),
+    ]
+
+
+def _pooling(study: Study, rows: Rows) -> Gate:
+    asked = f"centralised at least {POOLING:g} points over local training"
+    return _at_least(
+        "a", asked, _over(study, rows.central, rows.local), POOLING, _lacking(study, rows, "central local")
+    )
+
+
+def _headroom(study: Study, rows: Rows, ceilings: Mapping[str, float]) -> Gate:
+    asked = f"Bayes ceiling at least {HEADROOM:g} points over local training"
+    if not ceilings:
+        return Gate("d", asked, "not judged: the data set does not state a ceiling")
+    local = _places(study, rows.local) if rows.local else {}
+    common = [place for place in local if place in ceilings]
+    if not common:
+        return Gate("d", asked, f"not judged: {_lacking(study, rows, 'local') or 'no ceiling for a client'}")
+    ceiling, own = (100 * _mean(values[place] for place in common) for values in (ceilings, local))
+    found = {"ceiling": ceiling, "local": own, "difference": ceiling - own}
+    return _at_least("d", asked, found, HEADROOM, "")
+
+
+def _converged(study: Study, longer: Study | None) -> Gate:
+    asked = f"every row within {LEVEL:g} points of its value at {LONGER:g} times the rounds"
+    if longer is None:
+        return Gate("b", asked, "not judged: no runs with more rounds")
+    values: dict[str, float] = {}
+    for row in study.methods:
+        seeds = {run.seed for run in study.of(row)} & {run.seed for run in longer.of(row)}
+        before, after = (_value(each, row, seeds) for each in (study, longer))
+        if before is not None and after is not None:
+            values[study.labels[row]] = after - before
+    missing = [study.labels[row] for row in study.methods if study.labels[row] not in values]
+    if not values:
+        return Gate("b", asked, "not judged: no row has runs of one seed with either number of rounds")
+    worst = sorted(values, key=lambda row: -abs(values[row]))
+    failed = [row for row in worst if abs(values[row]) > LEVEL]
+    found = f"{len(values) - len(failed)} of {len(values)} rows; changes: "
+    found += ", ".join(f"{row} {values[row]:+.1f}" for row in worst)
+    found += f"; not run: {', '.join(missing)}" if missing else ""
+    # One row that moves fails the gate, and a row that was not looked at leaves it open.
+    return Gate("b", asked, found, False if failed else None if missing else True, values)
+
+
+def _ordered(study: Study, rows: Rows) -> Gate:
+    asked = f"a head alone at least {ADAPTED:g} points under adapters, everything at least level with adapters"
+    parts: list[str] = []
+    verdicts: list[bool | None] = []
+    values: dict[str, float] = {}
+    for (one, adapters), what, least in ((rows.heads, "head", None), (rows.everything, "everything", -LEVEL)):
+        if not one or not adapters:
+            parts.append(f"{what}: no such pair of rows")
+            verdicts.append(None)
+            continue
+        found = _over(study, one, adapters)
+        if found is None:
+            parts.append(f"{what}: {one} or {adapters} not run")
+            verdicts.append(None)
+            continue
+        difference = found["difference"]
+        values[f"{one} - {adapters}"] = difference
+        parts.append(f"{study.labels[one]} {difference:+.1f} to {study.labels[adapters]}")
+        verdicts.append(difference <= -ADAPTED if least is None else difference >= least)
+    verdict = False if False in verdicts else None if None in verdicts else True
+    text = "; ".join(parts)
+    return Gate("c", asked, text if values else f"not judged: {text}", verdict, values)
+
+
+def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
+    asked = (
+        f"floors (majority, words alone, permuted inputs) at least {OVER_FLOORS:g} points under centralised training"
+    )
+    runs = study.of(rows.central) if rows.central else ()
+    if not runs:
+        return Gate("e", asked, f"not judged: {_lacking(study, rows, 'central')}")
+    values: dict[str, float] = {}
+    for name in dict.fromkeys(name for run in runs for name in _controls(run)):
+        if name == "words" and modal:
+            continue
+        margins = [margin for run in runs if (margin := _margin(run, name)) is not None]
+        if margins:
+            values[name] = _mean(margins)
+    if not values:
+        return Gate("e", asked, 'not judged: the runs have no control conditions (run.controls = "all")')
+    found = "over " + ", ".join(f"{name.replace('_', ' ')} {value:+.1f}" for name, value in values.items())
+    return Gate("e", asked, found, all(value >= OVER_FLOORS for value in values.values()), values)
+
+
+def _controls(run: Run) -> Mapping[str, Mapping[str, float]]:
+    """Floor -> place -> value, of the model that a run is judged by; empty without controls."""
+    controls = run.summary.get("controls")
+    if not isinstance(controls, Mapping):
+        return {}
+    own = next((controls[view] for view in _VIEWS if isinstance(controls.get(view), Mapping)), {})
+    names = [name for name in own if name in ("constant", "words") or name.startswith("permuted_")]
+    return {"right": numbers(own.get("right")), **{name: numbers(own[name]) for name in names}} if names else {}
+
+
+def _margin(run: Run, name: str) -> float | None:
+    """How far a floor lies under the model, in points, over the places that have this floor."""
+    controls = _controls(run)
+    places = controls.get(name, {})
+    right = controls.get("right", {})
+    if name == "right" or not places:
+        return None
+    return 100 * _mean(right[place] - value for place, value in places.items() if place in right)
+
+
+def _over(study: Study, one: str, other: str) -> dict[str, float] | None:
+    """Two rows and their difference, over the seeds that both have; None where there are none."""
+    seeds = {run.seed for run in study.of(one)} & {run.seed for run in study.of(other)}
+    first, second = (_value(study, row, seeds) for row in (one, other))
+    if first is None or second is None:
+        return None
+    return {one: first, other: second, "difference": first - second}
+
+
+def _at_least(key: str, asked: str, found: Mapping[str, float] | None, least: float, lacking: str) -> Gate:
+    if found is None:
+        return Gate(key, asked, f"not judged: {lacking}")
+    named = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "difference")
+    return Gate(key, asked, f"{named}: {found['difference']:+.1f}", found["difference"] >= least, dict(found))
+
+
+def _lacking(study: Study, rows: Rows, wanted: str) -> str:
+    """Which of the wanted roles have no run."""
+    named = {"central": rows.central, "local": rows.local}
+    missing = [role for role in wanted.split() if not named[role] or not study.of(named[role])]
+    return f"no finished run of a {' and a '.join(missing)} row" if missing else ""
+
+
+def _value(study: Study, row: str, seeds: Iterable[int]) -> float | None:
+    """Mean over seeds and clients, in points."""
+    found = [_of_run(run) for run in study.of(row) if run.seed in set(seeds)]
+    value = average(found)
+    return None if value is None else 100 * value
+
+
+def _of_run(run: Run) -> float | None:
+    return average(list(_judged(run).values()))
+
+
+def _judged(run: Run) -> dict[str, float]:
+    """Client -> the value of what the run's method deploys."""
+    key = next((key for key in ("deployed", *_VIEWS) if run.summary.get(key)), "personal")
+    return counted(run.summary, key)
+
+
+def _places(study: Study, row: str) -> dict[str, float]:
+    """Client -> mean over seeds."""
+    runs = [_judged(run) for run in study.of(row)]
+    return {place: _mean(run[place] for run in runs if place in run) for run in runs for place in run}
+
+
+def _mean(values: Iterable[float]) -> float:
+    there: Sequence[float] = list(values)
+    return sum(there) / len(there)

@@ -1,0 +1,103 @@
+"""Runs that a benchmark's gates need: its references, with the recipe's rounds and with more (results/gates.py)."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from confed.data.labelled import LabelDataset
+from confed.recipes.recipe import Recipe
+from confed.recipes.schema import plain
+from confed.results.gates import LONGER, Gate, Rows, judge
+from confed.results.runs import Study, load
+from confed.runs.dataset import load_dataset
+
+__all__ = ["judged", "rows_for_gates", "with_references", "with_rounds"]
+
+CENTRAL, LOCAL = "central", "local"
+"""Rows that are added where a recipe has none such."""
+
+
+def with_references(recipe: Recipe) -> Recipe:
+    """The same rows, and a centralised and a local one with the recipe's own settings where they are missing."""
+    rows = rows_for_gates(recipe)
+    more = [name for name, there in ((LOCAL, rows.local), (CENTRAL, rows.central)) if not there]
+    # A row of that name may be a method of another kind, or train another part of the model.
+    more = [name for name in more if name not in recipe.methods]
+    return recipe.with_rows([*recipe.methods, *more]) if more else recipe
+
+
+def rows_for_gates(recipe: Recipe) -> Rows:
+    """Which rows are the references, from their methods' traits and from what of the model each trains.
+
+    Args:
+        recipe: with the rows of a study.
+    """
+    single = {row: recipe.method(row) for row in recipe.methods}
+    traits = {row: own.construct("algorithm").traits for row, own in single.items()}
+    central = next((row for row in single if traits[row].centralised), "")
+    alone = [row for row in single if not traits[row].communicates and not traits[row].centralised]
+    like = single[central].sections["model"] if central else recipe.sections["model"]
+    local = next((row for row in alone if single[row].sections["model"] == like), "")
+    apart = [row for row in single if row not in alone and row != central]
+    return Rows(central, local, _pair(single, "head", [*alone, *apart]), _pair(single, "all", [*apart, *alone]))
+
+
+def _pair(single: Mapping[str, Recipe], trained: str, order: Sequence[str]) -> tuple[str, str]:
+    """A row that trains this part of the model, and the same method with adapters; empty names if there is none."""
+
+    def trains(row: str) -> Any:
+        return single[row].sections["model"].get("trainable")
+
+    for one in (row for row in order if trains(row) == trained):
+        same = single[one].sections["algorithm"]
+        for other in order:
+            if trains(other) == "adapters" and single[other].sections["algorithm"] == same:
+                return one, other
+    return "", ""
+
+
+def with_rounds(recipe: Recipe, times: float = LONGER) -> Recipe:
+    """The same recipe with more rounds, rounded up."""
+    return recipe.with_run(rounds=math.ceil(times * recipe.run.rounds))
+
+
+def judged(recipe: Recipe, folder: Path, longer: Path | None) -> list[Gate]:
+    """The gates of a benchmark, from the finished runs of its study.
+
+    Args:
+        recipe: the benchmark, with the rows of the study.
+        folder: of the study.
+        longer: of the study with more rounds; None where there is none.
+
+    Raises:
+        ValueError: multi-label data, or a folder that holds no study, or has no finished run.
+    """
+    dataset = load_dataset(json.dumps(plain(recipe.sections["data"])), recipe.run.seed)
+    if isinstance(dataset, LabelDataset):
+        raise ValueError(f"{recipe.name}: gates compare accuracies, and multi-label results have none")
+    study = _finished(folder)
+    more = None if longer is None else _finished(longer)
+    if more is not None and (few := _too_few(study, more)):
+        raise ValueError(f"{longer}: {few}")
+    modal = bool(dataset.modalities)
+    return judge(study, more, rows_for_gates(recipe), dataset.ceilings, modal)
+
+
+def _finished(folder: Path) -> Study:
+    """A study without runs that did not come to their end."""
+    study = load(folder)
+    complete = tuple(run for run in study.runs if run.complete)
+    if not complete:
+        raise ValueError(f"{folder} has no finished run")
+    return replace(study, runs=complete)
+
+
+def _too_few(study: Study, longer: Study) -> str:
+    """Reason why the rounds of a second study are not those that the gate asks for; "" if they are."""
+    before, after = (int(each.runs[0].recipe["run"]["rounds"]) for each in (study, longer))
+    if after >= LONGER * before:
+        return ""
+    return f"gate b needs at least {LONGER:g} times the rounds of the first study, {before}, got {after}"

@@ -1,0 +1,84 @@
+"""Gates of a benchmark from its recipe: which rows are its references, and what is run for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from confed.cli import main as run_command
+from confed.recipes.recipe import load_recipe, parse_recipe
+from confed.results.gates import Rows
+from confed.studies.gates import rows_for_gates, with_references, with_rounds
+
+
+def confed(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        run_command([str(argument) for argument in arguments])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+SMALL = ["data.train=16", "data.validation=4", "data.test=8", "run.rounds=1", "model.layers=1", "model.width=16"]
+SMALL += ["run.controls=all", "run.modality_matrix=false"]
+
+
+def test_references_of_the_feddat_recipe_are_told_by_what_they_train() -> None:
+    recipe = load_recipe("feddat_domain")
+    rows = rows_for_gates(with_references(recipe.with_rows(recipe.table)))
+    assert rows == Rows("central", "adapter_local", ("clf_local", "adapter_local"), ("full", "adapter"))
+
+
+def test_missing_references_are_added() -> None:
+    recipe = load_recipe("modalities").with_rows(["fedavg"])
+    assert with_references(recipe).methods == ("fedavg", "local", "central")
+    assert rows_for_gates(with_references(recipe)) == Rows("central", "local")
+    assert with_references(load_recipe("modalities")).methods == load_recipe("modalities").methods
+
+
+def test_one_and_a_half_times_the_rounds_are_rounded_up() -> None:
+    assert with_rounds(load_recipe("modalities", ["run.rounds=5"])).run.rounds == 8
+
+
+def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "gates"
+    assert confed("gates", "modalities", *SMALL, "--methods", "fedavg", "--workers", "1", "--out", out) == 0
+    capsys.readouterr()
+    content = json.loads((out / "gates.json").read_text())
+    found = {gate["key"]: gate for gate in content["gates"]}
+    assert content["rounds"] == 1
+    assert found["d"]["values"]["ceiling"] == pytest.approx(78.99, abs=0.01)
+    assert found["b"]["values"].keys() == {"FedAvg", "Local only", "Centralised"}
+    assert found["a"]["passed"] is not None
+    assert found["e"]["passed"] is not None
+    assert found["c"]["passed"] is None
+    # Nothing is run for a finished study, and without longer runs nobody knows whether its rows have converged.
+    assert confed("gates", out / "rounds-1", "--json") == 0
+    again = {gate["key"]: gate for gate in json.loads(capsys.readouterr().out)["gates"]}
+    assert again["b"]["passed"] is None
+    assert again["a"] == found["a"]
+    assert confed("gates", out / "rounds-1", "--longer", out / "rounds-2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["gates"] == content["gates"]
+
+
+def test_a_study_with_too_few_rounds_more_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from confed.studies.runner import run_study
+    from confed.studies.study import open_study
+
+    recipe = load_recipe("modalities", [*SMALL, "run.evaluate_every=0"]).with_rows(["local"])
+    open_study(recipe, tmp_path / "study", [0])
+    run_study(tmp_path / "study")
+    assert confed("gates", tmp_path / "study", "--longer", tmp_path / "study") != 0
+    assert "1.5 times the rounds" in capsys.readouterr().err
+
+
+def test_multi_label_data_have_no_gates() -> None:
+    from confed.studies.gates import judged
+
+    with pytest.raises(ValueError, match="multi-label"):
+        judged(load_recipe("fedlgt_scenes"), Path("nowhere"), None)
+
+
+def test_a_row_named_as_a_reference_is_not_replaced() -> None:
+    text = '[algorithm]\nname = "fedavg"\n[model]\nname = "modal_transformer_mini"\n[task]\nname = "vqa"\n'
+    text += '[data]\nname = "modalities"\n[study]\nmethods = ["local"]\n[methods.local]\nname = "fedavg"\n'
+    assert with_references(parse_recipe(text)).methods == ("local", "central")
