@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from confed.api.progress import Display
 from confed.cli.federation_status import StatusPage
-from confed.cli.progress import Display
 from confed.data.card_files import read_card
 from confed.engines.remote.handshake import Fingerprint
 from confed.engines.remote.journal import Journal

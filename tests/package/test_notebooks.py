@@ -1,0 +1,56 @@
+"""The notebooks run from top to bottom, and hold outputs that name no machine."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repository import ROOT
+
+nbformat: Any = pytest.importorskip("nbformat", reason="the extra dev brings nbclient and ipykernel")
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+one_by_one = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def executed(notebook: Path, folder: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "docs" / "run_notebooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.executed(notebook, str(folder))
+
+
+def errors(content: Any) -> list[str]:
+    """Errors and warnings among the outputs."""
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [str(o)[:400] for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@one_by_one
+def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of its own takes 10 to 40 seconds; nothing shorter runs what a reader runs."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("CONFED_ALLOW_CODE")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert errors(executed(notebook, tmp_path)) == []
+
+
+@one_by_one
+def test_stored_outputs_are_there_and_name_no_machine(notebook: Path) -> None:
+    content = nbformat.read(notebook, as_version=4)
+    nbformat.validate(content)
+    cells = [cell for cell in content.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert errors(content) == []
+    assert any(cell.outputs for cell in cells)
+    assert re.findall(r"(?:/home|/root|/tmp|/work|/Users)/\S*", notebook.read_text(encoding="utf-8")) == []
+    assert notebook.stat().st_size < 300_000
