@@ -53,8 +53,8 @@ CASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Name -> the command that begins it, without its folder."""
 
-TIMES = {"seconds", "cpu_seconds", "seconds_per_round", "peak_memory_bytes"}
-"""Keys of summaries that may differ between two runs."""
+TIMES = {"seconds", "cpu_seconds", "seconds_per_round", "peak_memory_bytes", "features"}
+"""Keys of summaries that may differ between two runs: what is found in the cache of features depends on others, too."""
 
 UNCOMPARED = {"timings.jsonl", "timeline.jsonl", "report.html", "report.md", "begun.json"}
 """Files with times in them; that they are there is compared."""

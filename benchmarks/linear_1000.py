@@ -2,12 +2,14 @@
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.checkpoint_writer import CheckpointWriter
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore
 from federations import VECTOR_LOCAL, Linear, plain_fedavg, vector_setup, vector_tables
@@ -33,20 +35,31 @@ def main() -> None:
     simulation = Simulation(setup, MemoryStore(), InProcess(setup, workspace), COHORT)
     start = simulation.start(workspace)
     figures = side_by_side(plain, lambda: list(simulate(simulation, start)))
+    at_once = replace(setup, batch_clients=COHORT)
+    executor = InProcess(at_once, workspace)
+    stacked = Simulation(at_once, MemoryStore(), executor, COHORT)
+    together = side_by_side(plain, lambda: list(simulate(stacked, start)))
+    assert not executor.one_by_one
+    finish("linear_1000_at_once", 0.4, **together)
     finish("linear_1000", 1.3, **figures, milliseconds_per_plain_round=1000 * figures["plain_seconds"] / ROUNDS)
 
     setup = vector_setup(CLIENTS, ROUNDS, tables, keep_personal=True)
 
-    def with_defaults() -> None:
+    def with_defaults(batch_clients: int = 1) -> None:
         # Personal models kept, a checkpoint after every round.
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = Checkpoints(Path(folder))
-            kept = Simulation(setup, checkpoints.store, InProcess(setup, workspace), COHORT)
+            writer = CheckpointWriter(checkpoints)
+            own = replace(setup, batch_clients=batch_clients)
+            kept = Simulation(own, checkpoints.store, InProcess(own, workspace), COHORT)
             for record in simulate(kept, start):
-                checkpoints.save(Checkpoint(record.round, record.servers, 0))
+                writer.save(Checkpoint(record.round, record.servers, 0))
+            writer.close()
 
     figures = side_by_side(plain, with_defaults, repeats=3)
     finish("linear_1000_defaults", float("inf"), **figures)
+    figures = side_by_side(plain, lambda: with_defaults(COHORT), repeats=3)
+    finish("linear_1000_defaults_at_once", 1.0, **figures)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,11 @@
-"""From process start to the end of round 1: confed against the plain loop, mini ViLT, 2 clients."""
+"""From process start to the end of round 1: confed against the plain loop, mini ViLT, 2 clients.
 
+``first``: processor seconds from the start of ``confed run RECIPE`` until round 1 can begin, with 8 examples per client
+and without evaluation, so that making data hardly counts; beside importing PyTorch, its first optimiser (for which
+PyTorch imports its compiler), the model classes of transformers, and ``confed --help``.
+"""
+
+import resource
 import statistics
 import subprocess
 import sys
@@ -36,6 +42,50 @@ main()
 }
 
 
+STARTS = {
+    "torch": "import torch",
+    "optimizer": "import torch; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)",
+    "transformers": "import torch; import transformers.models.vilt.modeling_vilt",
+    "help": "from confed.cli import main; main(['--help'])",
+    **{
+        recipe: f"""
+import os, pathlib, tempfile
+import confed.runs.run
+from confed.cli import main
+confed.runs.run.simulate = lambda *arguments: os._exit(0)
+main(["run", "{recipe}", "study.methods=[]", "data.train=8", "data.validation=4", "data.test=4", "run.workers=1",
+    "run.evaluate_every=0", "--out", str(pathlib.Path(tempfile.mkdtemp()) / "run")])
+"""
+        for recipe in ("captions_scenes", "fedvqa_scenes", "fedlgt_scenes")
+    },
+}
+
+
+def processor_seconds(code: str) -> float:
+    """User and system time of one process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=sys.path[0]
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def first() -> None:
+    found: dict[str, list[float]] = {kind: [] for kind in STARTS}
+    for repeat in range(4):
+        for kind, code in STARTS.items():
+            took = processor_seconds(code)
+            if repeat:  # the first one compiles what was never imported
+                found[kind].append(took)
+    for kind, times in found.items():
+        more = statistics.median(a - b for a, b in zip(times, found["torch"], strict=True))
+        finish(
+            f"start_{kind}", 1.0, ratio=more, unit="processor seconds more than import torch",
+            seconds=statistics.median(times), lowest=min(times), highest=max(times),
+        )  # fmt: skip
+
+
 def seconds(kind: str) -> float:
     """Wall-clock seconds of one process."""
     began = time.perf_counter()
@@ -53,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    first() if sys.argv[1:2] == ["first"] else main()

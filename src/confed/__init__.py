@@ -11,6 +11,8 @@ import confed.system.processor  # before torch, which reads once which instructi
 from confed.system.release import VERSION
 
 if TYPE_CHECKING:
+    from confed.api.run import Run, load_run, run
+    from confed.api.study import Study, load_study, study
     from confed.data.examples import Examples, FederatedDataset, Split
     from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
     from confed.federation.algorithm import Algorithm, action
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
+    "confed.api.run": ("Run", "load_run", "run"),
+    "confed.api.study": ("Study", "load_study", "study"),
     "confed.data.examples": ("Examples", "FederatedDataset", "Split"),
     "confed.engines.local": ("Members", "Setup", "Simulation", "Workspace", "simulate"),
     "confed.inference.load": ("load_exported",),
@@ -56,10 +60,10 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
-    "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Scope",
-    "ServerState", "Setup", "Simulation", "Split", "Traits", "Workspace", "action", "allow_code", "check_algorithm",
-    "create_model", "list_models", "load_exported", "load_recipe", "register_dataset", "register_model",
-    "register_task", "simulate", "teacher", "train",
+    "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Run", "Scope",
+    "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action", "allow_code",
+    "check_algorithm", "create_model", "list_models", "load_exported", "load_recipe", "load_run", "load_study",
+    "register_dataset", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
 ]  # fmt: skip
 
 

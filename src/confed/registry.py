@@ -26,6 +26,7 @@ from typing import Any, TypeVar, overload
 
 __all__ = [
     "ALLOWED",
+    "SESSION",
     "Registry",
     "algorithms",
     "allow_code",
@@ -44,6 +45,9 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 ALLOWED = "CONFED_ALLOW_CODE"
 """The environment variable with the modules that recipes may name; processes that are started inherit it."""
+
+SESSION = "session:"
+"""Begins the names of objects that only this process has (:mod:`confed.recipes.session_objects`)."""
 
 
 # Which modules a recipe may name ------------------------------------------------------------------------------
@@ -97,11 +101,7 @@ def _settings_file() -> Path:
 
 
 def _settings() -> list[str]:
-    """The list in the user's own settings; no other file is read.
-
-    Raises:
-        ValueError: the file is not readable TOML, or its ``allow_code`` is no list of names.
-    """
+    """The list in the user's own settings; no other file is read."""
     file = _settings_file()
     if not file.is_file():
         return []
@@ -204,7 +204,12 @@ class Registry:
     def names(self, pattern: str = "*") -> list[str]:
         """The registered names that match a glob, sorted."""
         self._load()
-        return sorted(name for name in self._entries if fnmatch(name, pattern))
+        return sorted(name for name in self._entries if fnmatch(name, pattern) and not name.startswith(SESSION))
+
+    def name_of(self, factory: object) -> str | None:
+        """The name under which something is registered; None if it is not."""
+        self._load()
+        return next((name for name, entry in self._entries.items() if entry is factory), None)
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The constructor of that name, or of ``"module:attribute"``.
@@ -213,7 +218,12 @@ class Registry:
             ValueError: nothing has that name (the message lists what there is), or it names a module that the user
                 has not allowed.
         """
-        if ":" in name:
+        if name.startswith(SESSION) and name not in self._entries:
+            raise ValueError(
+                f"the {self.kind} {name!r} is an object of the Python session that wrote the recipe: make the same "
+                "confed.Recipe(...) here first"
+            )
+        if ":" in name and not name.startswith(SESSION):
             return self._imported(name)
         self._load()
         if name not in self._entries:
@@ -228,8 +238,8 @@ class Registry:
         if module.startswith(f"{self.package}."):  # the long name of something registered
             self._load()
             value = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
-            if any(value is entry for entry in self._entries.values()):
-                return self._entries[next(key for key, entry in self._entries.items() if entry is value)]
+            if (known := self.name_of(value)) is not None:
+                return self._entries[known]
         return trusted(self.kind, name)
 
     def _load(self) -> None:

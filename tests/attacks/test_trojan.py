@@ -260,8 +260,8 @@ def test_the_attackers_head_is_where_the_gradient_of_its_loss_vanishes() -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eps": -1.0}, "eps must be finite and not negative, got -1"),
-        ({"eps": float("nan")}, "eps must be finite and not negative, got nan"),
+        ({"eps": -1.0}, "eps must not be negative, got -1"),
+        ({"eps": float("nan")}, "eps must be a number, got nan"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
     ],
 )

@@ -28,7 +28,7 @@ def items() -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "check"), items())
-def test_contract(name: str, check: str) -> None:
+def test_every_method_keeps_each_clause(name: str, check: str) -> None:
     CHECKS[check](algorithms[name]())
 
 

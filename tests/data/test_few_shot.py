@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from confed.data.examples import FederatedDataset, encode
+from confed.data.encode import encode
+from confed.data.examples import FederatedDataset
 from confed.data.few_shot import NEW, ClassPool, few_shot, harmonic_mean
 from confed.models.tokenizer import WordTokenizer
 
@@ -104,3 +105,26 @@ def test_classes_without_tests_or_with_one_name_are_refused() -> None:
         few_shot(bare, "iid")
     with pytest.raises(ValueError, match="got 'ant' twice"):
         few_shot(replace(pool(), classes=("ant", "ant", *CLASSES[2:])), "iid")
+
+
+def test_base_classes_that_nobody_can_learn_are_refused() -> None:
+    missing = pool()
+    missing.roles[(missing.labels == 1) & (missing.roles == "train")] = "test"
+    with pytest.raises(ValueError, match=r"base class 'bee' has no training example \(1 of 3\)"):
+        few_shot(missing, "iid", shots=None)
+    strangers = pool()
+    strangers.roles[(strangers.labels < 3) & (strangers.roles == "train")] = "test"
+    with pytest.raises(ValueError, match="no class is both trained on and tested"):
+        few_shot(strangers, "iid", shots=None)
+    with pytest.raises(ValueError, match="class number 2 has no name"):
+        few_shot(replace(pool(), classes=("ant", "bee", " ", *CLASSES[3:])), "iid")
+
+
+def test_clients_that_are_tested_on_what_they_did_not_learn_are_named() -> None:
+    domains = pool(domains=("photo", "sketch"))
+    here = (domains.domains == "sketch") & (domains.labels == 0) & (domains.roles == "train")  # type: ignore[operator]
+    domains.roles[here] = "test"
+    facts = few_shot(domains, "domain", shots=None).facts
+    assert facts["not learned"].startswith("1 of 2 clients are tested on classes of which they have no example")
+    assert facts["not learned"].endswith("at most 1 (sketch: ant)")
+    assert "not learned" not in few_shot(pool(), "iid").facts

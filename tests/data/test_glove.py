@@ -57,7 +57,7 @@ def test_reading_ends_where_all_words_are_found(file: Path):
         ("{}\n", "line 1: expected a word and its numbers"),
     ],
 )
-def test_what_is_refused(file: Path, content: str, message: str):
+def test_malformed_vector_files_are_refused(file: Path, content: str, message: str):
     file.write_text(content)
     with pytest.raises(ValueError, match=message):
         load_glove(file, ["cat"])
@@ -68,7 +68,7 @@ def test_a_missing_file_is_named_with_what_to_look_for(tmp_path: Path):
         load_glove(tmp_path / "none.txt", ["cat"])
 
 
-def test_published_vectors(real_data: Path):
+def test_published_vectors_are_read_as_they_are(real_data: Path):
     path = real_data / "text_assets" / "glove.6B.50d.top2445.txt"
     if not path.is_file():
         pytest.skip("the published word vectors are not here")

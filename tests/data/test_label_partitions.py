@@ -100,7 +100,7 @@ def test_users_have_few_rows_of_one_scene():
     assert {len(own) for own in users_within(scenes, _rng(), median=4, sigma=0.0).values()} == {4}
 
 
-def test_refusals():
+def test_options_out_of_range_are_refused():
     with pytest.raises(ValueError, match="alpha must be positive and finite, got 0"):
         draw_preferences(3, 3, 0, _rng())
     with pytest.raises(ValueError, match="at least one label and one client, got 0 and 3"):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Examples, FederatedDataset, TableData, encode, presence
+from confed.data.encode import encode
+from confed.data.examples import Examples, FederatedDataset, TableData, presence
 from confed.data.imputation import impute
 from confed.data.missing import drop_modalities, missing_of
 from confed.data.modalities import check_ownership, in_turns, modalities_of
@@ -117,7 +118,7 @@ def test_what_is_lost_is_a_function_of_seed_client_role_and_row() -> None:
 @pytest.mark.parametrize(
     ("when", "roles"), [("train", {"train"}), ("test", {"validation", "test", "unseen"}), ("both", {*ROLES, "unseen"})]
 )
-def test_roles(when: str, roles: set[str]) -> None:
+def test_modalities_are_dropped_from_the_roles_asked_for(when: str, roles: set[str]) -> None:
     dataset = drop_modalities(plain(), missing_of({"image": 0.5, "when": when}), 0)
     parts = {role: getattr(dataset.clients["two"], role) for role in ROLES} | {"unseen": dataset.unseen["abroad"]}
     assert {role for role, part in parts.items() if not presence(part)[:, 0].all()} == roles
@@ -401,7 +402,7 @@ def test_clients_without_pictures_get_black_ones_and_without_any_pictures_it_is_
         ("both", "plain", '{ image = 0.4, text = 0.3, when = "both", fill = "mean" }'),
     ],
 )
-def test_whole_runs(tmp_path: Path, model: str, data: str, missing: str) -> None:
+def test_whole_runs_with_missing_modalities_finish(tmp_path: Path, model: str, data: str, missing: str) -> None:
     recipe = load_recipe(recipe_file(tmp_path, model, data), [f"data.missing={missing}"])
     run(recipe, tmp_path / "out")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())

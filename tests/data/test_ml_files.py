@@ -103,7 +103,7 @@ def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
         ("categories", {"id": 1, "name": "person"}, "row 3 of categories: the id 1 comes twice"),
     ],
 )
-def test_coco_refuses(tmp_path, key, entry, message):
+def test_malformed_coco_files_are_refused(tmp_path, key, entry, message):
     file = _write(tmp_path / "i.json", {**INSTANCES, key: [*INSTANCES[key], entry]})
     with pytest.raises(ValueError, match=message):
         list(coco_records(file))
@@ -173,7 +173,7 @@ def test_voc_leaves_difficult_objects_out(tmp_path):
             list(voc_records(folder, split))
 
 
-def test_voc_sample(real_data):
+def test_sample_of_voc_is_read(real_data):
     folder = real_data / "format_samples/voc/VOC2007"
     if not folder.is_dir():
         pytest.skip("no sample of VOC here")
@@ -217,7 +217,7 @@ def test_flair_users_stand_together(tmp_path):
     assert fine.labels_of(0) == ("bread", "waffle")
 
 
-def test_flair_relationship(tmp_path):
+def test_relationships_of_flair_labels_are_read(tmp_path):
     file = _write(tmp_path / "r.txt", "waffle -> food\n(grass, plant)\n\nblue_sky\toutdoor\n")
     assert flair_relationship(file) == {"waffle": "food", "grass": "plant", "blue_sky": "outdoor"}
     assert flair_fine_labels(file) == ("blue_sky", "grass", "waffle")
@@ -242,12 +242,12 @@ def test_flair_relationship(tmp_path):
          r"7 labels are outside the 17 that are known: 'odd0' \(1 times, first in .*row 4\).*'odd4'.* and 2 more$"),
     ],
 )  # fmt: skip
-def test_flair_refuses(tmp_path, rows, message):
+def test_malformed_flair_metadata_are_refused(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         collect(flair_records(_metadata(tmp_path / "m.json", rows)), FLAIR_LABELS)
 
 
-def test_flair_sample(real_data, tmp_path):
+def test_sample_of_flair_is_read(real_data, tmp_path):
     file = real_data / "format_samples/flair/labels_and_metadata.json"
     if not file.is_file():
         pytest.skip("no sample of FLAIR here")
@@ -300,7 +300,7 @@ def test_flair_hdf5_says_what_the_metadata_says(tmp_path, layout):
     np.testing.assert_array_equal(pictures[2], pixels[train.names[2]])
 
 
-def test_flair_hdf5_refuses(tmp_path):
+def test_damaged_hdf5_files_of_flair_are_refused(tmp_path):
     h5py = pytest.importorskip("h5py")
     damaged = tmp_path / "d.hdf5"
     damaged.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 50)
@@ -317,7 +317,7 @@ def test_flair_hdf5_refuses(tmp_path):
 # UC Merced and JSON lines -------------------------------------------------------------------------------------------
 
 
-def test_real_ucm(real_data):
+def test_real_ucm_labels_are_read(real_data):
     folder = real_data / "ucm_multilabel"
     if not folder.is_dir():
         pytest.skip("no aerial photographs here")
@@ -413,7 +413,7 @@ def test_table_against_plain_lists():
         table.in_order(names[:8])
 
 
-def test_table_refuses():
+def test_tables_with_faulty_records_are_refused():
     with pytest.raises(ValueError, match="at least one picture or text"):
         collect([])
     with pytest.raises(ValueError, match="the identifier 'r0' comes twice"):

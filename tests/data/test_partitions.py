@@ -72,7 +72,7 @@ def test_dirichlet_group_class_is_its_rarest_label():
     }
 
 
-def test_quantity_sizes():
+def test_sizes_of_quantity_skew_spread_with_sigma():
     assert {len(own) for own in quantity(400, 4, _rng(), 0.0).values()} == {100}
     sizes = [len(own) for own in quantity(2000, 8, _rng(), 1.5).values()]
     assert min(sizes) >= 64
@@ -95,11 +95,11 @@ def test_mirror_leaves_no_client_empty():
     assert min(map(len, second.values())) >= 1
 
 
-def test_by_key():
+def test_rows_of_a_key_are_one_client():
     assert {key: own.tolist() for key, own in by_key(["b", "a", "b"]).items()} == {"a": [1], "b": [0, 2]}
 
 
-def test_hold_out():
+def test_groups_are_held_out_as_a_whole():
     mask = hold_out(np.repeat(np.arange(10), 3), 0.2, _rng())
     assert mask.sum() == 6
     assert not hold_out([1, 1, 1], 0.9, _rng()).any()  # the only group stays in training
@@ -122,7 +122,7 @@ def test_hold_out():
         (lambda: quantity(200, 2, _rng(), -1.0), "sigma"),
     ],
 )
-def test_errors(call, message):
+def test_partitions_with_bad_options_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -199,12 +199,12 @@ def test_federate_keeps_quantity_skew_under_the_cap(pool):
         ({"validation": -0.1}, "validation"),
     ],
 )
-def test_federate_errors(pool, change, message):
+def test_federate_with_bad_options_is_refused(pool, change, message):
     with pytest.raises(ValueError, match=message):
         federate(pool, **{"partition": "scene", "unseen": ("z",), **change})
 
 
-def test_floors_by_hand():
+def test_floors_equal_a_computation_by_hand():
     def part(*pairs):
         images = np.zeros((1, 1, 1, 3), dtype=np.uint8)
         n = len(pairs)
@@ -221,5 +221,5 @@ def test_floors_by_hand():
     assert facts["counts"] == "2 clients; 5 train, 0 validation, 4 test"
 
 
-def test_words():
+def test_words_are_lower_case_and_sorted():
     assert words(["Is it RED?", "don't, is it 3?"]) == ("3", "don't", "is", "it", "red")

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from confed.data import pictures
-from confed.data.examples import Examples, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples
 from confed.data.pictures import empty_table, fill_table, read_folder, read_picture, read_tar, resize
 
 

@@ -46,7 +46,7 @@ def test_rows_side_by_side_have_zeros_behind_them() -> None:
         (np.zeros(0, np.int64), r"of shape \(M \+ 1,\)"),
     ],
 )
-def test_offsets_are_checked(offsets: np.ndarray, message: str) -> None:
+def test_faulty_offsets_of_ragged_arrays_are_refused(offsets: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Ragged(np.zeros(4), offsets)
 

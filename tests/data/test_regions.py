@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from confed.data.examples import Examples, FederatedDataset, Split, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.picture_tables import NoPictures
 from confed.data.regions import HeldRegions, grid_boxes, join
 from confed.data.table import Table
@@ -105,7 +106,7 @@ def test_tables_are_put_together_with_their_regions():
         )
 
 
-def test_faulty_regions():
+def test_faulty_features_and_boxes_are_refused():
     good = some_regions(4)
     for features, boxes, message in (
         (good.features[0], good.boxes, r"shape \(M, R, W\)"),

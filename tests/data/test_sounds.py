@@ -71,7 +71,7 @@ def test_faulty_recordings_are_named(clip: np.ndarray, rate: int, message: str) 
         (np.array([0.0, 4.0]), "offsets must be int64"),
     ],
 )
-def test_offsets_are_checked(offsets: np.ndarray, message: str) -> None:
+def test_faulty_offsets_of_sounds_are_refused(offsets: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sounds(np.zeros(4, np.int16), offsets, 8000)
 
@@ -96,6 +96,6 @@ def test_series_side_by_side_and_standardised() -> None:
         (np.full((2, 1), np.inf, np.float32), ("a",), "must be finite"),
     ],
 )
-def test_series_are_checked(values: np.ndarray, channels: tuple[str, ...], message: str) -> None:
+def test_faulty_values_of_series_are_refused(values: np.ndarray, channels: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Series(values, np.array([0, 2]), channels)

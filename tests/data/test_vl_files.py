@@ -56,7 +56,7 @@ def test_abstract_scenes_have_their_own_names(samples: Path):
     assert [r.name for r in records] == ["vqa_abstract-50", "vqa_abstract-51"]
 
 
-def test_vizwiz(samples: Path):
+def test_vizwiz_sample_is_read_with_annotations(samples: Path):
     can, unreadable = vizwiz_records(samples / "vizwiz", "val")
     assert (can.answer, can.type, can.pictures) == ("tomato soup", "other", ("VizWiz_train_90000000.jpg",))
     assert can.annotations is not None
@@ -64,7 +64,7 @@ def test_vizwiz(samples: Path):
     assert unreadable.answer == "unanswerable"
 
 
-def test_cocoqa(samples: Path):
+def test_cocoqa_sample_is_read_with_types(samples: Path):
     records = list(cocoqa_records(samples / "cocoqa", "test"))
     assert [(r.pictures[0], r.answer, r.type) for r in records] == [
         ("000000900001", "cat", "object"), ("000000900001", "two", "number"),
@@ -73,13 +73,13 @@ def test_cocoqa(samples: Path):
     assert records[0].question == "what is sleeping on the chair"
 
 
-def test_aqua(samples: Path):
+def test_aqua_sample_is_read_with_types(samples: Path):
     records = list(aqua_records(samples / "aqua", "val"))
     assert [sum(r.type == kind for r in records) for kind in ("visual", "knowledge")] == [10, 10]
     assert (records[0].pictures, records[0].answer) == (("42809-3baptist.jpg",), "people")
 
 
-def test_gqa(samples: Path, tmp_path: Path):
+def test_gqa_sample_is_read_with_types(samples: Path, tmp_path: Path):
     for split in ("train", "val"):
         shutil.copy(samples / "gqa/train_balanced_questions.json", tmp_path / f"{split}_balanced_questions.json")
     color, verify = gqa_records(tmp_path, "val")
@@ -92,7 +92,7 @@ def test_gqa(samples: Path, tmp_path: Path):
     assert (verify.question, verify.type) == ("Is the cup white?", "verify")
 
 
-def test_clove(samples: Path):
+def test_clove_sample_is_read_by_scene(samples: Path):
     (scene,) = clove_records(samples / "clove", "a#ShopAndDining", "train")
     assert (scene.pictures, scene.answer, scene.type) == (("900.jpg",), "kiosk", "query")
     assert scene.annotations is None  # ten times the same answer is one answer
@@ -184,7 +184,7 @@ def test_answers_are_normalised_and_the_file_names_the_right_one(tmp_path: Path)
         ([ASKED[0] | {"question": " "}], ANSWERED, "row 0: expected a text as 'question', got ' '"),
     ],
 )
-def test_faulty_vqa(tmp_path: Path, asked: Any, answered: Any, message: str):
+def test_malformed_vqa_files_are_refused(tmp_path: Path, asked: Any, answered: Any, message: str):
     with pytest.raises(ValueError, match=message):
         vqa(tmp_path, asked, answered)
 
@@ -223,7 +223,9 @@ Reader = Callable[[Path], Iterable[Record]]
         ("val.jsonl", [VCR], lambda f: vcr_records(f, "test"), "split must be one of train, val, got 'test'"),
     ],
 )  # fmt: skip
-def test_faulty_rows(tmp_path: Path, name: str, rows: list[Any], read: Reader, message: str):
+def test_malformed_rows_of_questions_are_refused(
+    tmp_path: Path, name: str, rows: list[Any], read: Reader, message: str
+):
     write(tmp_path / name, rows, lines=name.endswith(".jsonl") or name == "dev.json")
     with pytest.raises(ValueError, match=message):
         list(read(tmp_path))
@@ -263,7 +265,7 @@ def cocoqa(folder: Path, **columns: str) -> Path:
     return folder
 
 
-def test_misaligned_cocoqa(tmp_path: Path):
+def test_misaligned_cocoqa_files_are_refused(tmp_path: Path):
     assert len(list(cocoqa_records(cocoqa(tmp_path), "train"))) == 2
     for columns, message in (
         ({"answers": "cat\n"}, r"as many lines each, got img_ids.txt 2, questions.txt 2, answers.txt 1, types.txt 2"),
@@ -312,7 +314,7 @@ def test_streams_equal_what_json_reads_at_every_place_of_a_cut(tmp_path: Path, m
         (b"[" * 100_000, None, "nested too deeply|cut off"),
     ],
 )
-def test_damaged_json(tmp_path: Path, content: bytes, key: str | None, message: str):
+def test_damaged_json_files_are_named(tmp_path: Path, content: bytes, key: str | None, message: str):
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(ValueError, match=rf"bad\.json.*({message})"):
         list(json_items(tmp_path / "bad.json", key))

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from confed.cli import main
-from confed.data.examples import Examples, FederatedDataset, Split, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples, FederatedDataset, Split
 from confed.datasets.scenes import scenes
 from confed.inference.evaluate import Evaluation, evaluate, write_evaluation
 from confed.inference.evaluation_tests import Tried, blind_notes, corrected_tests, left_out, paired_test

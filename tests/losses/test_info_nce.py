@@ -39,7 +39,7 @@ def by_hand(v, u, tau, include, cosine, same=None):
         ({"denominator": "exclude", "reduction": "sum", "similarity": "dot"}, -21.4277800),
     ],
 )
-def test_golden_values(options, golden):
+def test_info_nce_has_its_golden_values(options, golden):
     loss = info_nce(torch.tensor(Q), torch.tensor(K), temperature=0.07, **options)
     assert loss.item() == pytest.approx(golden, rel=2e-6)
 
@@ -172,13 +172,13 @@ def test_similarities():
         ({"same": torch.ones(2, 2, dtype=torch.bool)}, r"same must have shape \(3, 3\), got \(2, 2\)"),
     ],
 )
-def test_faults(change, message):
+def test_options_out_of_range_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         info_nce(torch.tensor(Q), torch.tensor(K), **change)
 
 
 @pytest.mark.usefixtures("faulty_arguments")
-def test_faulty_shapes():
+def test_batches_of_other_shapes_are_refused():
     with pytest.raises(ValueError, match=r"one shape \(B, S\), got \(3, 3\) and \(2, 3\)"):
         info_nce(torch.tensor(Q), torch.tensor(K)[:2])
     with pytest.raises(ValueError, match="mask_same_answer needs"):

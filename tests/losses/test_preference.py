@@ -20,11 +20,11 @@ def random_pair(b: int, c: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize(("t", "golden"), [(1, 0.240056), (2, 0.240317), (3, 0.233960), (4, 0.229437)])
-def test_distillation_golden(t, golden):
+def test_preference_distillation_has_its_golden_values(t, golden):
     assert knowledge_preserving(STUDENT, TEACHER, t).item() == pytest.approx(golden, abs=1e-6)
 
 
-def test_distillation_by_hand():
+def test_preference_distillation_equals_a_computation_by_hand():
     # p_T = (3/4, 1/4), p_S = (1/2, 1/2): KL = .75 log 1.5 + .25 log .5.
     loss = knowledge_preserving(torch.zeros(1, 2), torch.tensor([[math.log(3.0), 0.0]]), 1.0)
     assert loss.item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), abs=1e-6)
@@ -48,7 +48,7 @@ def test_distillation_gradient():
 
 
 @pytest.mark.parametrize(("space", "golden"), [("prob", (2.187366, 0.656691)), ("logit", (2.374261, 2.630770))])
-def test_all_pairs_golden(space, golden):
+def test_all_pairs_have_their_golden_values(space, golden):
     assert pairwise_preference(STUDENT, TEACHER, space=space).tolist() == pytest.approx(golden, abs=1e-6)
 
 
@@ -61,7 +61,7 @@ def test_matchup_by_definition():
     torch.testing.assert_close(m + m.transpose(1, 2), torch.ones_like(m))
 
 
-def test_filter_golden():
+def test_filter_has_its_golden_values():
     diff, gain = (forgotten(STUDENT, TEACHER, mode) for mode in ("diff", "gain"))
     expected_diff = [[0.064148, 0.473991, 0.287490, 0.174371], [0.091590, 0.248967, 0.248967, 0.410477]]
     expected_gain = [[0.209586, 0.609917, 0.145694, 0.034803], [0.080602, 0.076167, 0.630247, 0.212985]]
@@ -211,7 +211,7 @@ def test_golden_kd_in_the_other_direction():
     assert knowledge_preserving(teacher, student, 3.0).item() == pytest.approx(0.242265, abs=1e-6)
 
 
-def test_golden_entropy_ratios():
+def test_entropy_ratios_have_their_golden_values():
     # r(8.12) = log p_T - log(H_T / H_S) log p_S: the ratio follows from the scores.
     student = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.5, -0.5, 1.5, 0.0]])
     teacher = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 2.0, 1.0]])

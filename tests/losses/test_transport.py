@@ -28,15 +28,26 @@ def costs(count: int, sources: int, sinks: int) -> Tensor:
     return torch.rand(count, sources, sinks, dtype=torch.float64, generator=torch.Generator().manual_seed(sources))
 
 
+# Of costs below 1 the first strength takes logarithms and the second does not.
+@pytest.mark.parametrize("strength", [2e-3, 4e-3])
 @pytest.mark.parametrize("mass", [1.0, 0.8, 0.4])
 @pytest.mark.parametrize(("sources", "sinks"), [(4, 2), (7, 2), (5, 3)])
 def test_cost_of_a_plan_with_little_entropy_is_that_of_the_linear_programme(
-    mass: float, sources: int, sinks: int
+    strength: float, mass: float, sources: int, sinks: int
 ) -> None:
     cost = costs(3, sources, sinks)
-    plan = transport_plan(cost, mass=mass, strength=2e-3, steps=5000, tolerance=1e-9)
+    plan = transport_plan(cost, mass=mass, strength=strength, steps=5000, tolerance=1e-9)
     for one, moved in zip(cost.numpy(), plan.numpy(), strict=True):
-        assert (one * moved).sum() == pytest.approx(linear_programme(one, mass), abs=4e-3)
+        assert (one * moved).sum() == pytest.approx(linear_programme(one, mass), abs=2 * strength)
+
+
+@pytest.mark.parametrize("mass", [1.0, 0.7])
+def test_logarithms_change_nothing(mass: float) -> None:
+    """An additional problem whose costs are far apart sends all of them through logarithms."""
+    cost = costs(4, 9, 2)
+    far = torch.cat([cost, 1e4 * cost[:1]])
+    options = {"mass": mass, "strength": 0.1, "steps": 3000, "tolerance": 1e-12}
+    torch.testing.assert_close(transport_plan(far, **options)[:4], transport_plan(cost, **options))
 
 
 @pytest.mark.parametrize("mass", [1.0, 0.6])

@@ -84,7 +84,7 @@ def test_a_mean_resampled_by_hand_is_the_bootstrap_of_a_mean() -> None:
 
 
 @pytest.mark.usefixtures("faulty_arguments")
-def test_faulty_input() -> None:
+def test_scores_of_other_shapes_are_refused() -> None:
     ones = np.ones((2, 2), np.float32)
     with pytest.raises(ValueError, match=r"one shape \(N, C\), got \(2, 2\) and \(2, 3\)"):
         resampled_class_precision(ones, np.ones((2, 3)))

@@ -23,7 +23,7 @@ A = [71.2, 70.1, 73.5, 69.8, 72.4, 74.0]
 B = [70.0, 70.3, 71.9, 69.1, 71.0, 71.8]
 
 
-def test_mean_by_hand():
+def test_mean_and_deviation_equal_a_computation_by_hand():
     summary = mean([1.0, 2.0, 6.0])
     assert (summary.mean, summary.sd, summary.n) == pytest.approx((3.0, math.sqrt(7), 3))
     assert math.isnan(mean([4.0]).sd)
@@ -50,7 +50,7 @@ def test_paired_t_of_equal_differences():
     assert (shifted.p, shifted.statistic, shifted.low) == (0, -math.inf, -1)
 
 
-def test_mcnemar_by_hand():
+def test_mcnemar_equals_a_computation_by_hand():
     # 1 example only a is right, 5 only b: 2 (C(6,0) + C(6,1)) / 2^6 = 14/64.
     a, b = [1] * 1 + [0] * 5 + [1, 1, 0], [0] * 1 + [1] * 5 + [1, 1, 0]
     test = mcnemar(a, b)
@@ -106,7 +106,7 @@ def test_bootstrap_draws_examples_with_replacement():
     assert bootstrap([1, 1], [0, 0], resamples=99).p == pytest.approx(2 / 100)
 
 
-def test_holm_by_hand():
+def test_holm_equals_a_computation_by_hand():
     # Sorted: .01·4 = .04, .02·3 = .06, .03·2 = .06, .5·1 = .5.
     result = holm({"moon": 0.03, "prox": 0.01, "feddc": 0.5, "kd": 0.02})
     assert result.adjusted == pytest.approx({"moon": 0.06, "prox": 0.04, "feddc": 0.5, "kd": 0.06})
@@ -114,7 +114,7 @@ def test_holm_by_hand():
     assert result.rejected == ("prox",)
 
 
-def test_fairness_by_hand():
+def test_fairness_equals_a_computation_by_hand():
     clients = across_clients({"home": 0.5, "sports": 0.9, "nature": 0.7})
     assert (clients.worst, clients.worst_client, clients.bottom) == (0.5, "home", 0.5)
     assert (clients.mean, clients.spread, clients.sd) == pytest.approx((0.7, 0.4, 0.2))
@@ -122,7 +122,7 @@ def test_fairness_by_hand():
     assert many.bottom == 0.5
 
 
-def test_hurt_by_hand():
+def test_hurt_clients_equal_a_count_by_hand():
     method, local = {"a": 0.5, "b": 0.6, "c": 0.9, "d": 0.1}, {"a": 0.75, "b": 0.6, "c": 0.8, "d": 0.2}
     result = hurt(method, local)
     assert (result.share, result.clients, result.worst) == (0.5, ("a", "d"), 0.25)

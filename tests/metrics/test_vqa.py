@@ -34,7 +34,7 @@ from confed.metrics.vqa import answer_counts, exact_match, normalise_answer, sof
         ("\tThe T-shirt, two of 2,000!\n", "tshirt 2 of 2000"),
     ],
 )
-def test_normaliser_golden(answer, normal):
+def test_normalised_answers_have_their_golden_values(answer, normal):
     assert normalise_answer(answer) == normal
 
 
@@ -55,7 +55,7 @@ def test_score_by_matches(matches, score):
         ("two", ["two"] * 5 + ["two\n"] * 5, 1, 1),
     ],
 )
-def test_variants(prediction, annotations, official, always):
+def test_both_variants_of_the_score_have_their_values(prediction, annotations, official, always):
     assert vqa_accuracy(prediction, annotations) == official
     assert vqa_accuracy(prediction, annotations, "always") == always
 

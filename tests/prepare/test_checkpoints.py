@@ -209,7 +209,7 @@ def test_names_cover_the_whole_network():
         assert renamed == set(build_scene_classifier(architecture).state_dict())
 
 
-def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_the_command_needs_the_architecture_and_converts(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     source = tmp_path / "c.pth.tar"
     torch.save(reference("resnet18").state_dict(), source)
     for arguments, code in (([], 2), (["--arch", "resnet18", "--json"], 0), (["--arch", "resnet18"], 0)):

@@ -75,7 +75,7 @@ def test_fine_names_of_coarse_labels():
         ({"coarse": "avg", "fine": {"cat": ["a"]}}, "needs fine names of every label, 'dog' has none"),
     ],
 )
-def test_bad_requests(options, message):
+def test_requests_that_cannot_be_embedded_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         embed_labels(**({"labels": ["cat", "dog"], "encode": Recorder()} | options))
 
@@ -191,7 +191,7 @@ def test_a_file_keeps_everything_and_is_read_by_name(tmp_path):
     assert [path.name for path in file.parent.iterdir()] == ["labels.safetensors"]
 
 
-def test_bad_files(tmp_path):
+def test_missing_and_malformed_files_are_refused(tmp_path):
     file = tmp_path / "labels.safetensors"
     with pytest.raises(ValueError, match=r"labels\.safetensors, found none"):
         load_label_embeddings(file, ("a",), 4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confed.data.examples import encode
+from confed.data.encode import encode
 from confed.datasets.scenes import ANSWERS, FAMILIES, WORDS, public_split
 from confed.models import create_model
 from confed.models.pretrained import MINI_WEIGHTS, States, describe, packaged, weights_file

@@ -132,7 +132,7 @@ def test_the_gqa_recipes_have_the_table_of_the_built_in_benchmark(name: str) -> 
     assert recipe.with_rows(recipe.table).methods == recipe.table  # every row is sound
 
 
-def test_cohort_sizes() -> None:
+def test_cohort_sizes_follow_from_counts_and_shares() -> None:
     assert Run().cohort_size(7) == 7
     assert Run(cohort=0.1).cohort_size(100) == 10
     assert Run(cohort=0.001).cohort_size(100) == 1

@@ -121,7 +121,7 @@ def test_what_an_error_ended_is_told_once_and_compared_with_nothing(tmp_path: Pa
     assert "was interrupted" not in render(load(folder))  # nothing but failures: they are said, and that is all
 
 
-def test_single_run(study: Path) -> None:
+def test_report_of_a_single_run_has_no_significance(study: Path) -> None:
     text = write_report(study / "fedp3" / "seed-0").read_text(encoding="utf-8")
     assert "<h1>FedP³ on fedvqa_scenes</h1>" in text
     assert "class=tile" in text

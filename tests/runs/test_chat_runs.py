@@ -203,7 +203,7 @@ def test_pictures_without_as_many_tokens_as_features_are_refused(
         prepare(tiny(tmp_path))
 
 
-def test_loss_falls(tmp_path: Path) -> None:
+def test_loss_of_written_answers_falls(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     run(tiny(tmp_path, "run.rounds=4", "run.gallery=0", "local.epochs=3", "local.lr=3e-2"), folder.root)
     losses = losses_of(folder.root)

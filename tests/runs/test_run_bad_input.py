@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed.data.examples import Examples, channels_first, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples, channels_first
 from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.datasets.scenes import scenes
@@ -59,7 +60,7 @@ def test_an_answer_outside_the_vocabulary_names_the_example() -> None:
         ({"image_index": np.array([0, 0, 1])}, r"image_index must lie in \[0, 1\), got up to 1"),
     ],
 )
-def test_faulty_examples(change: dict, complaint: str) -> None:
+def test_examples_whose_columns_do_not_fit_are_refused(change: dict, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         replace(_examples(), **change)
 

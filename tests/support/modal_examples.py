@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from confed.data.examples import Examples, FederatedDataset, Split, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.modal_tables import ModalTable, with_modalities
 from confed.data.picture_tables import NoPictures
 from confed.data.sounds import Sounds

@@ -3,6 +3,7 @@
 Ray leaves threads behind in the process that has used it, and other tests fork theirs.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -245,6 +247,92 @@ def recipe() -> Mapping[str, Any]:
             "compared": len(alike), "differing": differing, "exact": summary["exact"], "nodes": summary["nodes"],
             "cpu": summary["cpu_seconds"], "refused": taken,
         }  # fmt: skip
+
+
+STUDY = """name = "tiny"
+[algorithm]
+name = "fedavg"
+[model]
+name = "vilt_tiny"
+width = 16
+layers = 1
+[task]
+name = "vqa"
+[data]
+name = "toy_federation:squares"
+train = 12
+test = 4
+[local]
+epochs = 1
+[run]
+rounds = 40
+gallery = 0
+controls = "none"
+evaluate_every = 20
+address = "auto"
+engine = "ray"
+[study]
+methods = ["local", "fedavg"]
+"""
+
+
+def _confed(*arguments: str) -> int:
+    """Exit code of a command, in this process."""
+    from confed.cli.app import main
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            main(list(arguments))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def study() -> Mapping[str, Any]:
+    """``confed compare --on ray`` on two nodes, of which one is killed: the files that differ from one machine's."""
+    from confed.engines.ray import crew, jobs
+
+    crew.LOOK = jobs.LOOK = 0.5
+    cluster, two = _cluster(2)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "tiny.toml").write_text(STUDY)
+        asked = ["compare", "--recipe", str(folder / "tiny.toml"), "--seeds", "2"]
+        one, two_nodes = folder / "one", folder / "two"
+        seen = dict[str, Any]()
+
+        def disturb() -> None:
+            """Kills the node of the first cell that has done three rounds and is in the middle."""
+            while "killed" not in seen:
+                time.sleep(0.02)
+                for lock in two_nodes.glob("*/seed-*/lock.json"):
+                    metrics = lock.with_name("metrics.jsonl")
+                    done = metrics.read_text().count('"event": "round"') if metrics.exists() else 0
+                    if 3 <= done < 30:
+                        process = json.loads(lock.read_text())["process"]
+                        raylet = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+                        victim = next(n for n in two if n.all_processes["raylet"][0].process.pid == raylet)
+                        seen["killed"] = {"cell": lock.parent.parent.name, "rounds": done}
+                        cluster.remove_node(victim, allow_graceful=False)
+                        return
+
+        thread = threading.Thread(target=disturb, daemon=True)
+        thread.start()
+        seen["code"] = _confed(*asked, "--out", str(two_nodes), "--on", "ray", f"run.address={cluster.address}")
+        thread.join(5)
+        seen["shown"] = _confed("compare", str(two_nodes))
+        cluster.shutdown()
+        seen["alone"] = _confed(*asked, "--out", str(one), "--workers", "1", "run.engine=local", 'run.address=""')
+        kinds = ("metrics.jsonl", "predictions.safetensors", "trained.safetensors", "recipe.toml")
+        alike = [path for kind in kinds for path in one.rglob(kind)]
+        alike += [path for end in ("md", "csv", "tex") for path in one.glob(f"*.{end}")] + [one / "summary.json"]
+        seen["compared"] = len(alike)
+        seen["differing"] = [
+            str(path.relative_to(one)) for path in alike
+            if path.read_bytes() != (two_nodes / path.relative_to(one)).read_bytes()
+        ]  # fmt: skip
+        seen["left"] = [str(path) for path in two_nodes.rglob("error.txt")]
+    return seen
 
 
 if __name__ == "__main__":

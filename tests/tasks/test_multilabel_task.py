@@ -28,7 +28,7 @@ def test_is_registered_and_implements_the_protocol():
     assert Multilabel(3).metric == "example_f1"
 
 
-def test_loss_by_hand():
+def test_multilabel_loss_equals_a_computation_by_hand():
     # -log of the probability of the truth: 3/4, 1/4, 1/2 and 3/4, 1/4, 3/4.
     entries = np.log([[4 / 3, 4, 2], [4 / 3, 4, 4 / 3]])
     batch = {"labels": LABELS}
@@ -57,7 +57,7 @@ def test_known_labels_have_no_gradient_and_no_loss():
         assert task.loss(output(LOGITS), {"labels": LABELS, "known": LABELS.to(torch.int8)}).item() == 0
 
 
-def test_tally_by_hand():
+def test_multilabel_tally_equals_a_computation_by_hand():
     task = Multilabel(3, types=("day", "night"))
     batch = {"labels": LABELS, "type": torch.tensor([1, 0])}
     tally = task.tally(output(LOGITS), batch)

@@ -28,7 +28,7 @@ def test_is_registered_and_implements_the_protocol():
     assert (VQA(4).metric, VQA(4, "bce").metric) == ("accuracy", "vqa_accuracy")
 
 
-def test_losses_golden():
+def test_losses_equal_those_of_torch():
     label = torch.tensor([1, 2])
     assert VQA(4).loss(output(LOGITS), {"label": label}).item() == pytest.approx(
         functional.cross_entropy(LOGITS, label).item()
@@ -36,7 +36,7 @@ def test_losses_golden():
     assert VQA(4, "bce").loss(output(LOGITS), {"target": TARGET}).item() == pytest.approx(2.8946565, abs=1e-6)
 
 
-def test_tally_by_hand():
+def test_tally_by_type_equals_a_computation_by_hand():
     task = VQA(4, types=("count", "color", "shape"))
     logits = torch.tensor([[math.log(3), 0, 0, 0], [0, 0, math.log(7), 0], [0, math.log(7), 0, 0]])
     tally = task.tally(output(logits), {"label": torch.tensor([0, 2, 3]), "type": torch.tensor([2, 0, 0])})
@@ -54,7 +54,7 @@ def test_tally_by_hand():
     assert set(values) == {"accuracy", "accuracy/count", "accuracy/shape", "loss", "ece"}
 
 
-def test_soft_scores():
+def test_soft_scores_are_tallied_by_type():
     batch = {"target": TARGET, "type": torch.tensor([0, 1])}
     task = VQA(4, "bce", types=("a", "b"))
     tally = task.tally(output(LOGITS), batch)

@@ -359,7 +359,7 @@ def test_a_run_is_named_from_within_too(
 # The command -----------------------------------------------------------------------------------------------
 
 
-def test_the_command(single: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_forgets_a_client_of_a_run(single: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def confed(*arguments: object) -> int:
         with pytest.raises(SystemExit) as stopped:
             main([str(argument) for argument in arguments])

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from confed.analysis.victim import Victim, open_victim, scores, test_examples
 from confed.data.backdoor import VARIANTS, DualKey, attack_success, triggered, without_target
-from confed.data.examples import Examples, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.results.folder import RunFolder
@@ -51,11 +52,7 @@ class Opened:
 
 
 def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
-    """The global model on the questions of all clients, and every personal model on its client's questions.
-
-    Raises:
-        ValueError: the target is not one of the answers.
-    """
+    """The global model on the questions of all clients, and every personal model on its client's questions."""
     answers = victim.run_data.dataset.answers
     if key.target not in answers:
         raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")

@@ -21,9 +21,9 @@ other part a server keeps, how far the activations move (:func:`displacement`), 
 trained on its own data on top of the part it knows (:func:`fit_head`, :func:`surrogate_loss`).
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from confed.attacks.words import Text, inserted, last_words, nearest_words
 from confed.federation.protocols import Batch, Forward
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
 
 __all__ = [
     "Activations", "Bounds", "Head", "Objective", "Triggered", "Trojan", "displacement", "embedding_bounds",
@@ -93,17 +94,13 @@ class Trojan:
         ValueError: a value that is negative or not finite, or no steps.
     """
 
-    eps: float = 1.0
-    steps: int = 20
-    step: float = 0.0
-    word_step: float = 0.5
+    eps: Annotated[float, NOT_NEGATIVE] = 1.0
+    steps: Annotated[int, AT_LEAST_ONE] = 20
+    step: Annotated[float, NOT_NEGATIVE] = 0.0
+    word_step: Annotated[float, NOT_NEGATIVE] = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("eps", "step", "word_step"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        check_fields(self, "")
 
     def __call__(
         self,
@@ -215,11 +212,7 @@ class Trojan:
 def _ascend(
     point: list[Tensor], moves: list[Move], value_at: Callable[[list[Tensor]], Tensor], steps: int
 ) -> list[Tensor]:
-    """Gradient ascent; returns for every example the point of the largest value among the start and all steps.
-
-    Raises:
-        ValueError: the value has no gradient with respect to the point.
-    """
+    """Gradient ascent; returns for every example the point of the largest value among the start and all steps."""
     best, found = None, point
     # Recurrent layers of cuDNN have no backward pass in evaluation mode.
     with torch.inference_mode(False), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):

@@ -74,11 +74,7 @@ def _digest(manifest: Manifest) -> str:
 
 
 def _read(path: Path) -> dict[str, tuple[int, str]]:
-    """What was accepted; nothing where there is no file.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """What was accepted; nothing where there is no file."""
     if not path.exists():
         return {}
     try:

@@ -235,11 +235,7 @@ def make_key(path: Path) -> str:
 
 
 def _secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on.
-
-    Raises:
-        ValueError: there is a file of that name.
-    """
+    """Write a file that only its owner can read, from its first byte on."""
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)

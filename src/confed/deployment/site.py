@@ -162,7 +162,7 @@ def open_site(
             no noise, or a policy for evaluations that is none.
     """
     torch.set_num_threads(recipe.run.threads)
-    check_device(recipe)
+    check_device(recipe, alone=True)
     setup, run_data = prepare(recipe)
     info = client_named(setup, client)
     if not info.num_examples:

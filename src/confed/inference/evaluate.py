@@ -199,11 +199,7 @@ class _Trial:
         self.setup = self.run.setup
 
     def on(self, source: Source, models: Sequence[str]) -> tuple[list[Tried], list[str]]:
-        """Results of every model, and notes on examples that were left out.
-
-        Raises:
-            ValueError: the data do not fit the model, or there is no such model.
-        """
+        """Results of every model, and notes on examples that were left out."""
         fitted, notes = self._fitted(source)
         recipe = self.run.recipe
         run_data = encoded(fitted, recipe.sections["model"], self.run.tokenizer)
@@ -300,11 +296,7 @@ class _Trial:
                 )
 
     def _fitted(self, source: Source) -> tuple[Source, list[str]]:
-        """The data with the run's answers or labels, without training examples, and notes on what was left out.
-
-        Raises:
-            ValueError: the data are a card without examples, or have labels where the run has answers.
-        """
+        """The data with the run's answers or labels, without training examples, and notes on what was left out."""
         known, new = self.run.dataset, source.dataset
         if new.elsewhere is not None:
             raise ValueError(f"a card stands for the data {new.name!r}: there are no examples to try models on")

@@ -67,11 +67,7 @@ def export(folder: Path, target: Path) -> dict[str, str]:
 
 
 def _own_tokenizer(run: FinishedRun) -> str:
-    """Where the class of a tokenizer that is not confed's is found, as ``"module:Class"``; empty for one of ours.
-
-    Raises:
-        ValueError: an export could not be loaded again, as the tokenizer cannot be written or read.
-    """
+    """Where the class of a tokenizer that is not confed's is found, as ``"module:Class"``; empty for one of ours."""
     kind = type(run.tokenizer)
     if kind.__module__.startswith("confed."):
         return ""

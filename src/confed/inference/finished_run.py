@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from confed.data.labelled import LabelDataset
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file
+from confed.federation.protocols import Batch
 from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import ServerState
 from confed.inference.trained_model import TrainedModel
@@ -18,7 +19,10 @@ from confed.results.folder import RunFolder, kind_of, read_jsonl, run_folders
 from confed.results.headline import is_labelled
 from confed.results.traits import traits_of
 
-__all__ = ["FinishedRun", "run_of"]
+__all__ = ["FinishedRun", "Role", "finished_summary", "run_of"]
+
+Role = Literal["train", "validation", "test"]
+"""What examples of a client are for."""
 
 
 def run_of(folder: Path) -> Path:
@@ -54,10 +58,15 @@ class FinishedRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.summary: Mapping[str, Any] = _finished(folder)
+        self.summary: Mapping[str, Any] = finished_summary(folder)
         self.recipe: Recipe = load_recipe(RunFolder(folder).recipe)
         self.owners = [name for name in self.summary["clients"] if self._personal(name).is_file()]
         self._materials: Any = None
+
+    @classmethod
+    def of(cls, run: "Path | FinishedRun") -> "FinishedRun":
+        """The run in a folder; a run that was read before, with the models it has loaded, is itself."""
+        return run if isinstance(run, FinishedRun) else cls(run)
 
     @property
     def global_file(self) -> Path:
@@ -89,9 +98,11 @@ class FinishedRun:
             raise ValueError(f"{client!r} has no personal model, {there}; leave the client out for the global model")
 
     def load(self) -> None:
-        """Loads the data and the model with its initial values; takes seconds."""
+        """Loads the data and the model with its initial values, once; takes seconds."""
         from confed.runs.run import load_run
 
+        if self._materials is not None:
+            return
         _, self.setup, self._materials, self.workspace = load_run(self.folder)
         self.network = self.setup.algorithm.deployed_model(self.workspace.model)
 
@@ -117,6 +128,29 @@ class FinishedRun:
             task_spec(task).head,
             run_data.encoder if run_data.region_width else None,
         )
+
+    def batch(self, place: str, split: Role, count: int) -> Batch:
+        """The first examples of a client or of an unseen place, as its model reads them.
+
+        Args:
+            place: its name.
+            split: their role; unseen places have the same examples in all.
+            count: number of examples, at most.
+
+        Raises:
+            ValueError: no client or place has that name, the role is unknown, or there are no such examples.
+        """
+        if split not in get_args(Role):
+            raise ValueError(f"split must be one of {', '.join(get_args(Role))}, got {split!r}")
+        materials = self._materials
+        found = materials.clients.get(place, materials.unseen.get(place))
+        if found is None:
+            there = [*self.summary["clients"], *materials.unseen]
+            raise ValueError(f"no client or unseen place is called {place!r}; there are {', '.join(there)}")
+        table = found.tables[get_args(Role).index(split)]
+        if count < 1 or not len(table):
+            raise ValueError(f"{place!r} has {len(table)} {split} examples, so there is no batch of {count}")
+        return dict(next(iter(table.batches(min(count, len(table))))))
 
     @property
     def dataset(self) -> Any:
@@ -217,7 +251,7 @@ class FinishedRun:
         return RunFolder(self.folder).personal_model(client)
 
 
-def _finished(folder: Path) -> Mapping[str, Any]:
+def finished_summary(folder: Path) -> Mapping[str, Any]:
     """The summary of a finished run.
 
     Raises:

@@ -86,11 +86,7 @@ def load_exported(
 
 
 def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
-    """A model of an exported run whose modules are allowed.
-
-    Raises:
-        ValueError: the folder was not written by `confed export`.
-    """
+    """A model of an exported run whose modules are allowed."""
     if not (directory / FACTS).is_file():
         raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
     facts: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
@@ -171,11 +167,7 @@ def from_peft(name: str, prefix: str = "") -> str:
 
 
 def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared: bool) -> Path:
-    """Folder of the requested model.
-
-    Raises:
-        ValueError: the export does not hold that model.
-    """
+    """Folder of the requested model."""
     clients: Sequence[str] = facts["clients"]
     there = f"there are {', '.join(clients)}" if clients else "there are none"
     if (client is None or shared) and not facts["global"]:
@@ -224,12 +216,7 @@ def _without_glove(task: Any, directory: Path) -> Any:
 
 
 def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequence[str]) -> nn.Module:
-    """The network; its backbone has published weights, or values that the export replaces.
-
-    Raises:
-        ValueError: the backbone is not in the export and cannot be found.
-        OSError: files of the backbone that the export holds cannot be read.
-    """
+    """The network; its backbone has published weights, or values that the export replaces."""
     options = dict(recipe.sections["model"])
     name = options.pop("name")
     parameters = signature(models[name]).parameters
@@ -275,11 +262,7 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor], needed: Sequence[str]
 
 
 def _copy(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], source: str) -> None:
-    """Copies tensors into a model's.
-
-    Raises:
-        ValueError: some are missing, unknown or of another shape; names the first few.
-    """
+    """Copies tensors into a model's."""
     faults = [f"{name} is missing" for name in needed if name not in tensors]
     faults += [f"{name} is unknown" for name in tensors if name not in live]
     faults += [

@@ -108,11 +108,7 @@ def _scores(model: HuggingFaceVLM) -> Tensor:
 
 
 def _check(folder: Path, model: HuggingFaceVLM, expected: Tensor) -> None:
-    """Check that what was written gives the trained model's scores.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that what was written gives the trained model's scores."""
     from transformers import AutoModelForImageTextToText
 
     dtype = model.body.dtype

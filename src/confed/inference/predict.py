@@ -7,28 +7,28 @@ from typing import Any
 import torch
 
 from confed.data.examples import channels_first
-from confed.data.pictures import read_picture, resize
+from confed.data.pictures import PictureSource, read_picture, resize
 from confed.inference.finished_run import FinishedRun
 
 __all__ = ["predict", "predict_caption", "writes"]
 
 
 def predict(
-    folder: Path,
-    image: Path | str,
+    folder: Path | FinishedRun,
+    image: PictureSource,
     question: str,
     client: str | None = None,
     top: int = 3,
     *,
-    image2: Path | str | None = None,
+    image2: PictureSource | None = None,
     choices: Sequence[str] = (),
     shared: bool = False,
 ) -> dict[str, Any]:
     """Asks a finished run's model about a picture.
 
     Args:
-        folder: a run folder.
-        image: a picture file of any size.
+        folder: a run folder, or a run that was read.
+        image: a picture of any size: a file, an array or a PIL picture.
         question: the question.
         client: whose personal model answers; None for the global one.
         top: how many answers.
@@ -44,10 +44,10 @@ def predict(
         ValueError: the folder is not that of a finished run, it has no such model, the question is empty, or
             the picture cannot be read.
     """
-    run = FinishedRun(folder)
+    run = FinishedRun.of(folder)
     run.check(client, shared=shared)
     if run.labelled:
-        raise ValueError(f"the models of {folder} give labels and answer no questions: leave the question out")
+        raise ValueError(f"the models of {run.folder} give labels and answer no questions: leave the question out")
     if not question.strip():  # before the data are made, which takes seconds
         raise ValueError(f"question must contain at least a word, got {question!r}")
     for file in (image, image2):
@@ -64,13 +64,19 @@ def writes(run: FinishedRun) -> bool:
 
 
 def predict_caption(
-    folder: Path, image: Path | str, client: str | None = None, *, beams: int | None = None, shared: bool = False
+    folder: Path | FinishedRun,
+    image: PictureSource,
+    client: str | None = None,
+    *,
+    beams: int | None = None,
+    shared: bool = False,
 ) -> dict[str, Any]:
     """What a finished run's model says about a picture.
 
     Args:
-        folder: a run folder.
-        image: a picture file of any size; it is squeezed to the shape of the training pictures.
+        folder: a run folder, or a run that was read.
+        image: a picture of any size: a file, an array or a PIL picture; it is squeezed to the
+            shape of the training pictures.
         client: whose personal model writes; None for the global one.
         beams: width of the search; the recipe's by default.
         shared: with a client: the global values of what is shared, with the client's own private tensors.
@@ -82,10 +88,10 @@ def predict_caption(
         ValueError: the folder is not that of a finished run, it has no such model or one that writes no captions, the
             width is below 1, or the picture is missing or cannot be read.
     """
-    run = FinishedRun(folder)
+    run = FinishedRun.of(folder)
     run.check(client, shared=shared)
     if not writes(run):
-        raise ValueError(f"the models of {folder} write no captions: ask them a question (--question)")
+        raise ValueError(f"the models of {run.folder} write no captions: ask them a question (--question)")
     picture = read_picture(image)  # before the data are made, which takes seconds
     run.load()
     trained = run.model(client, shared=shared)

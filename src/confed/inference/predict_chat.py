@@ -8,7 +8,7 @@ import torch
 
 from confed.data.chat import Conversation, Said
 from confed.data.examples import channels_first
-from confed.data.pictures import read_picture, resize
+from confed.data.pictures import PictureSource, read_picture, resize
 from confed.inference.finished_run import FinishedRun
 
 __all__ = ["Talk", "converses"]
@@ -23,9 +23,9 @@ class Talk:
     """A conversation with a model: what was said before stands in the prompt of the next answer.
 
     Args:
-        folder: a run folder.
-        images: picture files of any size, shown with the first question in this order; may be none. They are squeezed
-            to the shape of the training pictures.
+        folder: a run folder, or a run that was read.
+        images: pictures of any size: files, arrays or PIL pictures, shown with the first question in this
+            order; may be none. They are squeezed to the shape of the training pictures.
         client: whose personal model answers; None for the global one.
         shared: with a client: the global values of what is shared, with the client's own private tensors.
 
@@ -38,12 +38,17 @@ class Talk:
     """
 
     def __init__(
-        self, folder: Path, images: Sequence[Path | str], client: str | None = None, *, shared: bool = False
+        self,
+        folder: Path | FinishedRun,
+        images: Sequence[PictureSource],
+        client: str | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        run = FinishedRun(folder)
+        run = FinishedRun.of(folder)
         run.check(client, shared=shared)
         if not converses(run):
-            raise ValueError(f"the models of {folder} hold no conversation: ask them one question (--question)")
+            raise ValueError(f"the models of {run.folder} hold no conversation: ask them one question (--question)")
         pictures = [read_picture(image) for image in images]  # before the data are made, which takes seconds
         run.load()
         self.model, self.turns = client or "global", tuple[Said, ...]()

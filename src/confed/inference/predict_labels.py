@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confed.data.pictures import read_picture
+from confed.data.pictures import PictureSource, read_picture
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import TrainedModel
 from confed.losses.label_states import UNKNOWN
@@ -19,8 +19,8 @@ _STATES: Mapping[str, bool] = {"yes": True, "no": False}
 
 
 def predict_labels(
-    folder: Path,
-    image: Path | str | None = None,
+    folder: Path | FinishedRun,
+    image: PictureSource | None = None,
     text: str | None = None,
     client: str | None = None,
     top: int | None = None,
@@ -32,8 +32,8 @@ def predict_labels(
     """Asks a finished run's model for the labels of a picture or a text.
 
     Args:
-        folder: the folder of a run whose examples have labels.
-        image: a picture file of any size, for a model of pictures.
+        folder: the folder of a run whose examples have labels, or the run.
+        image: a picture of any size: a file, an array or a PIL picture, for a model of pictures.
         text: for a model of texts.
         client: whose personal model answers; None for the global one.
         top: how many labels, the most probable ones; all by default.
@@ -53,10 +53,12 @@ def predict_labels(
         ValueError: the folder is not that of a finished run with labels, it has no such model, the picture or the text
             is missing, not wanted or cannot be read, or ``known`` is faulty or the model does not read it.
     """
-    run = FinishedRun(folder)
+    run = FinishedRun.of(folder)
     run.check(client, shared=shared)
     if not run.labelled:
-        raise ValueError(f"the models of {folder} answer questions: give a question, and neither text nor known labels")
+        raise ValueError(
+            f"the models of {run.folder} answer questions: give a question, and neither text nor known labels"
+        )
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     rows = run.summary.get("multilabel", {}).get("per_class", ())
@@ -107,12 +109,8 @@ def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]
     return found
 
 
-def _batch(trained: TrainedModel, image: Path | str | None, text: str | None) -> dict[str, Tensor]:
-    """One example as the model reads it.
-
-    Raises:
-        ValueError: the picture or text is missing, or the model does not read it.
-    """
+def _batch(trained: TrainedModel, image: PictureSource | None, text: str | None) -> dict[str, Tensor]:
+    """One example as the model reads it."""
     if trained.image_size:
         if text is not None:
             raise ValueError("this model reads pictures: leave the text out")

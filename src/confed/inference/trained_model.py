@@ -3,15 +3,15 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Tokenizer, channels_first
-from confed.data.pictures import read_picture, resize
+from confed.data.encode import Tokenizer
+from confed.data.examples import channels_first
+from confed.data.pictures import PictureSource, read_picture, resize
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import model_spec
 
@@ -49,17 +49,18 @@ class TrainedModel:
 
     def ask(
         self,
-        image: Path | str,
+        image: PictureSource,
         question: str,
         top: int = 3,
         *,
-        image2: Path | str | None = None,
+        image2: PictureSource | None = None,
         choices: Sequence[str] = (),
     ) -> dict[str, Any]:
         """The most probable answers to a question about a picture.
 
         Args:
-            image: a picture file of any size; it is squeezed to a square as the training pictures were.
+            image: a picture of any size, a file, an array or a PIL picture; it is squeezed to a square as
+                the training pictures were.
             question: the question, or the statement to judge.
             top: how many answers, at most all.
             image2: the second picture, for a model that judges statements about two.
@@ -111,7 +112,7 @@ class TrainedModel:
         unknown = ids[0, 1]  # position 0 is the token that begins every text
         return [word for word, row in zip(words, ids[1:], strict=True) if bool((row == unknown).any())]
 
-    def seen(self, file: Path | str) -> dict[str, Tensor]:
+    def seen(self, file: PictureSource) -> dict[str, Tensor]:
         """What the network reads of a picture: itself, or its regions."""
         if self.encoder is None:
             return {"image": self._picture(file)}
@@ -120,18 +121,14 @@ class TrainedModel:
         features, boxes = regions_of(read_picture(file), self.encoder)[np.zeros(1, dtype=np.int64)]
         return {"regions": torch.from_numpy(features), "boxes": torch.from_numpy(boxes)}
 
-    def _picture(self, file: Path | str) -> Tensor:
+    def _picture(self, file: PictureSource) -> Tensor:
         table = channels_first(resize(read_picture(file), self.image_size)[None])
         assert isinstance(table, Tensor)
         return table
 
 
 def _check_question(question: str, head: str, image2: object, choices: Sequence[str]) -> None:
-    """Checks that a question comes with the inputs that the head reads.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Checks that a question comes with the inputs that the head reads."""
     if not question.strip():
         raise ValueError(f"question must contain at least a word, got {question!r}")
     if (head == "nlvr2") != (image2 is not None):

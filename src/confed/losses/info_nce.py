@@ -198,10 +198,6 @@ class Contrast:
 
 
 def _among(name: str, value: object, options: object) -> None:
-    """Checks that a value is one of a literal's.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Checks that a value is one of a literal's."""
     if value not in get_args(options):
         raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(options)))}, got {value!r}")

@@ -95,11 +95,7 @@ def uncertain(probabilities: Float[Tensor, "*any"], tau: float = 0.5, eps: float
 
 
 def _draw(labels: Tensor, index: Tensor, key: int, share: float) -> tuple[Tensor, Tensor]:
-    """31 random bits per example (B,), and a random order of its labels (B, C): each label's place in it.
-
-    Raises:
-        ValueError: a shape, the share or the key is wrong.
-    """
+    """31 random bits per example (B,), and a random order of its labels (B, C): each label's place in it."""
     if labels.ndim != 2 or index.shape != labels.shape[:1]:
         raise ValueError(
             f"labels and index must have the shapes (B, C) and (B,), got {tuple(labels.shape)} and {tuple(index.shape)}"

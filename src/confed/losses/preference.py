@@ -295,11 +295,7 @@ def _precise(x: Tensor) -> Tensor:
 
 
 def _check_pair(student_logits: Tensor, teacher_logits: Tensor) -> None:
-    """Checks that both have one shape (B, C).
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Checks that both have one shape (B, C)."""
     if student_logits.shape != teacher_logits.shape or student_logits.ndim != 2:
         raise ValueError(
             "student_logits and teacher_logits must have one shape (B, C), got "

@@ -97,11 +97,7 @@ def likeness(
 
 
 def _scores(features: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
-    """Scores cos(z, p_c) / tau, (B, C); minus infinity for unknown classes.
-
-    Raises:
-        ValueError: the temperature is not positive.
-    """
+    """Scores cos(z, p_c) / tau, (B, C); minus infinity for unknown classes."""
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     precision = torch.promote_types(features.dtype, torch.float32)

@@ -148,11 +148,7 @@ class _Ranks:
 
 
 def _checked(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The positives (N, C), after checks.
-
-    Raises:
-        ValueError: the shapes differ, or a score is NaN.
-    """
+    """The positives (N, C), after checks."""
     if scores.ndim != 2 or scores.shape != truth.shape:
         raise ValueError(f"scores and truth must have one shape (N, C), got {scores.shape} and {truth.shape}")
     if np.isnan(scores).any():

@@ -244,11 +244,7 @@ def holm(p: Mapping[str, float], alpha: float = 0.05) -> Holm:
 
 
 def _sample(name: str, values: Sample, least: int) -> np.ndarray:
-    """The values as a finite float64 vector of at least the given size.
-
-    Raises:
-        ValueError: the values are too few, not a vector, or not finite.
-    """
+    """The values as a finite float64 vector of at least the given size."""
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or len(x) < least:
         raise ValueError(f"{name} must be a list of at least {least} numbers, got shape {x.shape}")

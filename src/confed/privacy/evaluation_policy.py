@@ -18,11 +18,12 @@ site; a client's update with noise protects all of them, and so each. N itself i
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from confed.federation.messages import Message
 from confed.federation.params import Scalar
 from confed.federation.randomness import normal
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields, check_value
 
 __all__ = ["SHARES", "EvaluationPolicy"]
 
@@ -57,21 +58,16 @@ class EvaluationPolicy:
 
     mode: Mode = "default"
     noise: float = 0.0
-    per_round: int | None = None
-    in_all: int | None = None
-    least: int = 1
+    per_round: Annotated[int, NOT_NEGATIVE] | None = None
+    in_all: Annotated[int, NOT_NEGATIVE] | None = None
+    least: Annotated[int, AT_LEAST_ONE] = 1
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"evaluations must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        check_value(self.mode, Mode, "evaluations")
         if not (0 < self.noise < math.inf if self.mode == "noise" else self.noise == 0):
             wanted = "a positive finite multiplier" if self.mode == "noise" else "left out without noise"
             raise ValueError(f"evaluations: noise must be {wanted}, got {self.noise}")
-        for name in ("per_round", "in_all"):
-            if (most := getattr(self, name)) is not None and most < 0:
-                raise ValueError(f"evaluations: {name} must not be negative, got {most}")
-        if self.least < 1:
-            raise ValueError(f"evaluations: least must be at least 1, got {self.least}")
+        check_fields(self, "evaluations")
 
     @classmethod
     def parse(cls, text: str) -> "EvaluationPolicy":

@@ -132,6 +132,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         algorithm, Members(clients, owned, {n: t.head for n, t in tasks.items() if heads}, sizes), task,
         recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks, public,
         features=_features(run),
+        batch_clients=run.batch_clients,
     )  # fmt: skip
     if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
         adds = type(algorithm).add_modules is not Algorithm.add_modules
@@ -164,11 +165,7 @@ class _Models:
 
 
 def _configured(algorithm: Algorithm, name: str, build: "_Models", task: Any, run_data: RunData) -> Algorithm:
-    """A method that has looked at the model, and the model at pictures of the data's size.
-
-    Raises:
-        ValueError: labels are to be known in training, and the model reads no label states.
-    """
+    """A method that has looked at the model, and the model at pictures of the data's size."""
     known = task_spec(task).known or 0.0
     looks = model_spec(models[name]).converses
     if not known and not looks and type(algorithm).configure is Algorithm.configure:  # a model may take long to read
@@ -244,16 +241,36 @@ def _features(run: Run) -> FeatureSettings | None:
     return FeatureSettings(int(run.features_memory * 1e9), folder, int(run.features_disk * 1e9), run.features_tolerance)
 
 
-def check_device(recipe: Recipe) -> None:
-    """Check, before a run begins, that the machine has the device of the recipe.
+def check_device(recipe: Recipe, *, alone: bool = False) -> None:
+    """Check, before a run begins, that the machine has the device of the recipe; nodes of a cluster may have others.
+
+    Args:
+        recipe: a single-run recipe.
+        alone: whether one process computes, however many workers the recipe says.
 
     Raises:
-        ValueError: the recipe asks for CUDA and PyTorch finds no device.
+        ValueError: the recipe asks for CUDA and PyTorch finds no device, or for a model over several GPUs where they
+            are not, or where other processes would use them too.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if recipe.run.device == "cuda" and not torch.cuda.is_available():
+    if recipe.run.engine == "local" and recipe.run.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "run.device is 'cuda', and PyTorch finds no CUDA device on this machine; 'auto' takes one if there is any"
+        )
+    if recipe.sections["model"].get("device_map") == "auto":
+        _check_several_gpus(replace(recipe.run, workers=1) if alone else recipe.run)
+
+
+def _check_several_gpus(run: Run) -> None:
+    wanted = "model.device_map = 'auto' spreads the model over the GPUs of one process"
+    if run.engine != "local" or run.workers != 1:
+        given = f"run.engine = {run.engine!r}, run.workers = {run.workers}"
+        raise ValueError(f"{wanted}, and needs run.engine = 'local' and run.workers = 1, got {given}")
+    count = 0 if run.device == "cpu" else torch.cuda.device_count()
+    if count < 2:
+        raise ValueError(
+            f"{wanted}, and needs run.device = 'cuda' and at least two of them, got run.device = {run.device!r} and "
+            f"{count}; set model.device_map = 'one'"
         )
 
 
@@ -337,11 +354,7 @@ def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
 
 
 def _without(run_data: RunData, names: Sequence[str]) -> RunData:
-    """The same data as if the named clients had never been; answers, words and question types are common knowledge.
-
-    Raises:
-        ValueError: a client to leave out is unknown, or no client would be left.
-    """
+    """The same data as if the named clients had never been; answers, words and question types are common knowledge."""
     if not names:
         return run_data
     for name in names:
@@ -364,11 +377,7 @@ def _without(run_data: RunData, names: Sequence[str]) -> RunData:
 
 
 def _fewer_labelled(run_data: RunData, names: Sequence[str]) -> RunData:
-    """Multi-label data without the named clients; no client's data are made for it.
-
-    Raises:
-        ValueError: the data are not multi-label.
-    """
+    """Multi-label data without the named clients; no client's data are made for it."""
     if not isinstance(run_data.clients, LazyTables) or not isinstance(run_data.dataset, LabelDataset):
         raise ValueError(f"expected multi-label data, got {type(run_data.dataset).__name__}")
     dataset = replace(run_data.dataset, clients=Selected(run_data.dataset.clients, names))

@@ -250,6 +250,15 @@ def check_local(algorithm: Algorithm, local: Local) -> None:
             f"local.accumulate must be 1 for {algorithm.title}, got {local.accumulate}: client and server step after "
             "every batch"
         )
+    if local.iterations and (algorithm.traits.splits or algorithm.traits.in_epochs):
+        raise ValueError(
+            f"local.iterations must be 0 for {algorithm.title}, got {local.iterations}: its rounds are made of epochs"
+        )
+    if local.horizon and algorithm.traits.splits:
+        raise ValueError(
+            f"local.horizon must be 0 for {algorithm.title}, got {local.horizon}: client and server step by one "
+            "schedule over the whole run"
+        )
     if local.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
         raise ValueError(
             "local.optimizer = 'adamw8bit' needs the library bitsandbytes: install confed with the extra 'quantised'"

@@ -100,7 +100,7 @@ def load_dataset(data: str, seed: int) -> FederatedDataset | LabelDataset:
 
 @lru_cache(maxsize=2)
 def load_source(data: str, seed: int) -> Source:
-    """As :func:`load_dataset`, with the regions of its pictures; kept for the next recipe with the same data."""  # noqa: DOC501
+    """As :func:`load_dataset`, with the regions of its pictures; kept for the next recipe with the same data."""
     values = json.loads(data)
     constructor, missing = datasets[values.pop("name")], missing_of(values.pop("missing", {}))
     terms = values.pop("card", "")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from confed.data.caption_tables import MixedData, with_captions
 from confed.data.chat_tables import Prompts, unread
-from confed.data.examples import Examples, FederatedDataset, StoredPictures, TableData, channels_first, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples, FederatedDataset, StoredPictures, TableData, channels_first
 from confed.data.label_tables import encode_labels
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable, with_modalities

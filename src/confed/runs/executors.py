@@ -26,7 +26,7 @@ def local_executor(recipe: Recipe, setup: Setup, workspace: Workspace) -> InProc
         workspace: with its model, which one process uses.
     """
     settings, places = recipe.run, len(setup.population) + len(setup.observers)
-    count = settings.workers or min(free_cores(), places)
+    count = 1 if settings.batch_clients > 1 else settings.workers or min(free_cores(), places)
     if count == 1:
         torch.set_num_threads(settings.threads)
         return InProcess(setup, workspace if setup.device == "cpu" else None)

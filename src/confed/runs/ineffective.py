@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from inspect import Parameter, signature
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from confed.models.tokenizer import CountsShortened
@@ -35,10 +36,9 @@ def warn_of_ignored(data: Mapping[str, Any], run: Run, run_data: "RunData") -> N
         _say(f"data.clients = {asked} has no effect: who the {made} clients are follows from other keys of [data]")
     if run.cohort >= 1 and run.cohort > there:
         _say(f"run.cohort = {run.cohort:g} is more than the {_counted(there)}: all take part in every round")
-    places = [*(data for data, _ in zip(run_data.clients.values(), range(LOOKED_AT), strict=False))]
-    if run_data.dataset.elsewhere is None and not any(
-        len(data.tables[2]) for data in [*places, *run_data.unseen.values()]
-    ):
+    # Unseen places first: clients' examples may be made only when they are asked for.
+    places = chain(run_data.unseen.values(), islice(run_data.clients.values(), LOOKED_AT))
+    if run_data.dataset.elsewhere is None and not any(len(data.tables[2]) for data in places):
         _say("there are no test examples, of clients or unseen places: nothing is measured at the end of the run")
 
 

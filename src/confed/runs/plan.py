@@ -8,40 +8,25 @@ measured.
 """
 
 import heapq
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from confed.data.examples import TableData
-from confed.engines.local import InProcess, Participation, RoundRecord, Setup, Simulation, Workspace, simulate
+from confed.engines.local import Participation, Setup, Workspace
 from confed.engines.membership import MOST, Membership
-from confed.engines.perform import Population
-from confed.engines.timeline import Timeline
 from confed.engines.usage import keep_freed_memory, peak_memory, reset_peak
-from confed.federation.checkpoint import Checkpoint, Checkpoints
-from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Call, Reply
-from confed.federation.protocols import ClientData
-from confed.federation.state import MemoryStore, Store
 from confed.recipes.recipe import Recipe
 from confed.runs.build import check_device, prepare
 from confed.runs.cohorts import cohorts_of, participation_of
 from confed.runs.encode import RunData
-from confed.runs.evaluate import examine
+from confed.runs.plan_measurements import Step, Trial, mean_of, measure, sizes_of
 
 __all__ = ["RunPlan", "makespan", "plan_run"]
 
 BATCHES = (2, 6)
 """Batches of training examples per client in the two short federations; of others, one and three."""
-
-MEASURED = 4
-"""Clients that are measured in every step, if one takes less than :data:`SLOW` seconds; one otherwise."""
-
-SLOW = 10.0
 
 ROUNDS = 50
 """Rounds whose cohorts are looked at; of more, so many that are spread evenly."""
@@ -135,188 +120,9 @@ def plan_run(recipe: Recipe, clock: Callable[[], float] = time.perf_counter) -> 
     preparing = clock() - began
     if setup.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    trials = [_measure(recipe, setup, run_data, workspace, size, clock) for size in BATCHES]
+    trials = [measure(recipe, setup, run_data, workspace, size, clock) for size in BATCHES]
     device_memory = torch.cuda.max_memory_allocated() if setup.device == "cuda" else 0
     return _plan(recipe, setup, run_data, trials, preparing, peak_memory(), device_memory)
-
-
-# Measuring ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Step:
-    """What was measured of one step: a round, an evaluation, the finish or the examination.
-
-    Attributes:
-        asked: client of every call, in order.
-        seconds: client -> seconds of its calls, of those that were measured.
-        counts: client -> how many of its calls were measured.
-        totals: of a round: "calls", and bytes "up" from clients and "down" to them.
-        serving: seconds beside those of clients.
-    """
-
-    asked: list[str] = field(default_factory=list[str])
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-    totals: dict[str, int] = field(default_factory=dict[str, int])
-    serving: float = 0.0
-
-
-@dataclass
-class _Trial:
-    """What was measured with clients of a certain size."""
-
-    sizes: Callable[[str], tuple[int, int, int]]
-    first: _Step
-    later: _Step
-    evaluation: _Step
-    finish: _Step
-    examination: _Step
-    state_bytes: float
-    server_bytes: int
-    personal_bytes: float
-    personal: int
-
-
-class _Clock:
-    """Executor that times calls in this process, and repeats replies of some clients for others.
-
-    Args:
-        setup: the federation.
-        workspace: its model.
-        most: clients that are measured per step and kind of client; None for all.
-        clock: tells seconds.
-    """
-
-    def __init__(self, setup: Setup, workspace: Workspace, most: int | None, clock: Callable[[], float]) -> None:
-        self._inner, self._most, self._clock = InProcess(setup, workspace), most, clock
-        self.timeline, self.step = Timeline(0), _Step()
-
-    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """See :class:`confed.engines.executor.Executor`.
-
-        Raises:
-            RuntimeError: a client failed.
-        """
-        known: dict[tuple[object, ...], list[Reply]] = {}
-        for number, call in enumerate(calls):
-            kind = known.setdefault((call.action, call.client.head, call.client.modalities), [])
-            self.step.asked.append(call.client.id)
-            if self._most is not None and len(kind) >= self._most and not call.session:
-                yield Reply(call.client, kind[number % len(kind)].message)
-                continue
-            began = self._clock()
-            (reply,) = self._inner([call], store, round)
-            took = self._clock() - began
-            if reply.error is not None:
-                raise RuntimeError(f"client {call.client.id!r} failed in a measured round: {reply.error}")
-            if took > SLOW and self._most is not None:
-                self._most = 1
-            self.step.seconds[call.client.id] = self.step.seconds.get(call.client.id, 0.0) + took
-            self.step.counts[call.client.id] = self.step.counts.get(call.client.id, 0) + 1
-            kind.append(reply)
-            yield reply
-
-
-class _Fewer:
-    """A population with the first examples of its clients only."""
-
-    def __init__(self, population: Population, shorten: Callable[[ClientData], ClientData]) -> None:
-        self._population, self._shorten = population, shorten
-
-    def __len__(self) -> int:
-        return len(self._population)
-
-    def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.perform.Population`."""
-        return self._population.info(number)
-
-    def data(self, client_id: str) -> ClientData:
-        """See :class:`confed.engines.perform.Population`."""
-        return self._shorten(self._population.data(client_id))
-
-
-def _measure(
-    recipe: Recipe, setup: Setup, run_data: RunData, workspace: Workspace, batches: int, clock: Callable[[], float]
-) -> _Trial:  # fmt: skip
-    train, others = batches * setup.local.batch_size, batches // 2 * setup.local.eval_batch_size
-
-    def shorten(data: ClientData) -> ClientData:
-        return data.shortened(train, others) if isinstance(data, TableData) else data
-
-    observers = {name: shorten(data) for name, data in setup.observers.items()}
-    short = replace(
-        setup, population=_Fewer(setup.population, shorten), observers=observers, rounds=max(setup.rounds, 2)
-    )
-    everyone = setup.algorithm.secure_sum is not None  # of repeated masks no sum can be made
-    executor = _Clock(short, workspace, None if everyone else MEASURED, clock)
-    participation = participation_of(recipe.run, () if setup.algorithm.traits.centralised else run_data.clients)
-    with tempfile.TemporaryDirectory(prefix="confed-plan-") as place:
-        checkpoints = Checkpoints(Path(place) / "checkpoint", recipe.run.newest_checkpoints)
-        store: Store = checkpoints.store if recipe.run.checkpoint_every else MemoryStore()
-        by_size = recipe.run.sampling == "size"
-        size, buffered = cohorts_of(recipe.run, setup.algorithm)
-        simulation = Simulation(short, store, executor, size, participation, by_size, buffered=buffered)
-        rounds: list[_Step] = []
-        servers = simulation.start(workspace)
-        began = clock()
-        for record in simulate(simulation, servers):
-            servers, step = record.servers, _taken(executor)
-            step.totals = _totals(record)
-            if recipe.run.checkpoint_every:
-                checkpoints.save(Checkpoint(record.round, servers, 0))
-            step.serving = max(clock() - began - sum(step.seconds.values()), 0.0)
-            rounds.append(step)
-            if len(rounds) == 2:
-                break
-            began = clock()
-        limit = recipe.run.evaluate_examples
-        simulation.evaluate(servers, 2, split="validation", limit=limit)
-        evaluation = _taken(executor)
-        ends = list(simulate(simulation, servers, short.rounds))
-        finish = _taken(executor)
-        for record in ends:
-            servers, finish.totals = record.servers, _totals(record)
-        began = clock()
-        wanted = recipe.run.modality_matrix, recipe.run.controls != "none"
-        found = examine(simulation, servers, run_data, subsets=wanted[0], controls=wanted[1])
-        examination = _taken(executor)
-        examination.serving = max(clock() - began - sum(examination.seconds.values()), 0.0)
-        states = [path.stat().st_size for path in (Path(place) / "checkpoint/clients").rglob("*.safetensors")]
-        server = sum(path.stat().st_size for path in (Path(place) / "checkpoint").glob("round-000002/*"))
-    personal = [sum(tensor.nbytes for tensor in own.values()) for own in found.personal.values()]
-
-    def sizes(name: str) -> tuple[int, int, int]:
-        return _sizes(short.data(name))
-
-    return _Trial(
-        sizes, rounds[0], rounds[-1], evaluation, finish, examination, _mean(states), server, _mean(personal),
-        len(personal),
-    )  # fmt: skip
-
-
-def _totals(record: RoundRecord) -> dict[str, int]:
-    """Calls and bytes of a round."""
-    calls = sum(traffic.calls for traffic in record.traffic.values())
-    return {"calls": calls, "up": sum(record.bytes_up.values()), "down": sum(record.bytes_down.values())}
-
-
-def _taken(clock: _Clock) -> _Step:
-    """What the clock has measured since it was last asked."""
-    step, clock.step = clock.step, _Step()
-    return step
-
-
-def _sizes(data: ClientData) -> tuple[int, int, int]:
-    """Numbers of training, validation and test examples."""
-    return tuple(map(len, data.tables)) if isinstance(data, TableData) else (len(data), 0, 0)  # pyright: ignore[reportReturnType]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-# From the measured to the whole ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -339,7 +145,7 @@ def _line(points: Sequence[tuple[float, float]]) -> _Line:
     return _Line(max(y - each * x, 0.0), each)
 
 
-Steps = Sequence[tuple[_Trial, _Step]]
+Steps = Sequence[tuple[Trial, Step]]
 """The same step of every trial."""
 
 
@@ -348,14 +154,17 @@ def _per_call(steps: Steps, role: int, limit: int = 0) -> _Line:
     points: list[tuple[float, float]] = []
     for trial, own in steps:
         sizes = [min(trial.sizes(name)[role], limit or 1 << 62) for name in own.seconds]
-        points.append((_mean(sizes), _mean([own.seconds[name] / own.counts[name] for name in own.seconds])))
+        points.append((mean_of(sizes), mean_of([own.seconds[name] / own.counts[name] for name in own.seconds])))
     return _line(points)
 
 
 def _per_round(steps: Steps) -> _Line:
     """Seconds of a client in a round, by its training examples."""
     return _line(
-        [(_mean([trial.sizes(c)[0] for c in own.seconds]), _mean(list(own.seconds.values()))) for trial, own in steps]
+        [
+            (mean_of([trial.sizes(c)[0] for c in own.seconds]), mean_of(list(own.seconds.values())))
+            for trial, own in steps
+        ]
     )
 
 
@@ -364,24 +173,26 @@ def _amount(steps: Steps, name: str) -> _Line:
     points: list[tuple[float, float]] = []
     for trial, own in steps:
         asked = dict.fromkeys(own.asked)
-        points.append((_mean([trial.sizes(client)[0] for client in asked]), own.totals[name] / max(len(asked), 1)))
+        points.append((mean_of([trial.sizes(client)[0] for client in asked]), own.totals[name] / max(len(asked), 1)))
     (x, y), (u, v) = points
     return _Line(y, 0.0) if x == u or y == v else _line(points)
 
 
 def _plan(
-    recipe: Recipe, setup: Setup, run_data: RunData, trials: Sequence[_Trial], preparing: float, memory: int,
+    recipe: Recipe, setup: Setup, run_data: RunData, trials: Sequence[Trial], preparing: float, memory: int,
     device_memory: int,
 ) -> RunPlan:  # fmt: skip
     run, traits = recipe.run, setup.algorithm.traits
     clients = () if traits.centralised else run_data.clients
     cohorts = _cohorts(recipe, setup, participation_of(run, clients))
-    cohort = _mean([len(own) for own in cohorts])
+    cohort = mean_of([len(own) for own in cohorts])
     firsts, laters = [(trial, trial.first) for trial in trials], [(trial, trial.later) for trial in trials]
     totals: dict[str, float] = {}
     for name in ("calls", "up", "down"):
         first, later = _amount(firsts, name), _amount(laters, name)
-        totals[name] = sum(map(first, cohorts[0])) + (run.rounds - 1) * _mean([sum(map(later, own)) for own in cohorts])
+        totals[name] = sum(map(first, cohorts[0])) + (run.rounds - 1) * mean_of(
+            [sum(map(later, own)) for own in cohorts]
+        )
         totals[name] += trials[1].finish.totals.get(name, 0)
     whole, limit = _Whole(setup), run.evaluate_examples
     evaluating = _per_call([(trial, trial.evaluation) for trial in trials], 1, limit)
@@ -392,7 +203,7 @@ def _plan(
     ends = 1 if trials[1].finish.asked else 0
     last = 0 if not every or run.rounds % every == 0 else 1
     evaluations = (1 + run.rounds // every + last + ends) if every else 0
-    serving = _line([(_mean(_used(trial)), trial.later.serving) for trial in trials])
+    serving = _line([(mean_of(_used(trial)), trial.later.serving) for trial in trials])
     return RunPlan(
         label=setup.algorithm.title,
         clients=len(setup.population) if not traits.centralised else len(run_data.clients),
@@ -405,7 +216,7 @@ def _plan(
         device_memory=device_memory,
         disk=_disk(recipe, trials[1], whole, len(setup.population), cohort),
         preparing=preparing,
-        serving=serving(_mean([_mean(own) for own in cohorts])),
+        serving=serving(mean_of([mean_of(own) for own in cohorts])),
         clients_seconds=tuple(map(_per_round(laters), typical)),
         evaluating=tuple(evaluating(min(whole(name)[1], limit or 1 << 62)) for name in trials[1].evaluation.asked),
         evaluations=evaluations,
@@ -414,7 +225,7 @@ def _plan(
     )
 
 
-def _used(trial: _Trial) -> list[float]:
+def _used(trial: Trial) -> list[float]:
     """Training examples of the clients of a measured round."""
     return [trial.sizes(name)[0] for name in dict.fromkeys(trial.later.asked)]
 
@@ -428,7 +239,7 @@ def _cohorts(recipe: Recipe, setup: Setup, participation: Participation) -> list
     looked = sorted({number * run.rounds // count for number in range(count)})
     if buffered is not None:  # as many updates as the buffer holds, of whichever clients
         typical = [info.num_examples for info in federation.clients(MOST)]
-        return [[round(_mean(typical))] * run.buffer]
+        return [[round(mean_of(typical))] * run.buffer]
     return [[info.num_examples for info in federation.sample(round)[1]] for round in looked]
 
 
@@ -440,11 +251,11 @@ class _Whole:
 
     def __call__(self, name: str) -> tuple[int, int, int]:
         if name not in self._known:
-            self._known[name] = _sizes(self._setup.data(name))
+            self._known[name] = sizes_of(self._setup.data(name))
         return self._known[name]
 
 
-def _disk(recipe: Recipe, trial: _Trial, whole: _Whole, population: int, cohort: float) -> int:
+def _disk(recipe: Recipe, trial: Trial, whole: _Whole, population: int, cohort: float) -> int:
     """Bytes of checkpoints, models and predictions at the end."""
     run = recipe.run
     share = min(cohort / max(population, 1), 1.0)

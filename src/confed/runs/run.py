@@ -18,6 +18,7 @@ from confed.engines.remote.server import Remote
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers
 from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
+from confed.federation.checkpoint_writer import CheckpointWriter
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, ServerState, Store
@@ -95,8 +96,7 @@ def run_locked(
     torch.set_num_threads(1 if apart else recipe.run.threads)
     keep_freed_memory()
     check_pinned()
-    if recipe.run.engine == "local":  # nodes of a cluster may have the GPUs that this machine lacks
-        check_device(recipe)
+    check_device(recipe)
     if resume:
         check_same_recipe(RunFolder(root), recipe)
     setup, run_data = prepare(recipe)
@@ -152,6 +152,7 @@ class Runner:
         before = {round - 1 for round in self.participation.joins.values()} - {0}
         self.always = before if self.settings.keep_checkpoints == "joins" else set[int]()
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
+        self.writer = CheckpointWriter(self.checkpoints)
         self.cpu, self.resumed = cpu_seconds(), False
         self.saved_at = -math.inf
         self.notes: list[str] = []
@@ -183,8 +184,13 @@ class Runner:
             except KeyboardInterrupt:
                 # The last round that is written down whole; what came after it is done again.
                 if whole is not None and self.settings.checkpoint_every:
-                    self.checkpoints.save(whole)
+                    self.writer.save(whole)
                 raise
+            finally:
+                self.writer.close()
+            if isinstance(executor, InProcess) and self.settings.batch_clients > 1 and executor.one_by_one:
+                self.notes.append(f"run.batch_clients: clients were trained one by one: {executor.one_by_one}")
+                self.progress(Caution(self.notes[-1]))
             self._report(self.setup.rounds, "evaluating", "evaluating on test data")
             examined = self.examine(simulation, servers)
             examined.notes.extend(self.notes)
@@ -289,7 +295,7 @@ class Runner:
         every, last = self.settings.checkpoint_every, checkpoint.round >= self.setup.rounds
         waited = time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
         if every and (last or checkpoint.round in self.always or (checkpoint.round % every == 0 and waited)):
-            self.checkpoints.save(checkpoint)
+            self.writer.save(checkpoint)
             self.saved_at = time.monotonic()
 
     def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:

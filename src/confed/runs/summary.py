@@ -16,6 +16,7 @@ from confed.results.metric import SEVERAL
 from confed.runs.controls import KEYS, summarise_controls
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
+from confed.runs.example_privacy import spent_on_examples
 from confed.runs.pooled_metrics import summarise_labels
 from confed.runs.privacy_spent import ledger_of, summary_of
 from confed.system.processor import machine
@@ -119,6 +120,7 @@ def summarise_run(
         **({"controls": tried} if (tried := summarise_controls(setup, run_data, examined, left)) else {}),
         **({"traffic": actions} if (actions := _actions(traffic)) else {}),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
+        **spent_on_examples(setup, traffic, listed),
     }
 
 

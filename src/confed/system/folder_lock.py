@@ -12,8 +12,6 @@ import json
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP, exists
+from confed.system.heartbeat import BEAT, heartbeat, silence, status
+from confed.system.processes import exists
 
 try:
     import fcntl
@@ -35,45 +34,14 @@ __all__ = [
 LOCK = "lock.json"
 """The lock's file, in the folder that it locks."""
 
-BEAT, STALE = 5.0, 60.0
-"""Seconds between two heartbeats, and without one after which a holder on another machine is taken to be gone."""
+STALE = 60.0
+"""Seconds without a heartbeat after which a holder on another machine is taken to be gone."""
 
 QUIET = 2.5 * BEAT
 """Seconds without a heartbeat before a holder on this machine whose process is not to be seen is taken to be gone."""
 
 PATIENCE = 2.0
 """Seconds that one waits for the folder: processes whose parent was killed take a moment to end."""
-
-# The process that beats: it ends with its parent, or when the lock is no longer its parent's. Where workers are forked,
-# they hold the other end of its standard input, so that only the parent's id tells; Windows never changes that id, but
-# standard input ends with the parent. A thread reads it, as Windows cannot wait for pipes with a time limit. Signals
-# that batch systems send to every process of a job before its end are the parent's to handle.
-_HEART = """
-import os, signal, sys, threading, time
-for name in ("SIGUSR1", "SIGUSR2", "SIGALRM"):
-    if hasattr(signal, name):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-path, token, parent, beat = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-ended = threading.Event()
-def read():
-    try:
-        os.read(0, 1)
-    finally:
-        ended.set()
-threading.Thread(target=read, daemon=True).start()
-last = time.monotonic()
-while os.getppid() == parent and not ended.wait(min(beat, 1.0)):
-    if time.monotonic() - last >= beat:
-        try:
-            with open(path, encoding="utf-8") as file:
-                if token not in file.read():
-                    break
-            os.utime(path)
-        except OSError:
-            pass
-        last = time.monotonic()
-os._exit(0)
-"""
 
 _handles: set[int] = set()
 """Open descriptors of locked folders."""
@@ -141,9 +109,9 @@ def holder_of(folder: Path) -> Holder | None:
     """Holder of a folder's lock; None if there is no lock. The lock stays as it is."""
     found = _read(folder / LOCK)
     try:
-        silent = _silence(folder / LOCK) if found else None
+        silent = silence(folder / LOCK) if found else None
     except OSError:  # who may only read has no better clock than this machine's
-        silent = max(time.time() - _status(folder / LOCK).st_mtime, 0.0)
+        silent = max(time.time() - status(folder / LOCK).st_mtime, 0.0)
     if silent is None:
         return None
     here = (found.get("host"), found.get("boot")) == _machine()
@@ -200,15 +168,9 @@ def _sign_of_life(folder: Path) -> tuple[object, int] | None:
     """Token of a folder's lock and time of its last heartbeat in nanoseconds; None if there is no lock."""
     token = _read(folder / LOCK).get("token")
     try:
-        return token, _status(folder / LOCK).st_mtime_ns
+        return token, status(folder / LOCK).st_mtime_ns
     except OSError:
         return None
-
-
-def _status(path: Path) -> os.stat_result:
-    # Opening a file is what makes a network file system ask its server for the file's present times.
-    with path.open("rb") as file:
-        return os.fstat(file.fileno())
 
 
 @contextlib.contextmanager
@@ -216,9 +178,11 @@ def _at_once(folder: Path) -> Iterator[None]:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked_by_the_kernel(folder) as alone_here, _locked_by_file(folder, alone_here) as token, _beating(
-            folder, token
-        ):  # fmt: skip
+        with (
+            _locked_by_the_kernel(folder) as alone_here,
+            _locked_by_file(folder, alone_here) as token,
+            heartbeat(folder / LOCK, token),
+        ):
             _tokens[folder.resolve()] = token
             try:
                 yield
@@ -253,7 +217,7 @@ def without_lock(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked_by_the_kernel(folder: Path) -> Iterator[bool]:
-    """Kernel lock against other processes of this machine; yields whether the file system supports such locks."""  # noqa: DOC501 (a _Taken, made by _taken)
+    """Kernel lock against other processes of this machine; yields whether the file system supports such locks."""
     if fcntl is None:
         yield False
         return
@@ -276,7 +240,7 @@ def _locked_by_the_kernel(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _locked_by_file(folder: Path, alone_here: bool) -> Iterator[str]:
-    """Lock by a file with this process's token, which it yields."""  # noqa: DOC501 (a _Taken, made by _taken)
+    """Lock by a file with this process's token, which it yields."""
     path, token = folder / LOCK, secrets.token_hex(8)
     for _ in range(3):
         try:
@@ -326,7 +290,7 @@ def _put_aside(folder: Path, alone_here: bool) -> None:
     """  # noqa: DOC501 (a _Taken, made by _taken)
     path = folder / LOCK
     holder = _read(path)
-    silent = _silence(path)
+    silent = silence(path)
     if silent is None:  # it has just been let go
         return
     here = (holder.get("host"), holder.get("boot")) == _machine()
@@ -345,42 +309,6 @@ def _put_aside(folder: Path, alone_here: bool) -> None:
         with contextlib.suppress(OSError):
             os.link(aside, path)
     aside.unlink(missing_ok=True)
-
-
-def _silence(path: Path) -> float | None:
-    """Seconds since a lock's last heartbeat, by the clock of the file system that it is on; None if it is gone."""
-    probe = path.with_name(f".{LOCK}.{secrets.token_hex(4)}.tmp")
-    try:
-        probe.touch()
-        now = probe.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
-    try:
-        return max(now - _status(path).st_mtime, 0.0)
-    except FileNotFoundError:
-        return None
-
-
-@contextlib.contextmanager
-def _beating(folder: Path, token: str) -> Iterator[None]:
-    """Heartbeat of a lock from a separate process, not a thread, as workers are forked from this process."""
-    heart = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _HEART, str((folder / LOCK).resolve()), token, str(os.getpid()), str(BEAT)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        creationflags=CREATION_FLAGS,  # Ctrl-C on the terminal is not meant for it
-        process_group=PROCESS_GROUP,
-    )
-    process = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() == process:
-            heart.kill()
-            heart.wait()
-            if heart.stdin is not None:
-                heart.stdin.close()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,17 +1,20 @@
-"""The name and the version of the installed distribution."""
+"""The version, which stands here alone, and the name of the installed distribution."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 
 __all__ = ["DISTRIBUTION", "VERSION"]
 
+VERSION = "0.2.0"
 
-def _installed() -> tuple[str, str]:
+
+def _installed() -> str:
     # "confed" on the package index is another project, hence another name; an environment that was made before
     # the package had it still has the old one.
     try:
-        return "confed-vl", version("confed-vl")
+        distribution("confed-vl")
     except PackageNotFoundError:
-        return "confed", version("confed")
+        return "confed"
+    return "confed-vl"
 
 
-DISTRIBUTION, VERSION = _installed()
+DISTRIBUTION = _installed()

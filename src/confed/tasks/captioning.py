@@ -144,11 +144,7 @@ class Captioning:
         return [{"answer": text, "cider": round(score, 4)} for text, score in zip(captions, scores, strict=True)]
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (M, V), the tokens that they are about (M,), and the rows of these (M,).
-
-        Raises:
-            ValueError: there are no scores, or they do not fit the batch's tokens.
-        """
+        """Scores (M, V), the tokens that they are about (M,), and the rows of these (M,)."""
         if not output.logits.is_floating_point():
             raise ValueError("a caption that was written has no loss: the batch must have the text to learn")
         target, rows = next_tokens(batch)

@@ -6,7 +6,7 @@ picture and prompt. The loss is that of ``transformers`` with ``labels``: the me
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.nn import functional
 from confed.data.caption_batches import unpack_texts
 from confed.data.chat import answered
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
 from confed.federation.reports import LOSS
 from confed.federation.specs import Writing
 from confed.metrics.captions import Cider
@@ -67,9 +68,9 @@ class Chat:
 
     answers: int
     metric: Metric = "exact"
-    max_new_tokens: int = 32
-    beams: int = 1
-    length_penalty: float = 1.0
+    max_new_tokens: Annotated[int, AT_LEAST_ONE] = 32
+    beams: Annotated[int, AT_LEAST_ONE] = 1
+    length_penalty: Annotated[float, NOT_NEGATIVE] = 1.0
     types: tuple[str, ...] = ()
     decoder: Decoder | None = field(default=None, init=False, compare=False, repr=False)
     cider: Cider | None = field(default=None, init=False, compare=False, repr=False)
@@ -82,11 +83,7 @@ class Chat:
     """Training scores are of tokens, so that losses over one right class do not apply."""
 
     def __post_init__(self) -> None:
-        if self.metric not in get_args(Metric):
-            raise ValueError(f"task.metric must be one of {', '.join(get_args(Metric))}, got {self.metric!r}")
-        for name, least in (("max_new_tokens", 1), ("beams", 1), ("length_penalty", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"task.{name} must be at least {least}, got {getattr(self, name)}")
+        check_fields(self, "task")
 
     @property
     def writing(self) -> Writing | None:
@@ -258,11 +255,7 @@ class Chat:
         return unpack_texts(batch["references"])
 
     def _surprise(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """-log p of each token of the R answers, its weight, and whether it is the best one, each (R, T).
-
-        Raises:
-            ValueError: the scores are not of tokens.
-        """
+        """-log p of each token of the R answers, its weight, and whether it is the best one, each (R, T)."""
         if not output.logits.is_floating_point() or output.logits.ndim != 3:
             raise ValueError("an answer that was written or chosen has no loss: the batch must have answer_tokens")
         target = answers_there(output.logits, batch)

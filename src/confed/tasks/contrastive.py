@@ -9,12 +9,13 @@ is the method's matter.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import AT_LEAST_ONE, SHARE, check_fields
 from confed.losses.info_nce import Contrast, Denominator, Similarity, same_answers
 from confed.models.contrastive import ContrastiveAnswerer
 from confed.registry import register_task
@@ -93,13 +94,13 @@ class Contrastive:
     reduction: Literal["sum", "mean"] | None = None
     mask_same_answer: bool = False
     symmetric: bool = False
-    width: int = 256
-    hidden: int = 512
-    answer_words: int = 8
+    width: Annotated[int, AT_LEAST_ONE] = 256
+    hidden: Annotated[int, AT_LEAST_ONE] = 512
+    answer_words: Annotated[int, AT_LEAST_ONE] = 8
     masked: bool | None = None
     glove: Path | None = None
-    glove_missing: float = 0.01
-    embedding: int = 300
+    glove_missing: Annotated[float, SHARE] = 0.01
+    embedding: Annotated[int, AT_LEAST_ONE] = 300
     batch_norm: bool = True
     headline: Headline = ""
 
@@ -107,17 +108,9 @@ class Contrastive:
     head: ClassVar[str] = "answers"
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"task.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
-        for name in ("width", "hidden", "answer_words", "embedding"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"task.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.glove_missing <= 1:
-            raise ValueError(f"task.glove_missing must lie in [0, 1], got {self.glove_missing}")
+        check_fields(self, "task")
         if self.option("eval_similarity") not in get_args(Similarity):
             raise ValueError(f"task.eval_similarity must be one of cosine, dot, got {self.eval_similarity!r}")
-        if self.headline not in get_args(Headline):
-            raise ValueError(f"task.headline must be accuracy or vqa_accuracy, got {self.headline!r}")
         if self.reduction == "none":
             raise ValueError("task.reduction must be one of sum, mean, got 'none'")
         try:

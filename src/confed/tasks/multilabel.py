@@ -252,11 +252,7 @@ class Multilabel:
         return {f"{self.metric}/{n}": (sums[i], float(counts[i])) for i, n in enumerate(self.types) if counts[i]}
 
     def _inputs(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits and labels in at least single precision, and which labels are unknown, each (B, C).
-
-        Raises:
-            ValueError: ``labels`` is missing, or a shape is wrong.
-        """
+        """Logits and labels in at least single precision, and which labels are unknown, each (B, C)."""
         logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
         if logits.ndim != 2 or logits.shape[1] != self.answers:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
@@ -274,11 +270,7 @@ class Multilabel:
 
 
 def _check(name: str, values: Tensor, allowed: tuple[int, ...]) -> None:
-    """Check that every value is one of those allowed.
-
-    Raises:
-        ValueError: a value is not.
-    """
+    """Check that every value is one of those allowed."""
     wrong = torch.stack([values != value for value in allowed]).all(0)
     if bool(wrong.any()):
         raise ValueError(f"every entry of {name} must be one of {allowed}, got {values[wrong][0].item()}")

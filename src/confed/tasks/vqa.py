@@ -168,11 +168,7 @@ class VQA:
         return self._score(logits.argmax(dim=1), self._judged_by(batch))
 
     def _judged_by(self, batch: Batch) -> Tensor:
-        """Ground truth of the headline metric: labels (B,) or soft scores (B, C).
-
-        Raises:
-            ValueError: the batch lacks what the headline needs.
-        """
+        """Ground truth of the headline metric: labels (B,) or soft scores (B, C)."""
         key = "label" if self.metric == "accuracy" else "target"
         if key not in batch:
             raise ValueError(f"the headline {self.metric!r} needs batch[{key!r}], got keys {sorted(batch)}")
@@ -252,11 +248,7 @@ class VQA:
         return {f"{self.metric}/{name}": (sums[i], float(counts[i])) for i, name in enumerate(self.types) if counts[i]}
 
     def _logits_and_truth(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) in at least single precision, and what the objective compares them with.
-
-        Raises:
-            ValueError: a key is missing, or a shape is wrong.
-        """
+        """Logits (B, C) in at least single precision, and what the objective compares them with."""
         logits = among_offered(output.logits, batch).to(torch.promote_types(output.logits.dtype, torch.float32))
         if logits.ndim != 2 or logits.shape[1] != self.answers:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
@@ -276,11 +268,7 @@ class VQA:
 
     @staticmethod
     def _check(name: str, value: int, stop: int) -> None:
-        """Check that 0 <= value < stop.
-
-        Raises:
-            ValueError: the value lies outside.
-        """
+        """Check that 0 <= value < stop."""
         if not 0 <= value < stop:
             raise ValueError(f"every {name} must lie in [0, {stop}), got {value}")
 

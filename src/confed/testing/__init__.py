@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from confed.engines.buffered import unsupported_reason
+from confed.engines.together import one_by_one
 from confed.federation.algorithm import Algorithm
 from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
-from confed.testing.known_cases import neutral_is_fedavg, one_step_is_gradient_descent
+from confed.testing.known_cases import neutral_is_fedavg, one_step_is_gradient_descent, stacked_equals_one_by_one
 from confed.testing.privacy import (
     keeps_frozen_tensors,
     nothing_leaks,
@@ -76,8 +77,9 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
     """Reason why a check does not apply to a method, in the method's own words; None if it applies."""
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
-    if check == "asynchronous rounds":
-        return unsupported_reason(algorithm) or None
+    reasons = {"asynchronous rounds": unsupported_reason, "clients trained at once equal one by one": one_by_one}
+    if check in reasons:
+        return reasons[check](algorithm) or None
     if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):
         return "there is one member, so there are no others to go on or to leak to"
     if check == "simulator equals Flower" and find_spec("flwr") is None:
@@ -103,4 +105,5 @@ CHECKS: dict[str, Check] = {
     "simulator equals FLARE": simulator_equals_flare,
     "neutral coefficients give FedAvg": neutral_is_fedavg,
     "one full step equals gradient descent": one_step_is_gradient_descent,
+    "clients trained at once equal one by one": stacked_equals_one_by_one,
 }

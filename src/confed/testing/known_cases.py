@@ -11,7 +11,7 @@ from confed.federation.local import Local
 from confed.federation.ownership import modalities_of
 from confed.federation.params import named_tensors
 from confed.testing.toy import toy_clients, toy_setup
-from confed.testing.trial import ROUNDS, ContractViolation, Outcome, run, same
+from confed.testing.trial import ROUNDS, ContractViolation, Outcome, Together, run, same
 
 PLAIN = Local(epochs=1, batch_size=10_000, lr=0.1, optimizer="sgd", weight_decay=0.0)
 
@@ -26,6 +26,17 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
     runs = [run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False, kind=kind)) for a in (neutral, FedAvg())]
     servers = [Outcome(run.servers, {}, (), (), ()) for run in runs]
     same("neutral coefficients give FedAvg", *servers, tolerance=1e-6)
+
+
+def stacked_equals_one_by_one(algorithm: Algorithm) -> None:
+    """Training two clients at once gives what training one by one gives (without BatchNorm and dropout)."""
+    for local in (
+        Local(epochs=2, batch_size=5, lr=0.05, optimizer="sgd", momentum=0.5, clip=1.0),
+        Local(epochs=1, batch_size=4, lr=0.01, optimizer="adamw"),
+    ):
+        alone = toy_setup(algorithm, local=local, rounds=ROUNDS, noisy=False, kind=algorithm.traits.made_for)
+        both = run(replace(alone, batch_clients=2), Together)
+        same("clients trained at once equal one by one", run(alone), both, tolerance=1e-5)
 
 
 def one_step_is_gradient_descent(algorithm: Algorithm) -> None:

@@ -92,6 +92,18 @@ class Bytes(Recording):
             yield replace(reply, message=decode(encode(reply.message)))
 
 
+class Together(Recording):
+    """Executor that trains clients at once where ``batch_clients`` says so."""
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Answers as the simulator does; clients trained one by one are a :class:`ContractViolation`."""
+        for call, reply in zip(calls, self.inner(calls, store, round), strict=True):
+            self.replies.append((call.client.id, call, reply))
+            yield reply
+        if self.inner.one_by_one:
+            raise ContractViolation(f"clients were trained one by one: {self.inner.one_by_one}")
+
+
 def run(
     setup: Setup,
     recording: Callable[[Setup], Recording] = Recording,

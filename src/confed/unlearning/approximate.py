@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import load_file
@@ -38,6 +38,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.params import Params, Scope, pick
 from confed.federation.protocols import Output
 from confed.federation.randomness import derive, isolated
+from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
@@ -62,21 +63,16 @@ class Approximation:
             zero: ln C for cross-entropy over C answers, C ln 2 for a sum of C binary cross-entropies.
     """
 
-    rounds: int = 2
-    epochs: int = 5
-    batch_size: int = 32
-    lr: float = 1e-2
-    clip: float = 5.0
-    radius: float = 1 / 3
+    rounds: Annotated[int, AT_LEAST_ONE] = 2
+    epochs: Annotated[int, AT_LEAST_ONE] = 5
+    batch_size: Annotated[int, AT_LEAST_ONE] = 32
+    lr: Annotated[float, POSITIVE] = 1e-2
+    clip: Annotated[float, POSITIVE] = 5.0
+    radius: Annotated[float, POSITIVE] = 1 / 3
     loss: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "clip", "radius"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        check_fields(self, "")
 
 
 def begin(

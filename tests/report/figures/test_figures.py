@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from confed.report.figures import curves as lines
 from confed.report.figures.annotate import at_points, spread
 from confed.report.figures.save import save_figures
 from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, series_styles
-from confed.results.history import seconds_until
-from confed.results.runs import load
+from confed.results.history import seconds_until, validation_loss
+from confed.results.runs import Run, load
 from synthetic_study import METHODS, make_run
 
 
@@ -47,7 +48,7 @@ def shown(drawing: Drawing) -> Figure:
     return figure
 
 
-def test_spread_by_hand() -> None:
+def test_spread_labels_stand_where_they_do_by_hand() -> None:
     assert spread([1.0, 5.0, 3.0], 1.0, 0.0, 10.0) == [1.0, 5.0, 3.0]  # nobody in the way
     assert spread([5.0, 5.0], 1.0, 0.0, 10.0) == [4.5, 5.5]  # both give way
     assert spread([9.9, 10.0], 1.0, 0.0, 10.0) == [9.0, 10.0]  # the edge stops them
@@ -103,6 +104,22 @@ def test_every_method_is_named_beside_its_line(many: Path) -> None:
         assert svg.count(f">{label}</text>") >= 2
     assert "var(--m9)" in svg
     assert "#0a0b" not in svg
+
+
+def test_validation_loss_is_that_of_the_judged_models_on_validation_data() -> None:
+    def line(round: int, split: str, **views: dict[str, float]) -> dict[str, object]:
+        places = {view: {place: {"loss": x} for place, x in losses.items()} for view, losses in views.items()}
+        return {"event": "evaluation", "round": round, "split": split, **places}
+
+    lines_of = (
+        line(0, "validation", **{"global": {"a": 4.0, "b": 2.0}, "personal": {}}),
+        line(1, "validation", **{"global": {"a": 9.0}, "personal": {"a": 1.0, "b": 2.0}}),
+        line(2, "test", personal={"a": 0.1}),
+    )
+    run = Run(Path("r"), "r", "R", 0, {}, {}, evaluations=lines_of)
+    assert validation_loss(run) == {0: 3.0, 1: 1.5}
+    deployed = replace(run, summary={"deploys": "global_seen", "deployed": {"a": 0.5}})
+    assert validation_loss(deployed) == {0: 3.0, 1: 9.0}
 
 
 def test_traffic_and_time_show_what_was_spent(study: Path) -> None:

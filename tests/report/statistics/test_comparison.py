@@ -184,7 +184,7 @@ def test_soft_scores_and_missing_predictions(tmp_path: Path) -> None:
     assert any("No tests over examples" in remark for remark in comparison.remarks)
 
 
-def test_writers_agree(study: Path) -> None:
+def test_all_writers_agree_on_the_differences(study: Path) -> None:
     comparison = compare([study])
     rows = list(csv.DictReader(io.StringIO(comparison.csv())))
     assert len(rows) == 13

@@ -38,7 +38,7 @@ def summary(method: str, a: float, b: float, unseen: float | None = None, **more
     }
 
 
-def test_formats() -> None:
+def test_formats_of_percent_points_and_missing_values() -> None:
     assert formats.percent(0.7123) == "71.2"
     assert formats.percent(0.7123, 0.0042) == "71.2 ± 0.4"
     assert formats.percent(None) == formats.percent(float("nan")) == formats.MISSING

@@ -86,11 +86,7 @@ def check_names(federation: Federation) -> None:
 
 
 def _provision(root: Path, federation: Federation) -> None:
-    """FLARE's startup kits in the folders of the parties; its state, with the authority's key, in ``provision``.
-
-    Raises:
-        RuntimeError: FLARE could not make the kits.
-    """
+    """FLARE's startup kits in the folders of the parties; its state, with the authority's key, in ``provision``."""
     port = {"fed_learn_port": federation.port, "admin_port": federation.port}
     server = Participant("server", federation.host, ORGANISATION, port)
     sites = [Participant("client", name, ORGANISATION) for name in federation.sites]

@@ -259,11 +259,7 @@ class JobSupervisor:
     # FLARE's administrator -----------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[Session], Any], otherwise: Any) -> Any:
-        """The answer of FLARE's server to a question, or something else where it does not answer.
-
-        Raises:
-            RuntimeError: it has not answered for a long time, or dies whenever it is started.
-        """
+        """The answer of FLARE's server to a question, or something else where it does not answer."""
         self._server.check()
         try:
             if self._admin is None:

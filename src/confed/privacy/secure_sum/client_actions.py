@@ -55,11 +55,7 @@ def actions(
         return Message(sent)
 
     def masked(client: Client, message: Message) -> Message:
-        """``fit``, its update behind masks; the scalars of its reply are not sent.
-
-        Raises:
-            ValueError: the update is asked for without masks, or with another weight than the client's.
-        """
+        """``fit``, its update behind masks; the scalars of its reply are not sent."""
         own = Message(
             {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)},
             {n: s for n, s in message.scalars.items() if not n.startswith(PREFIX)},
@@ -107,11 +103,7 @@ def _shares(client: Client, message: Message) -> Message:
 
 
 def _check_signed(signer: Signer, member: Member, keys: Mapping[str, Keys], message: Message) -> None:
-    """Check of every other member's signature of its keys for this plan.
-
-    Raises:
-        ValueError: the keys are not signed.
-    """
+    """Check of every other member's signature of its keys for this plan."""
     padded = message.tensors.get("signatures")
     if padded is None:
         raise ValueError("the keys of the members of this aggregation are not signed, and this site knows theirs")

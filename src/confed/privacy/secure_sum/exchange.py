@@ -130,11 +130,7 @@ class _Round:
     # The calls ------------------------------------------------------------------------------------------------
 
     def _collect(self) -> Tally:
-        """Keys, shares, and the sum of the masked blocks.
-
-        Raises:
-            RuntimeError: fewer clients than the threshold sent keys.
-        """
+        """Keys, shares, and the sum of the masked blocks."""
         begin = Message({}, {"plan": self.plan.to_json()})
         asked = dict.fromkeys([name for name in self.calls if name not in self.errors], begin)
         said = dict(self._ask("secure_keys", asked, lambda _: None))
@@ -209,11 +205,7 @@ class _Round:
         return told
 
     def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:
-        """The replies to one of the four calls as they come, without clients that failed.
-
-        Raises:
-            RuntimeError: too few are left.
-        """
+        """The replies to one of the four calls as they come, without clients that failed."""
         stayed = 0
         for reply in self.exchange([Call(self.calls[n].client, action, m, expects(n)) for n, m in messages.items()]):
             if reply.error is not None:
@@ -237,11 +229,7 @@ class _Round:
     # The mean -------------------------------------------------------------------------------------------------
 
     def _means(self, tally: Tally, sums: Mapping[int, Integers]) -> dict[str, Tensor]:
-        """Name -> mean over the clients that stayed; without tensors of which too few did.
-
-        Raises:
-            RuntimeError: the sum is outside the range of the plan, so a client sent a wrong share or vector.
-        """
+        """Name -> mean over the clients that stayed; without tensors of which too few did."""
         means: dict[str, Tensor] = {}
         for number, block in enumerate(self.plan.blocks):
             senders = tally.senders(number)
@@ -293,22 +281,14 @@ def _padded(signatures: Sequence[Tensor]) -> Tensor:
 
 
 def _floating(call: Call) -> dict[str, Tensor]:
-    """The tensors of a client that are summed.
-
-    Raises:
-        ValueError: the method does not say what the call sends.
-    """
+    """The tensors of a client that are summed."""
     if call.expects is None:
         raise ValueError(f"algorithm.secure_sum needs to know what {call.action!r} sends, and the method does not say")
     return {name: tensor for name, tensor in call.expects.items() if tensor.is_floating_point()}
 
 
 def _whole(algorithm: Algorithm, call: Call) -> int:
-    """A client's weight, which is a factor of integers.
-
-    Raises:
-        ValueError: the weight is not a whole number of at least 1.
-    """
+    """A client's weight, which is a factor of integers."""
     weight = algorithm.weight(Reply(call.client, Message()))
     if weight != int(weight) or weight < 1:
         raise ValueError(

@@ -30,6 +30,7 @@ from confed.results.history import (
     over_seeds,
     seconds_until,
     sent_until,
+    validation_loss,
 )
 from confed.results.metric import metric_of
 from confed.results.runs import Run, Study
@@ -53,11 +54,12 @@ _PANELS: Sequence[Panel] = (
     ("global model, seen", lambda run: curve(run, "global"), True, GLOBAL),
     ("global model, unseen", lambda run: curve(run, "unseen"), True, GLOBAL),
     ("training loss", loss, False, PERSONAL),
+    ("validation loss", validation_loss, False, PERSONAL),
 )
 
 
 def curves(study: Study) -> Drawing | None:
-    """Means by round: personal models, global model on seen and on unseen places, training loss."""
+    """Means by round: personal models, global model on seen and on unseen places, losses."""
     # A run's deployed model is among the others, and without models of the clients' own theirs is the global one.
     without = [panel for panel, left in zip(_PANELS, (study.single, nobody_has_own(study)), strict=False) if left]
     panels = [panel for panel in _PANELS if panel not in without]

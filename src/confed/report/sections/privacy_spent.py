@@ -1,4 +1,4 @@
-"""Report section on the privacy cost of noise on updates."""
+"""Report section on the privacy cost of noise on updates, and on gradients of examples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,21 +6,40 @@ from typing import Any
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
-from confed.results.privacy_spent import FIELD, SHOWN
+from confed.results.privacy_spent import EXAMPLES, FIELD, SHOWN
 from confed.results.runs import Run, Study, number, numbers
 
 __all__ = ["section"]
 
 
 def section(study: Study) -> str:
-    """Epsilon of every client, as it grew; nothing where no run noised updates."""
+    """Epsilon of every client, as it grew, or of its examples; nothing where no run noised anything of these."""
     html = ""
     for run in study.runs:
-        found = run.summary.get(FIELD)
-        if isinstance(found, Mapping):
-            title = f"<h3>{page.escape(run.label)}, seed {run.seed}</h3>" if not study.single else ""
-            html += title + page.paragraph(str(found.get("guarantee", "")), "muted") + to_html(_table(run, found))
+        for field, table in ((FIELD, _table), (EXAMPLES, _examples)):
+            found = run.summary.get(field)
+            if isinstance(found, Mapping):
+                title = f"<h3>{page.escape(run.label)}, seed {run.seed}</h3>" if not study.single else ""
+                html += title + page.paragraph(str(found.get("guarantee", "")), "muted") + to_html(table(run, found))
     return html
+
+
+def _examples(_run: Run, found: Mapping[str, Any]) -> Table:
+    """Epsilon of a client's examples, beside what others would name."""
+    epsilon, steps = numbers(found.get("epsilon")), numbers(found.get("steps"))
+    claimed = numbers(found.get("claimed"))
+    shown = sorted(epsilon, key=lambda name: -epsilon[name])[: 4 * SHOWN]
+    rows = [
+        (Cell(name), Cell(f"{steps.get(name, 0):.0f}"), _cell(epsilon[name]), *(_cell(v) for v in claimed.values()))
+        for name in shown
+    ]
+    columns = (
+        Column("client", words=True), Column("steps with an example"), Column("ε that holds"),
+        *(Column(f"ε named by the {whose}") for whose in claimed),
+    )  # fmt: skip
+    more = len(epsilon) - len(shown)
+    notes = (f"… and {formats.counted(more, 'client')} with no larger ε.",) if more > 0 else ()
+    return Table("Privacy of examples", columns, (tuple(rows),), notes)
 
 
 def _table(run: Run, found: Mapping[str, Any]) -> Table:

@@ -20,7 +20,7 @@ from confed.report.tables.control_marks import MEANING, blind_pair, fails, with_
 from confed.report.tables.differences import client_table, difference_table, extra_table, seed_table
 from confed.report.tables.headline import view_key
 from confed.report.tables.relative import Values, relative_drawing, relative_table
-from confed.report.tables.table import Table, in_files, joined, to_csv, to_latex, to_markdown, to_rich
+from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
 from confed.results.headline import LABELS
 from confed.results.metric import metric_note, metric_of
 from confed.results.runs import Run, Summary, counted, distinct_labels, load, with_deployed_of
@@ -28,6 +28,7 @@ from confed.results.settings import differing_keys, named_apart
 from confed.system.processor import machine_differences
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.console import Group
 
 __all__ = ["Comparison", "compare", "compare_runs"]
@@ -87,6 +88,13 @@ class Comparison:
         notes = (*(f"Warning: {warning}" for warning in self.warnings), *self.remarks, *self.table_remarks)
         last = self.references[-1]
         return tuple(self.table(name, notes if name == last else ()) for name in self.references)
+
+    def frame(self, reference: str | None = None) -> "DataFrame":
+        """All methods against one reference as a pandas data frame, by default the first."""
+        return self.table(reference).frame()
+
+    def _repr_html_(self) -> str:
+        return "".join(map(to_html, self.tables()))
 
     def clients(self, reference: str | None = None) -> Table | None:
         """The sign-flip test place by place against one reference; None without predictions."""

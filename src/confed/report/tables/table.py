@@ -4,11 +4,14 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
+from confed.system.data_frames import pandas
 from confed.system.plain_text import cell_text, visible
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.table import Table as RichTable
 
 __all__ = ["Cell", "Column", "Table", "in_files", "joined", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
@@ -98,10 +101,28 @@ class Table:
         """The table without its columns of detail."""
         return self._only([i for i, column in enumerate(self.columns) if not column.detail])
 
+    def frame(self) -> "DataFrame":
+        """The table as a pandas data frame: values in the units of their columns, leading columns of words as index."""
+        titles = [column.full_title for column in self.columns]
+        rows = [
+            [cell.text if column.words else _float(cell.value) for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+        frame = pandas().DataFrame(rows, columns=titles)
+        words = list(takewhile(lambda column: column.words, self.columns))
+        return frame.set_index([column.full_title for column in words]) if words else frame
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
     def _only(self, keep: Sequence[int]) -> "Table":
         """The table with these of its columns."""
         sections = tuple(tuple(tuple(row[i] for i in keep) for row in section) for section in self.sections)
         return Table(self.title, tuple(self.columns[i] for i in keep), sections, self.notes)
+
+
+def _float(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def joined(title: str, tables: Mapping[str, Table]) -> Table:

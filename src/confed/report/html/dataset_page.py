@@ -1,0 +1,128 @@
+"""Page about a dataset: clients, splits, answers, examples with pictures, and faults."""
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, presence
+from confed.data.labelled import LabelDataset, LabelExamples
+from confed.report.html import page
+from confed.report.html.image_store import ImageStore
+
+__all__ = ["dataset_page"]
+
+SHOWN, CLIENTS, ANSWERS, SIDE = 8, 24, 12, 128
+"""Examples per client; clients and places with examples; answers per client; pixels of a picture's longer side."""
+
+_CSS = """
+.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr)); gap: 12px; }
+.examples figure { margin: 0; }
+.examples .picture { aspect-ratio: 1; background-size: contain; background-repeat: no-repeat; }
+.shares { width: auto; } .shares th { text-align: left; font-weight: 400; } .shares td:last-child { width: 240px; }
+.shares .bar { background: none; } .shares .bar i { display: block; height: 10px; background: var(--accent); }
+.scroll { overflow-x: auto; }
+"""
+
+
+def dataset_page(
+    dataset: FederatedDataset | LabelDataset,
+    rows: Sequence[Mapping[str, Any]],
+    faults: Sequence[str],
+    source: str,
+) -> str:
+    """A page that is complete in itself.
+
+    Args:
+        dataset: what is shown.
+        rows: place, role and counts of every part.
+        faults: what is wrong, a sentence each.
+        source: how the dataset was asked for.
+    """
+    store = ImageStore()
+    tabs = page.Tabs()
+    parts = list(_parts(dataset))
+    labels = isinstance(dataset, LabelDataset)
+    answers = len(dataset.labels) if labels else len(dataset.answers)
+    pictures = sum(int(row["pictures"]) for row in rows)
+    head = f"<h1>{page.escape(dataset.name)}</h1>" + page.paragraph(source, "muted")
+    head += page.tiles(
+        [
+            (f"{len(dataset.clients):,}", "clients"),
+            (f"{sum(int(row['questions']) for row in rows):,}", "examples"),
+            (f"{pictures:,}", "pictures, client by client"),
+            (f"{answers:,}", "labels" if labels else "answers"),
+        ]
+    )
+    panels = [
+        (place, page.component("examples", _examples(part, store), template="dataset"))
+        for place, part in parts[:CLIENTS]
+    ]
+    shares = [(place, page.component("shares", _shares(part), template="dataset")) for place, part in parts[:CLIENTS]]
+    found = page.callout(faults) if faults else page.paragraph("Nothing was found to be wrong.")
+    sections = [
+        ("faults", "Faults", found),
+        ("clients", "Clients and splits", page.component("counts", rows, template="dataset")),
+        ("answers", "Most frequent answers of each client", tabs(shares) if shares else ""),
+        ("examples", "Examples", tabs(panels) if panels else ""),
+        ("facts", "Facts", page.definitions(dict(dataset.facts))),
+    ]
+    return page.document(f"{dataset.name}: data", head, sections, store.css + _CSS)
+
+
+def _parts(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, Examples | LabelExamples]]:
+    """Training examples of each client, and those of unseen places."""
+    for name, _ in zip(dataset.clients, range(CLIENTS), strict=False):
+        yield name, dataset.clients[name].roles["train"]
+    yield from dataset.unseen.items()
+
+
+def _shares(part: Examples | LabelExamples) -> list[tuple[str, int, float]]:
+    """Answers or labels, counts, and widths of bars in percent."""
+    if isinstance(part, LabelExamples):
+        counts = Counter(dict(zip(part.table.labels, part.counts().tolist(), strict=True)))
+    else:
+        counts = Counter(part.answers)
+    listed = [(answer, count) for answer, count in counts.most_common(ANSWERS) if count]
+    most = max((count for _, count in listed), default=1)
+    return [(answer, count, round(100 * count / most, 1)) for answer, count in listed]
+
+
+def _examples(part: Examples | LabelExamples, store: ImageStore) -> list[tuple[str, str, str]]:
+    """CSS class of the picture, question and answer of a few examples with different pictures."""
+    if isinstance(part, LabelExamples):
+        some = part.rows[:SHOWN].tolist()
+        texts = part.table.texts
+        return [
+            (
+                "" if part.pictures is None else store.add(_png(part.pictures[row])),
+                "" if texts is None else str(texts[row]),
+                ", ".join(part.table.labels_of(row)) or "no label",
+            )
+            for row in some
+        ]
+    first = np.reshape(part.image_index, (len(part), -1))[:, 0]
+    shown = presence(part)[:, 0] if len(part) else np.zeros(0, bool)
+    rows = list({int(first[row]) if shown[row] else -1 - row: row for row in range(len(part))[::-1]}.values())
+    return [
+        (
+            store.add(_png(np.asarray(part.images[int(first[row])]))) if shown[row] else "",
+            part.questions[row],
+            part.choices[row][int(part.answers[row])] if part.choices is not None else part.answers[row],
+        )
+        for row in sorted(rows)[:SHOWN]
+    ]
+
+
+def _png(pixels: np.ndarray) -> str:
+    """A picture in at most :data:`SIDE` pixels per side, as base64 PNG."""
+    from PIL import Image
+
+    picture = Image.fromarray(np.asarray(pixels))
+    picture.thumbnail((SIDE, SIDE))
+    stream = io.BytesIO()
+    picture.save(stream, format="PNG", optimize=True)
+    return base64.b64encode(stream.getvalue()).decode()

@@ -1,0 +1,60 @@
+"""Settings of runs that take a second, on plain squares, and a method and a model of a notebook's kind."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import toy_federation  # its datasets have names then
+from confed.federation.algorithm import Algorithm
+from confed.federation.client import Client
+from confed.federation.protocols import Batch, Output
+from confed.federation.train import Objective
+from confed.models.layers import seeded_linear
+from confed.models.tokenizer import WordTokenizer
+
+assert toy_federation.squares
+TINY = {
+    "data.name": "squares", "data.train": 6, "data.test": 4, "model.name": "vilt_tiny", "model.width": 16,
+    "model.layers": 1, "local.epochs": 1, "run.workers": 1, "run.gallery": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Halved(Algorithm):
+    """FedAvg with a share of the loss.
+
+    Attributes:
+        share: of the loss.
+    """
+
+    share: float = 0.5
+
+    def objective(self, client: Client) -> Objective:
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            yield self.share * client.task.loss(model(batch), batch)
+
+        return losses
+
+
+class Linear(nn.Module):
+    """Answers from the mean colour."""
+
+    tokenizer = WordTokenizer
+
+    def __init__(self, answers: int, seed: int = 0) -> None:
+        super().__init__()
+        self.head = seeded_linear(3, answers, 0.1, torch.Generator().manual_seed(seed))
+
+    def forward(self, batch: Batch) -> Output:
+        features = batch["image"].float().mean((2, 3)) / 255
+        return Output(self.head(features), features)
+
+
+def linear(answers: tuple[str, ...], vocab_size: int, *, seed: int = 0) -> Linear:
+    del vocab_size
+    return Linear(len(answers), seed)
+
+
+linear.tokenizer = WordTokenizer  # type: ignore[attr-defined]
