@@ -14,7 +14,6 @@ from confed.cli.app import FAILED, Json, app, plain, print_json
 from confed.cli.completion import complete_folder
 
 if TYPE_CHECKING:
-
     from confed.results.watching import RunState
 
 _STYLE = {"finished": "green", "running": "bold", "failed": "red", "stopped": "yellow", "waiting": "dim"}
