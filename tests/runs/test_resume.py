@@ -148,7 +148,7 @@ def _kill_and_resume(folder: Path, recipe: Path, kills: int, rng: random.Random)
 
 def test_killed_at_random_moments(tmp_path: Path, reference: dict[str, bytes]) -> None:
     folder = tmp_path / "run"
-    kills = _kill_and_resume(folder, _recipe_file(tmp_path), 3, random.Random(os.getpid()))
+    kills = _kill_and_resume(folder, _recipe_file(tmp_path), 2, random.Random(os.getpid()))
     assert _bytes(folder) == reference
     print(f"{kills} kills")
 
