@@ -14,7 +14,7 @@ from confed.engines.perform import Workspace
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message
 from confed.federation.state import ServerState
-from confed.losses.low_rank import dimension_wise, limited, redistribute, residual, stack, widened
+from confed.losses.low_rank import dimension_wise, redistribute, residual, stack, widened
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
@@ -100,10 +100,8 @@ def test_the_dimension_wise_mean_is_over_those_who_have_the_dimension() -> None:
         dimension_wise([same], [], same, 0)
 
 
-def test_limited_and_widened() -> None:
+def test_widened() -> None:
     matrix = torch.arange(1.0, 7.0).reshape(2, 3)
-    assert limited(matrix, 1, 0).tolist() == [[1, 2, 3], [0, 0, 0]]
-    assert limited(matrix, 1, 1).tolist() == [[1, 0, 0], [4, 0, 0]]
     assert widened(matrix, 3, 0).tolist() == [[1, 2, 3], [4, 5, 6], [0, 0, 0]]
     assert widened(matrix, 4, 1).tolist() == [[1, 2, 3, 0], [4, 5, 6, 0]]
     assert widened(matrix, 2, 0) is matrix
@@ -274,7 +272,7 @@ def test_clients_keep_to_their_rank(preset: Preset) -> None:
         rank = RANKS.get(client.id, 3)
         state = simulation.store.load(client.id).tensors
         own = {**listener.workspace.initial, **state["private"], **state["personal"]}
-        update = own[B].double().numpy() @ limited(own[A], rank, 0).double().numpy()
+        update = own[B][:, :rank].double().numpy() @ own[A][:rank].double().numpy()
         assert np.linalg.matrix_rank(update, tol=1e-9) == rank
         assert not own[B][:, rank:].any()
         for _, call, reply in listener.heard:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES, coco_records, coco_text_records
+from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES, coco_records
 from confed.data.ml_files.flair import (
     FLAIR_LABELS,
     flair_fine_labels,
@@ -82,14 +82,6 @@ def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
     ]
     assert [r.labels for r in coco_records(file, unlabelled=False, crowds=False)] == [("dog",), ("cat",)]
     assert [r.labels for r in coco_records(file, level="supercategory")] == [("person", "animal"), (), ("animal",)]
-    captions = {"annotations": [{"id": n, "image_id": 7, "caption": f" a dog {n} "} for n in (1, 2)]}
-    texts = list(coco_text_records(file, _write(tmp_path / "c.json", captions), split="train"))
-    assert [(r.name, r.text, r.labels, r.picture) for r in texts] == [
-        (f"coco-caption-{n}", f"a dog {n}", ("person", "dog"), "000000000007.jpg") for n in (1, 2)
-    ]
-    captions["annotations"][1]["image_id"] = 8
-    with pytest.raises(ValueError, match=r"c\.json, row 1: the picture 8 is not in i\.json"):
-        list(coco_text_records(file, _write(tmp_path / "c.json", captions)))
 
 
 @pytest.mark.parametrize(
@@ -132,8 +124,6 @@ def test_real_coco_agrees_with_its_label_lines(real_data, tmp_path):
     assert all(
         set(groups.labels_of(row)) == set(lines[groups.pictures[row]]["supercategories"]) for row in range(len(groups))
     )
-    texts = collect(coco_text_records(file, folder / "captions_train2017_mini.json"), COCO_LABELS)[""]
-    assert (len(texts), len(set(texts.pictures))) == (250, 50)
     kept, pictures = drop_unreadable(table, folder / "images.tar", 32)
     assert kept is table
     assert pictures[np.arange(3)].shape == (3, 32, 32, 3)

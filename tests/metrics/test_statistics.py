@@ -9,10 +9,9 @@ from scipy import stats
 
 from confed.metrics.equivalence import tost
 from confed.metrics.fairness import across_clients, hurt
-from confed.metrics.resampling import bootstrap, bootstrap_seeds
+from confed.metrics.resampling import bootstrap
 from confed.metrics.statistics import (
     holm,
-    mcnemar,
     mean,
     paired_t,
     smallest_p,
@@ -48,16 +47,6 @@ def test_paired_t_of_equal_differences():
     same, shifted = paired_t(A, A), paired_t([2, 2, 2], [3, 3, 3])
     assert (same.p, same.statistic, same.low, same.high) == (1, 0, 0, 0)
     assert (shifted.p, shifted.statistic, shifted.low) == (0, -math.inf, -1)
-
-
-def test_mcnemar_equals_a_computation_by_hand():
-    # 1 example only a is right, 5 only b: 2 (C(6,0) + C(6,1)) / 2^6 = 14/64.
-    a, b = [1] * 1 + [0] * 5 + [1, 1, 0], [0] * 1 + [1] * 5 + [1, 1, 0]
-    test = mcnemar(a, b)
-    assert (test.only_a, test.only_b, test.n) == (1, 5, 9)
-    assert test.p == pytest.approx(14 / 64)
-    assert test.smallest_p == 2 / 64
-    assert mcnemar([True, False], [True, False]).p == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -168,26 +157,6 @@ def test_wilcoxon_of_textbook_examples():
     assert wilcoxon(maize, [0] * 15).p == pytest.approx(0.041259765625)
 
 
-def counts(only_a, only_b, both, neither=0):
-    """Two vectors of right and wrong answers with the given table."""
-    a = [1] * only_a + [0] * only_b + [1] * both + [0] * neither
-    b = [0] * only_a + [1] * only_b + [1] * both + [0] * neither
-    return a, b
-
-
-def test_mcnemar_of_textbook_tables():
-    # A drug before and after: 101 and 33 unchanged, 121 against 59 changed. chi2 without and with the
-    # correction is 21.36 and 20.67; the exact p-value 4.434e-6.
-    test = mcnemar(*counts(121, 59, 101, 33))
-    assert (test.only_a - test.only_b) ** 2 / (test.only_a + test.only_b) == pytest.approx(21.36, abs=0.005)
-    assert test.p == pytest.approx(4.434e-6, rel=1e-3)
-    # Agresti, "Categorical Data Analysis": approval of a president in two surveys; z^2 = 64^2 / 236 = 17.36.
-    approval = mcnemar(*counts(150, 86, 794, 570))
-    assert approval.n == 1600
-    assert (approval.only_a - approval.only_b) ** 2 / 236 == pytest.approx(17.36, abs=0.005)
-    assert approval.p == pytest.approx(2 * stats.binom.cdf(86, 236, 0.5))
-
-
 # Data "clinical" of the R package ETC with what R's equivalence::tost gives, margin 0.6, level 0.05.
 TREATED = [2.84, 2.51, 2.41, 2.95, 3.14, 3.79, 4.14, 3.85, 3.02, 3.45, 5.37, 3.81, 4.19, 3.16, 3.84]
 CONTROL = [2.60, 2.82, 2.18, 3.46, 4.01, 3.04, 3.47, 4.06, 2.91, 3.59, 4.51, 3.16, 3.86, 3.31, 3.02]
@@ -235,43 +204,6 @@ def test_tost_of_equal_differences():
     assert (outside.no_worse_p, outside.no_better_p, outside.p) == (1, 0, 1)
 
 
-def slow_bootstrap(d, shared, resamples, rng):
-    """Means of resampled seeds and examples, drawn index by index."""
-    means = []
-    for _ in range(resamples):
-        examples = rng.integers(len(d[0]), size=len(d[0]))
-        seeds = rng.integers(len(d), size=len(d))
-        draws = [d[s][examples if shared else rng.integers(len(d[s]), size=len(d[s]))].mean() for s in seeds]
-        means.append(np.mean(draws))
-    return np.array(means)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_bootstrap_over_seeds_equals_drawing_indices(shared):
-    rng = np.random.default_rng(3)
-    difficulty = rng.random(40)
-    a = [(difficulty + 0.5 * rng.random(40) < 0.8).astype(float) for _ in range(4)]
-    b = [(difficulty + 0.5 * rng.random(40) < 0.6 + 0.1 * s).astype(float) for s in range(4)]
-    test = bootstrap_seeds(a, b, shared=shared, resamples=20_000)
-    means = slow_bootstrap([x - y for x, y in zip(a, b, strict=True)], shared, 4000, rng)
-    assert (test.low, test.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.015)
-    assert test.difference == pytest.approx(np.mean(a) - np.mean(b))
-    assert (test.n, test.resamples) == (4, 20_000)
-
-
-def test_bootstrap_over_seeds_in_its_limits():
-    # Examples that all agree leave the seeds: means 0, .5 and 1 with shares 1/4, 1/2, 1/4.
-    for shared in (True, False):
-        test = bootstrap_seeds([[0] * 5, [1] * 5], [[0] * 5] * 2, shared=shared, resamples=20_000)
-        assert test.p == pytest.approx(0.5, abs=0.02)
-        assert (test.low, test.high) == (0, 1)
-    # One seed leaves the examples.
-    a, b = [1, 1, 0, 1, 0, 0, 1, 1], [0, 1, 0, 0, 1, 0, 0, 1]
-    alone, examples = bootstrap_seeds([a], [b], shared=True, resamples=20_000), bootstrap(a, b, resamples=20_000)
-    assert (alone.low, alone.high) == (examples.low, examples.high)
-    assert alone.p == pytest.approx(examples.p, abs=0.02)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -280,10 +212,7 @@ def test_bootstrap_over_seeds_in_its_limits():
         (lambda: paired_t([1], [1]), "a must be a list of at least 2 numbers"),
         (lambda: paired_t([1, 2], [1, 2, 3]), "a and b must be paired, got 2 and 3 values"),
         (lambda: paired_t([1, 2], [1, 2], confidence=95), r"confidence must lie in \(0, 1\), got 95"),
-        (lambda: mcnemar([0.3, 1], [1, 1]), "a must hold only 0 and 1 .* got 0.3"),
         (lambda: bootstrap([1], [1], resamples=0), "resamples must be at least 1, got 0"),
-        (lambda: bootstrap_seeds([], [], shared=True), "the same seeds, at least one, got 0 and 0"),
-        (lambda: bootstrap_seeds([[1], [1, 0]], [[1], [1, 1]], shared=True), r"equally many, got \[1, 2\]"),
         (lambda: tost([1, 2], [1, 2], margin=0), "margin must be a positive number, got 0"),
         (lambda: tost([1, 2], [1, 2], margin=1, alpha=0.5), r"alpha must lie in \(0, 0.5\), got 0.5"),
         (lambda: holm({"x": 1.5}), r"p\['x'\] must lie in \[0, 1\], got 1.5"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from confed.metrics.statistics import mcnemar
+from confed.metrics.statistics import smallest_p
 from confed.metrics.stratified import macro_mean, resampled_means, sign_flip, stratified_bootstrap
 
 
@@ -31,11 +31,22 @@ def test_interval_holds_the_mean_over_places_and_not_over_questions() -> None:
 def test_one_place_and_one_seed_is_mcnemar() -> None:
     rng = np.random.default_rng(1)
     a, b = answers(rng, (1, 300), 0.7), answers(rng, (1, 300))
-    found, expected = sign_flip([a - b]), mcnemar(a[0], b[0])
+    found, won, lost = sign_flip([a - b]), int((a > b).sum()), int((a < b).sum())
     assert found.exact
-    assert (found.won, found.lost, found.n) == (expected.only_a, expected.only_b, expected.n)
-    assert found.p == pytest.approx(expected.p)
-    assert found.smallest_p == pytest.approx(expected.smallest_p)
+    assert (found.won, found.lost, found.n) == (won, lost, 300)
+    assert found.p == pytest.approx(stats.binomtest(won, won + lost).pvalue)
+    assert found.smallest_p == pytest.approx(smallest_p(won + lost))
+
+
+def test_mcnemar_of_textbook_tables() -> None:
+    # A drug before and after: 101 and 33 unchanged, 121 against 59 changed; the exact p-value is 4.434e-6.
+    drug = sign_flip([np.repeat([1.0, -1.0, 0.0], [121, 59, 134])[None]])
+    assert (drug.won, drug.lost) == (121, 59)
+    assert drug.p == pytest.approx(4.434e-6, rel=1e-3)
+    # Agresti, "Categorical Data Analysis": approval of a president in two surveys.
+    approval = sign_flip([np.repeat([1.0, -1.0, 0.0], [150, 86, 1364])[None]])
+    assert approval.n == 1600
+    assert approval.p == pytest.approx(2 * stats.binom.cdf(86, 236, 0.5))
 
 
 def test_sign_flips_agree_with_scipy_on_unequal_places_and_soft_scores() -> None:

@@ -20,13 +20,13 @@ one_by_one = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: pat
 
 FEWER = (
     (re.compile(r'("data\.(?:train|validation|test)": )\d+'), r"\g<1>16"),
-    (re.compile(r"""(\brounds["']?[=:] ?)\d+"""), r"\g<1>2"),
+    (re.compile(r"""(\brounds["']?[=:] ?|\bseeds=)\d+"""), r"\g<1>2"),
 )
-"""What costs time and not code: numbers of examples and of rounds."""
+"""What costs time and not code: numbers of examples, rounds and seeds."""
 
 
 def with_fewer(notebook: Path, folder: Path) -> Path:
-    """A copy of a notebook whose runs have fewer examples and rounds."""
+    """A copy of a notebook whose runs have fewer examples, rounds and seeds."""
     content = nbformat.read(notebook, as_version=4)
     replaced = 0
     for cell in content.cells:

@@ -392,9 +392,7 @@ class FedLoRA(FisherWeighted):
     def _starting(self, client: Client, message: Message) -> dict[str, Tensor]:
         """Every shared tensor but D, in the model's shapes."""
         full = {name: client.tensors[name] for name in client.names(Scope.SHARED)}
-        known = {
-            name: tensor for name, tensor in message.tensors.items() if name in full and name.split(".")[-1] != ADDED
-        }
+        known = {n: t for n, t in message.tensors.items() if n in full and n.split(".")[-1] != ADDED}
         if self.aggregation != "stack":
             return {**known, **padded(known, full)}
         anew = fresh_factors(full, client.rng("restart"))

@@ -32,12 +32,11 @@ from confed.datasets.senses_ceilings import bayes_ceilings
 from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 
-__all__ = ["ANSWERS", "OWNED", "SUBSETS", "modalities"]
+__all__ = ["OWNED", "SUBSETS", "modalities"]
 
 FACTS = (("one", "two"), ("red", "blue"), ("ball", "box"), ("big", "small"), ("plain", "striped"))
 """What there is to know: number, colour, kind, size and pattern, each one of two; the first three or more are asked."""
 USUAL_FACTS = 3
-ANSWERS = tuple(" ".join(words) for words in product(*FACTS[:USUAL_FACTS]))
 
 OWNED: Mapping[str, tuple[str, ...]] = {
     "only_image": ("image",),
@@ -77,7 +76,6 @@ _PIXEL_NOISE = 12.0
 """Standard deviation, in levels of 0 to 255."""
 _SOUND_NOISE = 0.1
 """Standard deviation; a beep's amplitude is 0.3 to 0.6."""
-_ROLES = ("train", "validation", "test")
 _PLACE = "new"
 
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Factors", "decomposed", "dimension_wise", "limited", "redistribute", "residual", "stack", "widened"]
+__all__ = ["Factors", "decomposed", "dimension_wise", "redistribute", "residual", "stack", "widened"]
 
 Factors = tuple[Float[Tensor, "_ n"], Float[Tensor, "m _"]]
 """A (r, n) and B (m, r)."""
@@ -136,16 +136,6 @@ def dimension_wise(
         shares = (weight / totals[: len(rows)]).to(mean.dtype)
         mean[: len(rows)] = torch.lerp(mean[: len(rows)], rows, shares.unsqueeze(1))
     return mean.movedim(0, dim).contiguous()
-
-
-def limited(factor: Float[Tensor, "rows columns"], rank: int, dim: int) -> Float[Tensor, "rows columns"]:
-    """A copy of a factor with 0 beyond its first ``rank`` rows (``dim`` 0, for A) or columns (1, for B).
-
-    Where A's row and B's column are both 0, so are their gradients: training keeps the rank.
-    """
-    kept = factor.clone()
-    kept.narrow(dim, rank, factor.shape[dim] - rank).zero_()
-    return kept
 
 
 def widened(factor: Float[Tensor, "_ _"], rank: int, dim: int) -> Float[Tensor, "_ _"]:

@@ -1,4 +1,4 @@
-"""Calibration of confidences: expected calibration error, negative log-likelihood and Brier score.
+"""Calibration of confidences: expected calibration error.
 
 The calibration error is kept as sums per confidence bin, which add up over batches, clients and processes;
 the error itself is taken once, at the end. (Errors of parts do not average to the error of the whole.)
@@ -7,12 +7,10 @@ the error itself is taken once, at the end. (Errors of parts do not average to t
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float, Float32, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-__all__ = [
-    "brier_score", "calibration_names", "calibration_tally", "expected_calibration_error", "negative_log_likelihood",
-]  # fmt: skip
+__all__ = ["calibration_names", "calibration_tally", "expected_calibration_error"]
 
 _PREFIX = "calibration/"
 
@@ -82,33 +80,3 @@ def expected_calibration_error(tally: Mapping[str, tuple[float, float]]) -> floa
     if total == 0:
         raise ValueError(f"the tally must have keys {_PREFIX}<bin>/confidence with examples, got {sorted(tally)}")
     return gaps / total
-
-
-def negative_log_likelihood(logits: Float[Tensor, "B C"], label: Int[Tensor, "B"]) -> Float32[Tensor, "B"]:
-    """-log p(label) in nats, per example.
-
-    Args:
-        logits: shape (B, C).
-        label: int64, shape (B,).
-
-    Returns:
-        Shape (B,).
-    """
-    return torch.nn.functional.cross_entropy(logits.float(), label, reduction="none")
-
-
-def brier_score(logits: Float[Tensor, "B C"], label: Int[Tensor, "B"]) -> Float32[Tensor, "B"]:
-    """Squared distance of the predicted distribution from the true answer, per example, in [0, 2].
-
-    Brier, "Verification of forecasts expressed in terms of probability" (1950): the sum over all classes.
-
-    Args:
-        logits: shape (B, C).
-        label: int64, shape (B,).
-
-    Returns:
-        Shape (B,).
-    """
-    probability = logits.float().softmax(dim=1)
-    truth = torch.nn.functional.one_hot(label, logits.shape[1])
-    return (probability - truth).square().sum(dim=1)

@@ -34,7 +34,6 @@ from confed.metrics.label_arrays import BLOCK, Array, arrays, blocks, ratio, wid
 __all__ = [
     "LabelCounts",
     "Undefined",
-    "average_precision",
     "class_average_precision",
     "label_counts",
     "mean_over_classes",
@@ -160,22 +159,6 @@ def label_counts(
             predicted &= values >= np.partition(values, c - top, axis=1)[:, c - top, None]
         total += LabelCounts(*(x.sum(0, dtype=np.int64) for x in (predicted & real, predicted, real)))
     return total
-
-
-def average_precision(scores: Shaped[Array, "N"], truth: Shaped[Array, "N"]) -> float:
-    """Average precision (AP) of one class.
-
-    Different shapes, and scores that are NaN, are a ValueError.
-
-    Args:
-        scores: any real scores, larger for likelier entries, shape (N,).
-        truth: positive where not 0, shape (N,).
-
-    Returns:
-        NaN without positives.
-    """
-    column, positive, _ = arrays(scores, truth, None, dimensions=1)
-    return _average_precision(wide(column), positive.astype(bool))
 
 
 def class_average_precision(

@@ -1,4 +1,4 @@
-"""Bootstrap of a paired difference: over test examples, and over seeds as well.
+"""Bootstrap of a paired difference over test examples.
 
 Differences are taken as ``a - b``. The interval is a percentile interval. The p-value is twice the smaller
 share of resampled means on one side of zero, where the observed sample counts as one resample: it is never 0,
@@ -7,11 +7,9 @@ and the least it can be is 2 / (resamples + 1).
 Drawing n examples with replacement is drawing how often each distinct difference occurs, which is done here:
 it has the same distribution and is much faster for scores that take few values, such as correctness.
 
-Sources: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), sections 8.3, 13.3 and 16.2; for seeds
-and examples together, Owen, "The pigeonhole bootstrap" (2007), where both index the same table.
+Sources: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), sections 8.3, 13.3 and 16.2.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +17,7 @@ from jaxtyping import Float
 
 from confed.metrics.statistics import Sample, check_confidence, differences
 
-__all__ = ["Bootstrap", "bootstrap", "bootstrap_of", "bootstrap_seeds"]
+__all__ = ["Bootstrap", "bootstrap", "bootstrap_of"]
 
 _DRAWS_AT_ONCE = 1 << 20
 
@@ -33,7 +31,7 @@ class Bootstrap:
         low: lower end of the percentile interval.
         high: upper end.
         p: two-sided p-value.
-        n: number of pairs, or of seeds where these are drawn.
+        n: number of pairs.
         resamples: number of resamples.
     """
 
@@ -65,72 +63,6 @@ def bootstrap(a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, conf
         [rng.multinomial(len(d), counts / len(d), size=n) @ values / len(d) for n in _chunks(resamples, len(values))]
     )
     return _summary(float(d.mean()), means, len(d), confidence)
-
-
-def bootstrap_seeds(
-    a: Sequence[Sample],
-    b: Sequence[Sample],
-    *,
-    shared: bool,
-    seed: int = 0,
-    resamples: int = 10_000,
-    confidence: float = 0.95,
-) -> Bootstrap:
-    """Paired bootstrap over seeds and examples: would other seeds and other test examples show the same?
-
-    Each resample draws seeds with replacement, then examples; every seed counts the same. With few seeds the
-    interval is too narrow: S seeds show only (S - 1) / S of their variance.
-
-    Args:
-        a: for each seed, one score per example.
-        b: the same for the other method, seeds and examples in the same order.
-        shared: whether example i is the same example for every seed. If so, one draw of examples is used for
-            all seeds (crossed factors); if not, each drawn seed draws its own (nested ones).
-        seed: the result is a function of it.
-        resamples: number of resamples.
-        confidence: coverage of the interval.
-
-    Raises:
-        ValueError: no seeds, unequal numbers of seeds or examples, fewer than one resample, or a confidence
-            outside (0, 1).
-    """
-    _check(resamples, confidence)
-    if not a or len(a) != len(b):
-        raise ValueError(f"a and b must hold the same seeds, at least one, got {len(a)} and {len(b)}")
-    d = [differences(x, y, least=1) for x, y in zip(a, b, strict=True)]
-    if shared and len({len(x) for x in d}) > 1:
-        raise ValueError(f"seeds that share examples must have equally many, got {[len(x) for x in d]}")
-    draw = _crossed if shared else _nested
-    means = draw(d, np.random.default_rng(seed), resamples)
-    return _summary(float(np.mean([x.mean() for x in d])), means, len(d), confidence)
-
-
-def _crossed(d: Sequence[np.ndarray], rng: np.random.Generator, resamples: int) -> np.ndarray:
-    """Means where one draw of examples serves all seeds."""
-    seeds, examples = len(d), len(d[0])
-    patterns, counts = np.unique(np.stack(d), axis=1, return_counts=True)
-    means: list[np.ndarray] = []
-    for n in _chunks(resamples, len(counts)):
-        drawn = rng.multinomial(examples, counts / examples, size=n)
-        of_seeds = drawn @ patterns.T / examples
-        means.append((of_seeds * rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=n)).sum(axis=1) / seeds)
-    return np.concatenate(means)
-
-
-def _nested(d: Sequence[np.ndarray], rng: np.random.Generator, resamples: int) -> np.ndarray:
-    """Means where every drawn seed draws its own examples."""
-    seeds = len(d)
-    distinct = [_distinct(x) for x in d]
-    means: list[np.ndarray] = []
-    for n in _chunks(resamples, max(len(values) for values, _ in distinct)):
-        times = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=n)
-        total = np.zeros(n)
-        for i, (values, counts) in enumerate(distinct):
-            # A seed drawn twice draws its examples twice, independently: that is twice as many of them.
-            drawn = rng.multinomial(len(d[i]) * times[:, i], counts / len(d[i]))
-            total += drawn @ values / len(d[i])
-        means.append(total / seeds)
-    return np.concatenate(means)
 
 
 def _distinct(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

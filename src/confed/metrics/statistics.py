@@ -14,7 +14,6 @@ import numpy as np
 
 __all__ = [
     "Holm",
-    "McNemar",
     "PairedT",
     "Sample",
     "SampleMean",
@@ -22,7 +21,6 @@ __all__ = [
     "check_confidence",
     "differences",
     "holm",
-    "mcnemar",
     "mean",
     "mean_sd",
     "paired_t",
@@ -71,25 +69,6 @@ class PairedT:
     high: float
     statistic: float
     p: float
-    n: int
-
-
-@dataclass(frozen=True)
-class McNemar:
-    """McNemar's exact test.
-
-    Attributes:
-        only_a: examples that only a got right.
-        only_b: examples that only b got right.
-        p: two-sided binomial p-value of the discordant examples.
-        smallest_p: the least p-value that this many discordant examples can give.
-        n: number of examples.
-    """
-
-    only_a: int
-    only_b: int
-    p: float
-    smallest_p: float
     n: int
 
 
@@ -164,29 +143,6 @@ def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
     statistic = difference / error
     p = 2 * float(stats.t.sf(abs(statistic), n - 1))
     return PairedT(difference, sd, difference - half, difference + half, statistic, p, n)
-
-
-def mcnemar(a: Sample, b: Sample) -> McNemar:
-    """McNemar's exact test on the correctness of two models on the same examples.
-
-    Args:
-        a: 1 or True where the first model is right, else 0.
-        b: the same for the second.
-
-    Raises:
-        ValueError: no examples, unequal sizes, or a value other than 0 and 1.
-    """
-    from scipy import stats
-
-    d = differences(a, b, least=1)
-    for name, values in (("a", a), ("b", b)):
-        other = np.setdiff1d(np.asarray(values, dtype=np.float64), (0.0, 1.0))
-        if len(other):
-            raise ValueError(f"{name} must hold only 0 and 1 (right or wrong), got {other[0]}")
-    only_a, only_b = int((d > 0).sum()), int((d < 0).sum())
-    discordant = only_a + only_b
-    p = float(stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
-    return McNemar(only_a, only_b, p, smallest_p(discordant), len(d))
 
 
 def wilcoxon(a: Sample, b: Sample) -> Wilcoxon:

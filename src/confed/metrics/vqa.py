@@ -1,4 +1,4 @@
-"""Accuracy of free-form answers: the VQA challenge's score and its answer normaliser, and exact match.
+"""Accuracy of free-form answers: the VQA challenge's score and its answer normaliser.
 
 The score is that of Antol et al., "VQA: Visual question answering" (ICCV 2015), with the normalisation rules
 of its official evaluation. Accuracies are fractions in [0, 1].
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float32, Int, Int64
+from jaxtyping import Float32, Int
 from torch import Tensor
 
-__all__ = ["Variant", "answer_counts", "exact_match", "normalise_answer", "soft_targets", "vqa_accuracy"]
+__all__ = ["Variant", "normalise_answer", "soft_targets", "vqa_accuracy"]
 
 Variant = Literal["official", "always"]
 """When answers are normalised: only if the annotators disagree in writing (official), or always."""
@@ -99,30 +99,6 @@ def vqa_accuracy(prediction: str, annotations: Sequence[str], variant: Variant =
 def _stripped(answer: str) -> str:
     """Without line breaks, tabs and surrounding spaces, which the official evaluation removes in every case."""
     return answer.replace("\n", " ").replace("\t", " ").strip()
-
-
-def exact_match(prediction: str, answer: str) -> float:
-    """1 if both strings are the same, else 0 (GQA, COCO-QA and AQUA compare without normalising)."""
-    return float(prediction == answer)
-
-
-def answer_counts(annotations: Sequence[Sequence[str]], answers: Sequence[str]) -> Int64[Tensor, "B C"]:
-    """Number of annotators who gave each answer of the vocabulary.
-
-    Args:
-        annotations: B lists, one normalised answer per annotator.
-        answers: vocabulary of C answers.
-
-    Returns:
-        Counts, int64, shape (B, C); answers outside the vocabulary are not counted.
-    """
-    label_of = {answer: label for label, answer in enumerate(answers)}
-    counts = torch.zeros(len(annotations), len(answers), dtype=torch.int64)
-    for row, given in zip(counts, annotations, strict=True):
-        for answer in given:
-            if answer in label_of:
-                row[label_of[answer]] += 1
-    return counts
 
 
 def soft_targets(counts: Int[Tensor, "B C"], annotators: int = 10) -> Float32[Tensor, "B C"]:

@@ -10,7 +10,6 @@ Heads always learn. A backbone says what it offers in :class:`Places`; :func:`fi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,7 +21,7 @@ from confed.federation.stages import KeptStates
 from confed.models.adapters import Activation, AdapterBank, Host
 from confed.models.published import seeded
 
-__all__ = ["USUAL", "Finetunable", "Finetuning", "Places", "Prompt", "Trainable", "finetune", "merged"]
+__all__ = ["USUAL", "Finetunable", "Finetuning", "Places", "Prompt", "Trainable", "finetune"]
 
 Trainable = Literal["all", "top", "head", "adapters", "lora", "ia3", "prompt", "prefix", "bias"]
 """What learns beside the heads: all; the last block and what follows it; nothing; or what the kind adds."""
@@ -211,23 +210,6 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
     for parameter, value in model.named_parameters():
         learns = parameter in learning and not parameter.startswith(fixed)
         value.requires_grad_(learns or parameter.startswith(heads))
-
-
-def merged(model: nn.Module) -> nn.Module:
-    """A copy of a model in which LoRA and IA3 are part of the weights that they change.
-
-    Its layers are the backbone's own again, under their own names. Adapters and prompts, which cannot be part of
-    another weight, stay what they are.
-    """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    whole = deepcopy(model)
-    injected = [(n, m) for n, m in whole.named_modules() if isinstance(m, BaseTunerLayer)]
-    for name, layer in injected:
-        layer.merge()
-        parent, _, child = name.rpartition(".")
-        setattr(whole.get_submodule(parent), child, layer.get_base_layer())
-    return whole
 
 
 def _offered(places: object, model: str, kind: str, reason: str) -> None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ["Adjacency", "available", "epsilon", "noise_for", "releases_of", "sampled_epsilon"]
+__all__ = ["Adjacency", "available", "epsilon", "releases_of", "sampled_epsilon"]
 
 Adjacency = Literal["replace", "zero-out"]
 """What two neighbouring data sets differ in: one example is another one, or its rows are zeros."""
@@ -103,29 +103,6 @@ def sampled_epsilon(noise: float, rounds: Mapping[tuple[int, int], int], delta: 
     for (cohort, present), count in rounds.items():
         accountant.compose(library.SampledWithoutReplacementDpEvent(present, cohort, release), count)
     return min(float(accountant.get_epsilon(delta)), epsilon(noise, sum(rounds.values()), delta))
-
-
-def noise_for(target: float, releases: int, delta: float, adjacency: Adjacency = "replace") -> float:
-    """The smallest noise multiplier whose epsilon is ``target``.
-
-    Args:
-        target: the epsilon wanted, positive.
-        releases: as in :func:`epsilon`; at least 1.
-        delta: as in :func:`epsilon`.
-        adjacency: as in :func:`epsilon`.
-
-    Raises:
-        ValueError: an argument outside its range, or dp-accounting is not installed.
-    """
-    if not 0 < target < math.inf:
-        raise ValueError(f"target must be positive and finite, got {target}")
-    _check(releases, delta, adjacency)
-    if releases < 1:
-        raise ValueError(f"releases must be at least 1, got {releases}")
-    sigma = float(_library().get_sigma_gaussian(target, delta)) * math.sqrt(releases) * _sensitivity(adjacency)
-    while epsilon(sigma, releases, delta, adjacency) > target:  # by rounding
-        sigma *= 1 + 1e-9
-    return sigma
 
 
 def _check(releases: int, delta: float, adjacency: str) -> None:

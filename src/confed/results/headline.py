@@ -10,7 +10,6 @@ __all__ = [
     "HEADLINES",
     "LABELS",
     "LABEL_METRICS",
-    "METRICS",
     "PARTS",
     "VALIDATION",
     "headline",
@@ -20,7 +19,6 @@ __all__ = [
 ]
 
 
-METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
 """In the order of tables; see :mod:`confed.metrics.multilabel`."""
 
 

@@ -103,8 +103,8 @@ def summarise_labels(
         left: clients that are in no mean.
 
     Returns:
-        View -> :data:`METRICS`, with ``examples``, ``classes``, ``without_positives`` (of these), ``omit`` (C-AP, C-P,
-        C-R and C-F1 without these classes) or ``zero`` (with them as 0), whichever is not the task's convention,
+        View -> :data:`LABEL_METRICS`, with ``examples``, ``classes``, ``without_positives`` (of these), ``omit`` (C-AP,
+        C-P, C-R and C-F1 without these classes) or ``zero`` (with them as 0), whichever is not the task's convention,
         ``top3`` (at most three labels per example are predicted; no AP), ``flair`` (as FLAIR's benchmark takes them),
         and ``coarse`` (the metrics of the coarse labels) where there are two levels. Views: ``global`` and
         ``personal``, all clients' test examples together; ``unseen/<place>``; ``unseen``, all unseen places but

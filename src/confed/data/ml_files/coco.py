@@ -16,7 +16,7 @@ from confed.data.vl_files.records import Distinct, number, text
 from confed.data.vl_files.stream import Window, json_items
 
 __all__ = [
-    "COCO_GROUPS", "COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_categories", "coco_records", "coco_text_records",
+    "COCO_GROUPS", "COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_categories", "coco_records",
 ]  # fmt: skip
 
 COCO_LABELS = (
@@ -93,48 +93,6 @@ def coco_records(
             yield LabelRecord(
                 file, content.rows[image], f"coco-{image}", labels, picture=content.images[image], split=split
             )
-
-
-def coco_text_records(
-    instances: Path,
-    captions: Path,
-    *,
-    level: Literal["category", "supercategory"] = "category",
-    crowds: bool = True,
-    split: str = "",
-) -> Iterator[LabelRecord]:
-    """Captions as texts with several labels: those of the objects in the picture that a caption is about.
-
-    The picture is given as well, so that its captions can be kept together when rows are dealt to clients. A caption
-    need not mention all objects, and may use other words for them.
-
-    Args:
-        instances: ``instances_*.json``.
-        captions: ``captions_*.json`` of the same pictures, or of some of them.
-        level: 80 categories or their 12 groups.
-        crowds: whether groups of objects outlined as one count.
-        split: what to call the split.
-
-    Raises:
-        ValueError: as :func:`coco_records`, or a caption of a picture that is not in ``instances``.
-    """
-    content = _instances(instances, crowds)
-    labels, distinct = dict(_labels(content, level)), Distinct("id")
-    for row, entry in json_items(captions, "annotations"):
-        key, image = number(entry, "id", captions, row), number(entry, "image_id", captions, row)
-        distinct.add(key, captions, row)
-        if image not in labels:
-            raise ValueError(f"{captions}, row {row}: the picture {image} is not in {instances.name}")
-        words = text(entry, "caption", captions, row).strip()
-        yield LabelRecord(
-            captions,
-            row,
-            f"coco-caption-{key}",
-            labels[image],
-            picture=content.images[image],
-            text=words,
-            split=split,
-        )
 
 
 def coco_categories(file: Path) -> dict[str, str]:

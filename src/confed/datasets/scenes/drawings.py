@@ -7,7 +7,7 @@ grey or white ("light"), which stay the same for every colour. A thin dark outli
 any background.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -35,7 +35,6 @@ INKS = {
 }
 
 Mask = np.ndarray
-Points = Sequence[tuple[float, float]]
 
 
 class Canvas:

@@ -6,7 +6,6 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-import confed
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
@@ -62,7 +61,7 @@ def hardware_differences(found: Sequence[Mapping[str, str]]) -> dict[str, list[s
 
 def _source() -> str:
     """Digest of the package's source files: a checkout changes without its version."""
-    root, digest = Path(confed.__file__).parent, sha256()
+    root, digest = Path(__file__).parents[2], sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

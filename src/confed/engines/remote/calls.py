@@ -6,7 +6,7 @@ from pathlib import Path
 
 from confed.engines.remote.protocol import Request
 from confed.engines.remote.sites import Connection
-from confed.federation.messages import Call
+from confed.federation.messages import Call, Reply
 
 __all__ = ["CallBatch", "PendingCall"]
 
@@ -57,3 +57,23 @@ class CallBatch:
     lost: int = 0
     useless: int = 0
     optional: bool = False
+
+    def count_out(self, reply: Reply, minimum: int) -> None:
+        """Check that enough replies of a round can still be used: a repeated request would give the same replies.
+
+        A round without any usable reply is handled by the round itself.
+
+        Args:
+            reply: one that cannot be used.
+            minimum: usable replies that a round needs.
+
+        Raises:
+            RuntimeError: too few usable replies are left; names the round and the last error.
+        """
+        self.useless += 1
+        left, wanted = len(self.calls) - self.useless, min(minimum, len(self.calls))
+        if left < wanted and wanted > 1:
+            raise RuntimeError(
+                f"round {self.round + 1} needs {wanted} usable replies and can have {left} at most; "
+                f"{reply.client.id}: {reply.error}"
+            )

@@ -194,7 +194,7 @@ class Remote:
         """A reply as it is; too many that cannot be used end the run."""
         reply = self._read(ask, result)
         if reply.error is not None and ask.call.action in self._work and not ask.call.session:
-            self._count_out(batch, reply)
+            batch.count_out(reply, self.timeouts.minimum)
         return reply
 
     def _bounded(self, batch: CallBatch) -> Iterator[Reply]:
@@ -243,22 +243,6 @@ class Remote:
             return self._failed(reply.client, f"ValueError: update refused: {said}")
         self.sites.note(name, self.sites.status[name].state, self.shortened[name])
         return reply
-
-    def _count_out(self, batch: CallBatch, reply: Reply) -> None:
-        """Check that enough replies of a round can still be used: a repeated request would give the same replies.
-
-        A round without any usable reply is handled by the round itself.
-
-        Raises:
-            RuntimeError: too few usable replies are left; names the round and the last error.
-        """
-        batch.useless += 1
-        left, wanted = len(batch.calls) - batch.useless, min(self.timeouts.minimum, len(batch.calls))
-        if left < wanted and wanted > 1:
-            raise RuntimeError(
-                f"round {batch.round + 1} needs {wanted} usable replies and can have {left} at most; "
-                f"{reply.client.id}: {reply.error}"
-            )
 
     def step(self, batch: CallBatch) -> None:
         """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""
