@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from confed.algorithms.fedavg import FedAvg
@@ -24,8 +23,8 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import toy_clients, toy_model, toy_setup
+from quadratics import Array, Bowl, Same
 
-Array = NDArray[np.float64]
 STEPS, RATE = 5, 0.1
 SGD = Local(epochs=STEPS, batch_size=100, lr=RATE, optimizer="sgd", weight_decay=0.0)
 
@@ -40,43 +39,6 @@ class Point(nn.Module):
     def forward(self, batch: Batch) -> Output:
         here = self.theta.expand(len(batch["a"]), 2)
         return Output(here, here)
-
-
-class Bowl:
-    """The loss (1/2) sum of a (theta - b)^2: client k wants the point b, and how much is a."""
-
-    metric = "accuracy"
-
-    def loss(self, output: Output, batch: Batch) -> Tensor:
-        return 0.5 * (batch["a"] * (output.logits - batch["b"]).square()).sum(dim=1).mean()
-
-    def tally(self, output: Output, batch: Batch) -> dict[str, tuple[float, float]]:
-        return {}
-
-    def predictions(self, output: Output, batch: Batch) -> Tensor:
-        return torch.zeros(len(batch["a"]))
-
-
-class Same:
-    """The same example ``size`` times: one step per epoch."""
-
-    deterministic = True
-
-    def __init__(self, a: Array, b: Array, size: int) -> None:
-        self.size = size
-        rows = {"a": torch.tensor(a).expand(size, 2).float(), "b": torch.tensor(b).expand(size, 2).float()}
-        self.batch = {"index": torch.arange(size), **rows}
-
-    def __len__(self) -> int:
-        return self.size
-
-    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
-        yield self.batch
-
-    def validation(self, batch_size: int) -> Iterator[Batch]:
-        yield self.batch
-
-    test = validation
 
 
 A = np.array([[1.0, 3.0], [4.0, 0.5], [2.0, 2.0]])

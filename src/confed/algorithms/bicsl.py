@@ -24,18 +24,18 @@ end-to-end). Loss, masking and similarity of either are the task's presets; sche
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Protection, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import Cut, Half, steps_of, stored
-from confed.federation.families.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
+from confed.federation.families.split_server import MISFITS, ServerPart, TwoServers, left_out
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
@@ -54,7 +54,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {"client": ("mha", "apn"), "server": ("nh
 
 
 @dataclass(frozen=True)
-class BiCSL(Algorithm):
+class BiCSL(TwoServers):
     """Contrastive split learning with a server for the heads and another for the clients' parts.
 
     Attributes:
@@ -145,21 +145,6 @@ class BiCSL(Algorithm):
         return (self.averaged or ("backbone" if self.preset == "code" else "all")) == "backbone"
 
     # Servers -----------------------------------------------------------------------------------------------
-
-    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-        """State of both servers: the clients' part at ``aux``, the adapters at ``main``."""
-        return two_servers(params, scopes)
-
-    def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
-        """The phases of a round: distribution, training and collection, each with its server."""
-        return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
-
-    def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which ``aux`` sends every client the averaged MHA and APN.
-
-        Raises ``RuntimeError``: no client could begin.
-        """
-        return (yield from hand_out(self.broadcast, server, cohort))
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Phase in which clients train batch by batch with ``main``, which then averages the adapters.

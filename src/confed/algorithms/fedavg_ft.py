@@ -10,7 +10,8 @@ from typing import Annotated
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Call, Flow, Message
+from confed.federation.families.finetuned import personalise_all
+from confed.federation.messages import Flow
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
@@ -37,10 +38,4 @@ class FedAvgFT(Algorithm):
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
-        replies = yield [
-            Call(c, "personalise", Message(self.broadcast(server, c).tensors, {"epochs": self.finetune_epochs}))
-            for c in clients
-        ]
-        for _ in replies:
-            pass
-        return server
+        return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Call, Flow, Message
+from confed.federation.families.finetuned import personalise_all
+from confed.federation.messages import Flow, Message
 from confed.federation.ownership import owned, restricted
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE
@@ -66,13 +67,7 @@ class LateFusionFedAvg(Algorithm):
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
-        replies = yield [
-            Call(c, "personalise", Message(self.broadcast(server, c).tensors, {"epochs": self.finetune_epochs}))
-            for c in clients
-        ]
-        for _ in replies:
-            pass
-        return server
+        return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:

@@ -15,7 +15,8 @@ from typing import Annotated
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.meta import adapt_everywhere, keep_adapted, look_ahead
+from confed.federation.families.finetuned import personalise_all
+from confed.federation.families.meta import keep_adapted, look_ahead
 from confed.federation.messages import Flow, Message
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
@@ -49,7 +50,7 @@ class MMFed(Algorithm):
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
-        return (yield from adapt_everywhere(self, server, clients)) if self.adapt_steps else server
+        return (yield from personalise_all(self, server, clients)) if self.adapt_steps else server
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:

@@ -31,7 +31,8 @@ from torch import nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Call, Flow, Message
+from confed.federation.families.finetuned import personalise_all
+from confed.federation.messages import Flow
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE, SHARE
@@ -119,10 +120,4 @@ class ModalityTransformer(Algorithm):
         """Fine-tuning of the final model at every client, on its own examples."""
         if not self.finetune_epochs:
             return server
-        replies = yield [
-            Call(c, "personalise", Message(self.broadcast(server, c).tensors, {"epochs": self.finetune_epochs}))
-            for c in clients
-        ]
-        for _ in replies:
-            pass
-        return server
+        return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))

@@ -26,7 +26,8 @@ from typing import Annotated, Literal
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.meta import adapt_everywhere, keep_adapted, look_ahead
+from confed.federation.families.finetuned import personalise_all
+from confed.federation.families.meta import keep_adapted, look_ahead
 from confed.federation.messages import Flow, Message, Reply
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
@@ -74,7 +75,7 @@ class PerFedAvg(Algorithm):
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
         adapts = self.finetune_epochs or self.adapt_steps
-        return (yield from adapt_everywhere(self, server, clients)) if adapts else server
+        return (yield from personalise_all(self, server, clients)) if adapts else server
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:

@@ -16,20 +16,20 @@ with a ReLU between them, D -> ``hidden`` -> D. Two servers as in BiCSL: *main* 
 round, and averages the copies; *aux* averages the clients' parts (every client counts 1/K).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Protection, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import Cut, Half, steps_of
-from confed.federation.families.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
+from confed.federation.families.split_server import MISFITS, ServerPart, TwoServers, left_out
 from confed.federation.messages import Call, Flow, Message, Reply
-from confed.federation.params import Mean, Params, Rules, Scope
+from confed.federation.params import Mean, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.ranges import AT_LEAST_ONE
@@ -57,7 +57,7 @@ class _Head(nn.Module):
 
 
 @dataclass(frozen=True)
-class SplitLearning(Algorithm):
+class SplitLearning(TwoServers):
     """Split learning with the labels and the last layer at the clients.
 
     Attributes:
@@ -133,21 +133,6 @@ class SplitLearning(Algorithm):
         return {f"{self.head}.middle.*": Scope.SERVER, "*": Scope.SHARED}
 
     # Servers -----------------------------------------------------------------------------------------------
-
-    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-        """State of both servers: the clients' part at ``aux``, the layers in the middle at ``main``."""
-        return two_servers(params, scopes)
-
-    def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
-        """The phases of a round: distribution, training and collection, each with its server."""
-        return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
-
-    def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which ``aux`` sends every client the averaged part.
-
-        Raises ``RuntimeError``: no client could begin.
-        """
-        return (yield from hand_out(self.broadcast, server, cohort))
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Phase in which clients train batch by batch with ``main``, which then averages its layers.

@@ -78,8 +78,12 @@ def _groups(rows: Sequence[Opened]) -> list[Group]:
     return found
 
 
-def _mean(rows: Sequence[Opened], variant: str, what: str) -> float | None:
-    return average([getattr(row, what)[variant] for row in rows])
+def _accuracy(rows: Sequence[Opened], variant: str) -> float | None:
+    return average([row.accuracy[variant] for row in rows])
+
+
+def _success(rows: Sequence[Opened], variant: str) -> float | None:
+    return average([row.success[variant] for row in rows])
 
 
 def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
@@ -88,9 +92,9 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
     columns += [Column(_TITLES[v], "accuracy, %", "%", detail=True) for v in VARIANTS if v != "clean"]
 
     def line(label: str, kind: str, members: Sequence[Opened]) -> tuple[Cell, ...]:
-        values = [_mean(members, "clean", "accuracy")]
-        values += [_mean(members, variant, "success") for variant in VARIANTS]
-        values += [_mean(members, variant, "accuracy") for variant in VARIANTS if variant != "clean"]
+        values = [_accuracy(members, "clean")]
+        values += [_success(members, variant) for variant in VARIANTS]
+        values += [_accuracy(members, variant) for variant in VARIANTS if variant != "clean"]
         cells = (Cell(formats.percent(value), None if value is None else 100 * value) for value in values)
         return (Cell(label), Cell(kind), *cells)
 
@@ -112,7 +116,7 @@ def _drawing(groups: Sequence[Group]) -> Drawing:
         axes = figure.add_subplot()
         width = 0.8 / len(groups)
         for i, (label, kind, members) in enumerate(groups):
-            heights = [100 * (_mean(members, variant, "success") or 0.0) for variant in VARIANTS]
+            heights = [100 * (_success(members, variant) or 0.0) for variant in VARIANTS]
             places = np.arange(len(VARIANTS)) + (i - (len(groups) - 1) / 2) * width
             axes.bar(places, heights, 0.92 * width, label=f"{label}, {kind}", color=palette(f"m{i % HUES + 1}"))
         style_axes(axes, palette, "", "", "attack success rate, %")

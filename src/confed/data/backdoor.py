@@ -59,8 +59,8 @@ class DualKey:
     strength: float = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("target", "word"):
-            if not getattr(self, name).strip():
+        for name, text in (("target", self.target), ("word", self.word)):
+            if not text.strip():
                 raise ValueError(f"{name} must not be empty")
         if len(self.word.split()) != 1:
             raise ValueError(f"word must be one word, got {self.word!r}")

@@ -53,7 +53,25 @@ def known_words(tokenizer: object) -> tuple[str, ...]:
     return tuple(tokenizer.words) if isinstance(tokenizer, KnowsWords) else ()
 
 
-class WordTokenizer:
+class _FixedLength:
+    """A tokenizer of the library whose sequences all have the same length."""
+
+    _tokenizer: "tokenizers.Tokenizer"
+    max_length: int
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
+        encoded = self._tokenizer.encode_batch(list(texts))
+        ids, mask = [row.ids for row in encoded], [row.attention_mask for row in encoded]
+        shape = (len(encoded), self.max_length)
+        return torch.tensor(ids, dtype=torch.int64).reshape(shape), torch.tensor(mask, dtype=torch.int64).reshape(shape)
+
+    def shortened(self, texts: Sequence[str]) -> int:
+        """How many of some texts are longer than ``max_length`` tokens and so lose their end."""
+        return sum(bool(row.overflowing) for row in self._tokenizer.encode_batch(list(texts)))
+
+
+class WordTokenizer(_FixedLength):
     """WordPiece over a word list; implements :class:`confed.data.encode.Tokenizer`.
 
     Text is lower-cased, accents and punctuation are dropped, and words are split at white space. A known word
@@ -108,14 +126,6 @@ class WordTokenizer:
         """Number of token ids."""
         return len(self.vocabulary)
 
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
-        return _encode(self._tokenizer, texts, self.max_length)
-
-    def shortened(self, texts: Sequence[str]) -> int:
-        """How many of some texts are longer than ``max_length`` tokens and so lose their end."""
-        return sum(bool(row.overflowing) for row in self._tokenizer.encode_batch(list(texts)))
-
     def save(self, directory: Path | str) -> None:
         """Writes the two files of a tokenizer folder, for :meth:`load` and for ``AutoTokenizer``."""
         directory = Path(directory)
@@ -145,7 +155,7 @@ class WordTokenizer:
         return cls([word for word, _ in vocabulary if word not in skip], content["truncation"]["max_length"])
 
 
-class BertTokenizer:
+class BertTokenizer(_FixedLength):
     """BERT's uncased WordPiece; implements :class:`confed.data.encode.Tokenizer`.
 
     Args:
@@ -161,14 +171,6 @@ class BertTokenizer:
     def vocab_size(self) -> int:
         """Number of token ids."""
         return self._tokenizer.get_vocab_size()
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
-        return _encode(self._tokenizer, texts, self.max_length)
-
-    def shortened(self, texts: Sequence[str]) -> int:
-        """How many of some texts are longer than ``max_length`` tokens and so lose their end."""
-        return sum(bool(row.overflowing) for row in self._tokenizer.encode_batch(list(texts)))
 
     def save(self, directory: Path | str) -> None:
         """Writes ``tokenizer.json``; :func:`bert_tokenizer` reads the folder."""
@@ -231,10 +233,3 @@ def _fix_length(tokenizer: "tokenizers.Tokenizer", max_length: int) -> None:
     pad = tokenizer.token_to_id("[PAD]")
     tokenizer.enable_truncation(max_length)
     tokenizer.enable_padding(length=max_length, pad_id=pad, pad_token="[PAD]")
-
-
-def _encode(tokenizer: "tokenizers.Tokenizer", texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
-    encoded = tokenizer.encode_batch(list(texts))
-    ids = torch.tensor([row.ids for row in encoded], dtype=torch.int64).reshape(len(encoded), length)
-    mask = torch.tensor([row.attention_mask for row in encoded], dtype=torch.int64).reshape(len(encoded), length)
-    return ids, mask

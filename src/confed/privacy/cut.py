@@ -73,14 +73,13 @@ class CutPrivacy:
     distinct: bool = False
 
     def __post_init__(self) -> None:
-        for clip, noise in (("clip", "noise"), ("gradient_clip", "gradient_noise")):
-            bound, multiplier = getattr(self, clip), getattr(self, noise)
-            if bound is not None and not 0 < bound < float("inf"):
-                raise ValueError(f"privacy.{clip} must be positive and finite, got {bound}")
-            if not 0 <= multiplier < float("inf"):
-                raise ValueError(f"privacy.{noise} must be finite and not negative, got {multiplier}")
-            if multiplier > 0 and bound is None:
-                raise ValueError(f"privacy.{noise} is in units of privacy.{clip}, which must be given; got None")
+        for of, clip, noise in (("", self.clip, self.noise), ("gradient_", self.gradient_clip, self.gradient_noise)):
+            if clip is not None and not 0 < clip < float("inf"):
+                raise ValueError(f"privacy.{of}clip must be positive and finite, got {clip}")
+            if not 0 <= noise < float("inf"):
+                raise ValueError(f"privacy.{of}noise must be finite and not negative, got {noise}")
+            if noise > 0 and clip is None:
+                raise ValueError(f"privacy.{of}noise is in units of privacy.{of}clip, which must be given; got None")
 
     @property
     def off(self) -> bool:

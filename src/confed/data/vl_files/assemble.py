@@ -205,8 +205,7 @@ def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, 
     """Role -> the questions whose answer is in the answer set."""
     known = set(answers)
     roles: dict[str, list[Record]] = {}
-    for role in ("train", "validation", "test"):
-        records = getattr(source, role)
+    for role, records in (("train", source.train), ("validation", source.validation), ("test", source.test)):
         if records is not None:
             roles[role] = [record for record in records if record.answer in known]
             if not roles[role]:

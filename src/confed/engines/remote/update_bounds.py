@@ -41,8 +41,7 @@ class Bounds:
     weight: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("update", "weight"):
-            value = getattr(self, name)
+        for name, value in (("update", self.update), ("weight", self.weight)):
             if not (value == 0 or (math.isfinite(value) and value >= 1)):
                 raise ValueError(f"the bound on an {name} must be a factor of at least 1, or 0 for none, got {value}")
 

@@ -45,7 +45,7 @@ def add_matrices(model: nn.Module) -> None:
 def _add(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """A layer's output with s D x added to it."""
     (scale,) = layer.scaling.values()
-    return output + scale * functional.linear(inputs[0], getattr(layer, ADDED).detach())
+    return output + scale * functional.linear(inputs[0], layer.get_parameter(ADDED).detach())
 
 
 # Server ---------------------------------------------------------------------------------------------------------

@@ -17,18 +17,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm
 from confed.federation.augment import training_batches
 from confed.federation.batches import to_device
 from confed.federation.client import Client
-from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Call, Flow, Message
+from confed.federation.messages import Message
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch
-from confed.federation.state import ServerState
 from confed.federation.train import Objective, needs_two, trained
 
-__all__ = ["adapt", "adapt_everywhere", "endless", "keep_adapted", "look_ahead", "meta_gradient"]
+__all__ = ["adapt", "endless", "keep_adapted", "look_ahead", "meta_gradient"]
 
 Loss = Callable[[Params, Batch], Tensor]
 """A batch's loss with given values of the parameters, a scalar."""
@@ -137,13 +134,6 @@ def keep_adapted(client: Client, shared: Params, alpha: float, steps: int) -> Me
     client.keep_personal = True
     client.remember()
     return Message({}, {"loss": loss})
-
-
-def adapt_everywhere(method: Algorithm, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-    """A method's ``finish``: every client is asked to ``personalise`` the final global model."""
-    for _ in (yield [Call(client, "personalise", method.broadcast(server, client)) for client in clients]):
-        pass
-    return server
 
 
 def endless(client: Client, purpose: str) -> Iterator[Batch]:

@@ -5,50 +5,64 @@ The client's side is :mod:`confed.federation.families.split`.
 
 import copy
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import restored, stored
 from confed.federation.local import Local
-from confed.federation.messages import Call, Flow, Message
+from confed.federation.messages import Call, Flow
 from confed.federation.optimizer import make_optimizer, scheduled_step
 from confed.federation.params import Params, Scope, copy_into, pick
 from confed.federation.state import ServerState
 
-__all__ = ["MISFITS", "ServerPart", "hand_out", "left_out", "two_servers"]
+__all__ = ["MISFITS", "ServerPart", "TwoServers", "left_out"]
 
 MISFITS = (RuntimeError, ValueError, KeyError, IndexError, TypeError)
 """What comes of rows that do not fit a server's layers: a client that sends such is left out, the others go on."""
 
 
-def two_servers(params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-    """Before the first round: "aux" has what clients share, "main" what lives on a server only."""
-    return {
-        "aux": ServerState(0, pick(params, scopes, Scope.SHARED)),
-        "main": ServerState(0, pick(params, scopes, Scope.SERVER)),
-    }
+class TwoServers(Algorithm):
+    """Base of methods with two servers: "main" holds a part of the network, "aux" averages the clients' part."""
 
+    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
+        """State of both servers: what clients share at ``aux``, what lives on a server only at ``main``."""
+        return {
+            "aux": ServerState(0, pick(params, scopes, Scope.SHARED)),
+            "main": ServerState(0, pick(params, scopes, Scope.SERVER)),
+        }
 
-def hand_out(
-    broadcast: Callable[[ServerState, ClientInfo], Message], server: ServerState, cohort: Sequence[ClientInfo]
-) -> Flow:
-    """A server sends every client its part, and their sessions begin (action ``receive``).
+    def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
+        """The phases of a round: distribution, training and collection, each with its server."""
+        return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
 
-    A client that fails here has no open round, which its first step says.
+    def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """Phase in which ``aux`` sends every client its part, and their sessions begin (action ``receive``).
 
-    Raises:
-        RuntimeError: no client could begin.
-    """
-    replies = yield [Call(c, "receive", broadcast(server, c), session=True) for c in cohort]
-    failed = [reply for reply in replies if reply.error is not None]
-    if len(failed) == len(cohort):
-        last = f"{failed[-1].client.id}: {failed[-1].error}"
-        raise RuntimeError(f"no client could begin round {server.round + 1}; {last}")
-    return server
+        A client that fails here has no open round, which its first step says.
+
+        Raises:
+            RuntimeError: no client could begin.
+        """
+        replies = yield [Call(c, "receive", self.broadcast(server, c), session=True) for c in cohort]
+        failed = [reply for reply in replies if reply.error is not None]
+        if len(failed) == len(cohort):
+            last = f"{failed[-1].client.id}: {failed[-1].error}"
+            raise RuntimeError(f"no client could begin round {server.round + 1}; {last}")
+        return server
+
+    @abstractmethod
+    def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """Phase in which clients train batch by batch with ``main``."""
+
+    @abstractmethod
+    def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """Phase in which ``aux`` averages the clients' part."""
 
 
 def left_out(client: str, error: Exception) -> Exception:

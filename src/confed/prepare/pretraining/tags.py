@@ -135,7 +135,8 @@ def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, 
 
 def cell_targets(tags: "Tags") -> dict[str, Tensor]:
     """What stands in the 16 cells of M pictures, and where each cell lies, all (M, 16); see :class:`Tagger`."""
-    targets = {name: torch.from_numpy(getattr(tags, name)) for name in ("noun", "colour", "size")}
+    arrays = {"noun": tags.noun, "colour": tags.colour, "size": tags.size}
+    targets = {name: torch.from_numpy(values) for name, values in arrays.items()}
     plane = targets["colour"].unflatten(1, (GRID, GRID))
     targets["right"] = F.pad(plane[:, :, 1:], (0, 1)).flatten(1)
     rows, columns = torch.meshgrid(torch.arange(GRID), torch.arange(GRID), indexing="ij")
