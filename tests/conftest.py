@@ -47,6 +47,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
 
 
+@pytest.fixture
+def undrawn_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have empty figures, which take most of a report's time: for tests of what its text says."""
+    monkeypatch.setattr("confed.report.figures.style.Drawing._save", lambda *_: b'<svg width="1" height="1"></svg>')
+
+
 @pytest.fixture(scope="session")
 def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of five methods and two seeds that was written, not trained. Tests copy what they change."""

@@ -120,7 +120,7 @@ SMALL = [
     "model.name=hf", "model.source=tiny:llava", "model.base=nf4", "model.trainable=lora", "task.name=generation",
     "run.rounds=2", "run.workers=1",
     "local.epochs=1", "local.lr=1e-2", "data.train=8", "data.validation=1", "data.test=1", "run.gallery=0",
-    "run.evaluate_every=0", "data.unseen=[]",
+    "run.evaluate_every=0", "data.preset=quantity", "data.clients=2", "data.unseen=[]",
 ]  # fmt: skip
 
 

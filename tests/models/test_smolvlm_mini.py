@@ -80,6 +80,7 @@ def test_adapters_of_a_run_load_in_peft_on_the_folder(tmp_path: Path) -> None:
 
     small = [
         "run.rounds=1", "local.epochs=1", "data.train=8", "data.validation=4", "data.test=4", "run.gallery=0",
+        "data.preset=quantity", "data.clients=2", "data.unseen=[]",
     ]  # fmt: skip
     run(load_recipe("chat_scenes", small).method("fedavg"), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "out")

@@ -27,6 +27,7 @@ def html(study: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 @pytest.mark.parametrize(("unfinished", "mention"), [("fedavg", ""), ("local", " (seed 0)")])
 def test_clients_are_compared_with_local_training_on_shared_seeds(
     tmp_path: Path, unfinished: str, mention: str
@@ -195,6 +196,7 @@ def test_many_clients_stay_readable(tmp_path: Path) -> None:
     assert 'id="matrix"' not in text
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_across_machines_only_clients_with_a_site_count_as_trained(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     summary = json.loads((folder / "summary.json").read_text())
@@ -292,6 +294,7 @@ def test_columns_without_a_value_are_left_out() -> None:
     assert [column.title for column in table.without_empty().columns] == ["method", "value"]
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_names_of_one_paper_stay_with_its_recipes(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study")
     assert "In the FedVQA chapter" in render(load(folder))

@@ -132,6 +132,7 @@ def test_the_judged_models_come_first_among_the_types(folder: Path) -> None:
     assert html.index("30.0") < html.index("20.0")
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_the_lead_claims_no_more_than_the_rows_have_in_common(folder: Path) -> None:
     html = render(load(folder))
     assert "Pictures and questions never leave a client;" in html
