@@ -91,7 +91,7 @@ def seconds_per_call(count: int, rounds: int, megabytes: float) -> float:
 
 
 def checks(megabytes: float, repeats: int = 9) -> dict[str, float]:
-    """Median milliseconds of processor time: checks of an update, its norm, and beside them its decoding and averaging."""
+    """Median milliseconds of processor time: checks of an update, its norm; beside them decoding and averaging."""
     tensors = {name: t for name, t in model(megabytes).state_dict().items() if t.is_floating_point()}
     call = Call(ClientInfo("site", 10), "fit", Message(tensors))
     body, schema = seal(Message({name: t + 1 for name, t in tensors.items()}, {"loss": 0.5})), schema_of(tensors)
