@@ -1,7 +1,8 @@
 """Ray actors against worker processes: cost per call and per megabyte, and 1,000 of 100,000 clients per round.
 
 ``ray_engine.py many`` is the second; ``ray_engine.py flower`` times the same echo on Flower's simulation engine, which
-is Ray too, and then on ours.
+is Ray too, and then on ours; ``ray_engine.py nodes`` runs a federation on 1, 2 and 4 nodes that are processes of this
+machine, with one actor each.
 """
 
 import statistics
@@ -174,9 +175,42 @@ def many(registered: int = 100_000, cohort: int = 1_000, rounds: int = 3) -> Non
     )  # fmt: skip
 
 
+def nodes(clients: int = 200, rounds: int = 3) -> None:
+    """Rounds of FedAvg on a linear model on 1, 2 and 4 nodes: time, memory, bytes, and whether models are equal."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made, store = source("fedavg", clients, rounds), 150 * 2**20
+    federation = made.setup()
+    with Simulation(federation, MemoryStore(), InProcess(federation)) as simulation:
+        one = list(simulate(simulation, simulation.start(Workspace(federation.model()))))
+    for count in (1, 2, 4):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": store})
+        for _ in range(count):
+            cluster.add_node(num_cpus=1, object_store_memory=store)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        executor, cpu = RayActors(made, Wanted(count), cores=1), cpu_seconds()
+        with Simulation(federation, MemoryStore(), executor) as simulation:
+            records = list(simulate(simulation, simulation.start(Workspace(federation.model()))))
+            described, actors_cpu, memory = executor.described(), executor.cpu_seconds, executor.peak_memory
+        finish(
+            f"nodes_{count}", float("inf"), ratio=min(r.seconds for r in records) / min(r.seconds for r in one),
+            round_seconds=min(record.seconds for record in records), one_process=min(record.seconds for record in one),
+            actors_cpu=actors_cpu, server_cpu=cpu_seconds() - cpu, actor_mb=memory / 2**20,
+            mb_up=sum(sum(record.bytes_up.values()) for record in records) / 1e6,
+            nodes=[node["actors"] for node in described["nodes"]], exact=described["exact"],
+            equal=all(
+                torch.equal(tensor, records[-1].servers["main"].params[name])
+                for name, tensor in one[-1].servers["main"].params.items()
+            ),
+        )  # fmt: skip
+        ray.shutdown()
+        cluster.shutdown()
+
+
 if __name__ == "__main__":
     import ray_engine  # under this name its classes are found in every process
 
     torch.set_num_threads(1)
-    kinds = {"many": ray_engine.many, "flower": ray_engine.flower}
+    kinds = {"many": ray_engine.many, "flower": ray_engine.flower, "nodes": ray_engine.nodes}
     sys.exit(next((kinds[word] for word in sys.argv[1:] if word in kinds), ray_engine.echo)())

@@ -8,11 +8,15 @@ line through it: a + b MB.
 training. Clients are asked at once, train for lognormal times, upload at their own rate, and wait for the processor of
 the server, which serves one after the other; a tree has one aggregator per ``--fan`` clients, and its root averages
 their means. Costs per update are those of ``measure`` (``--cost a b``, seconds and seconds per MB).
+
+``checks``: what the checks of one update cost the server beside taking it into the mean: its header, names, shapes and
+values (``open_body``), and its norm.
 """
 
 import argparse
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,10 +33,15 @@ from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import Simulation, simulate
+from confed.engines.remote.protocol import Limits, open_body, schema_of, seal
 from confed.engines.remote.server import Registered, Remote
 from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.update_bounds import norm_of
 from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message
+from confed.federation.params import Mean
 from confed.federation.state import MemoryStore
+from confed.federation.wire import decode
 from confed.testing.toy import toy_setup
 from measure import finish
 from server_memory import model, sites
@@ -79,6 +88,29 @@ def seconds_per_call(count: int, rounds: int, megabytes: float) -> float:
                 finally:
                     others.kill()
     return min(taken[1:]) / count
+
+
+def checks(megabytes: float, repeats: int = 9) -> dict[str, float]:
+    """Median milliseconds of processor time: checks of an update, its norm; beside them decoding and averaging."""
+    tensors = {name: t for name, t in model(megabytes).state_dict().items() if t.is_floating_point()}
+    call = Call(ClientInfo("site", 10), "fit", Message(tensors))
+    body, schema = seal(Message({name: t + 1 for name, t in tensors.items()}, {"loss": 0.5})), schema_of(tensors)
+    found: dict[str, list[float]] = {name: [] for name in ("checked_ms", "norm_ms", "decoded_ms", "averaged_ms")}
+    for _ in range(repeats + 1):
+        mean, times = Mean(), [time.process_time()]
+        message = open_body(body, Limits(), schema, frozenset(schema), schema)
+        times.append(time.process_time())
+        norm_of(call, message, ())
+        times.append(time.process_time())
+        decode(body)
+        times.append(time.process_time())
+        mean.add(tensors, 1.0)
+        mean.add(message.tensors, 1.0)
+        times.append(time.process_time())
+        for kept, began, ended in zip(found.values(), times, times[1:], strict=False):
+            kept.append(1000 * (ended - began))
+    found["averaged_ms"] = [value / 2 for value in found["averaged_ms"]]
+    return {name: statistics.median(values[1:]) for name, values in found.items()}
 
 
 def line(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -128,7 +160,7 @@ def rounds(cohort: int, megabytes: float, cost: float, fan: int, repeats: int = 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("measure", "simulate"), default="measure")
+    parser.add_argument("what", nargs="?", choices=("measure", "simulate", "checks"), default="measure")
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 1.0, 10.0, 100.0], help="MB of an update")
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=4)
@@ -148,6 +180,10 @@ def main() -> None:
             "server load", float("inf"), sites=given.sites, per_update_s=a, per_mb_s=b,
             **{f"seconds_{mb:g}_mb": seconds for mb, seconds in points}, load=os.getloadavg()[0],
         )  # fmt: skip
+        return
+    if given.what == "checks":
+        for megabytes in given.sizes:
+            finish(f"checks of an update of {megabytes:g} MB", float("inf"), **checks(megabytes))
         return
     a, b = given.cost
     for cohort in (10, 100, 1_000, 10_000, 100_000):

@@ -63,6 +63,28 @@ def test_names_are_averaged_over_those_who_sent_them_and_others_stay() -> None:
     assert {n: float(t) for n, t in mean.result(like).items()} == {"image": 2.0, "text": 4.0, "audio": 9.0}
 
 
+def test_means_of_groups_average_to_the_mean_of_all() -> None:
+    """What a tree of aggregators would compute: equal up to rounding where a name weighs what its senders weigh."""
+    rng = torch.Generator().manual_seed(1)
+    updates: list[tuple[dict[str, Tensor], float]] = []
+    for number in range(100):
+        sent = {"w": torch.randn(30, generator=rng), "n": torch.tensor(number)}
+        sent |= {"image": torch.randn(30, generator=rng)} if number % 7 < 3 else {}
+        updates.append((sent, float(torch.randint(1, 500, (), generator=rng))))
+    like = updates[0][0]
+    flat, tree, equal = _mean(updates).result(like), Mean(), Mean()
+    for start in range(0, 100, 10):
+        group = updates[start : start + 10]
+        for name in like:
+            senders = [({name: sent[name]}, weight) for sent, weight in group if name in sent]
+            mean = {name: _mean(senders).result(like)[name]}
+            tree.add(mean, sum(weight for _, weight in senders))
+            equal.add(mean, 1.0)
+    for name, value in tree.result(like).items():
+        torch.testing.assert_close(value, flat[name], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(equal.result(like)["image"], flat["image"], atol=1e-2)
+
+
 def test_counters_take_the_maximum() -> None:
     mean = _mean([({"n": torch.tensor(3)}, 1), ({"n": torch.tensor(8)}, 1), ({"n": torch.tensor(5)}, 9)])
     assert int(mean.result({"n": torch.tensor(0)})["n"]) == 8

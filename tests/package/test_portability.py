@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 from repository import ROOT
@@ -11,7 +13,7 @@ from repository import ROOT
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg", "data.name=toy_federation:squares", "data.train=8", "data.test=4",
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1", "run.rounds=1", "run.gallery=1",
-    "run.workers=1", "run.evaluate_every=1", "run.controls=none",
+    "run.evaluate_every=1", "run.controls=none",
 )  # fmt: skip
 # What Windows lacks; other libraries find it here, as they ask which system it is.
 BLOCKED = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "crypt", "nis", "spwd")
@@ -48,14 +50,24 @@ if __name__ == "__main__":
 """
 
 
-def test_a_recipe_runs_without_unix_modules_and_gives_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "processes",
+    [
+        pytest.param(("run.workers=1",), id="one process"),
+        # What Windows has in place of forks; each child lacks the same.
+        pytest.param(("run.workers=2", "run.start_method=spawn"), id="spawned", marks=pytest.mark.slow),
+    ],
+)
+def test_a_recipe_runs_without_unix_modules_and_gives_the_same_bytes(
+    tmp_path: Path, processes: tuple[str, ...]
+) -> None:
     script, folder = tmp_path / "like_windows.py", tmp_path / "there"
     script.write_text(LIKE_WINDOWS)
     ours = ",".join(str(ROOT / part) for part in ("src", "tests/support"))
-    command = [sys.executable, str(script), ours, "run", "fedvqa_scenes", *TINY, "--out", str(folder)]
+    command = [sys.executable, str(script), ours, "run", "fedvqa_scenes", *TINY, *processes, "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    run(load_recipe("fedvqa_scenes", TINY), tmp_path / "here")
+    run(load_recipe("fedvqa_scenes", [*TINY, "run.workers=1"]), tmp_path / "here")
     assert (folder / "report.html").is_file()
     assert not (folder / "lock.json").exists()
     for name in ("metrics.jsonl", "predictions.safetensors", "models/global/trained.safetensors"):

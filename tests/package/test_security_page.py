@@ -15,3 +15,14 @@ def test_every_test_that_the_security_page_names_exists() -> None:
         assert name in sources, name
     for name in re.findall(r"`(test_\w+)`", text):
         assert any(f"def {name}(" in source for source in sources.values()), name
+
+
+def test_every_protection_names_its_test() -> None:
+    """Each entry of the lists of protections, and each cell of what somebody cannot do."""
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    today, across = (re.split(rf"^## {title}.*$", text, flags=re.MULTILINE)[1] for title in ("What is p", "Across"))
+    entries = [entry for part in (today, across) for entry in re.split(r"^- ", part.split("\n## ")[0], flags=re.M)[1:]]
+    table = across.split("| who | can | cannot |")[1].split("\n\n")[0]
+    entries += [line.rsplit(" | ", 1)[1] for line in table.splitlines()[2:]]
+    assert len(entries) > 20
+    assert [entry for entry in entries if not re.search(r"`(test_\w+|tests/[\w/]+\.py)`", entry)] == []

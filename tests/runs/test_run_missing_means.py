@@ -1,5 +1,7 @@
 """Devices and weights that are not there: one line before the first round, no folder, and no request to a hub."""
 
+import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,17 @@ def test_no_request_leaves_for_a_folder_with_a_slip(monkeypatch: pytest.MonkeyPa
         bert_tokenizer("weights/mistyped", 8)
     with pytest.raises(ValueError, match="'owner/name' is a name on the Hugging Face hub and could not be fetched"):
         bert_tokenizer("owner/name", 8)
+
+
+def test_a_run_opens_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **named: object) -> None:
+        raise AssertionError(f"a connection was asked for: {arguments}")
+
+    for name in ("connect", "connect_ex", "sendto", "bind"):
+        monkeypatch.setattr(socket.socket, name, refused)
+    for name in ("getaddrinfo", "gethostbyname", "create_connection"):
+        monkeypatch.setattr(socket, name, refused)
+    with pytest.raises(AssertionError, match="was asked for"):
+        urllib.request.urlopen("http://localhost:9/")
+    run(_recipe("model.name=vilt_mini", "run.evaluate_every=1", "run.controls=none"), tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").is_file()

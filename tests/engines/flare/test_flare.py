@@ -307,6 +307,9 @@ def test_a_sites_kit_lets_no_job_bring_code(made: Path, tmp_path: Path, monkeypa
     (app / "custom").mkdir()
     (app / "custom" / "more.py").write_text("")
     assert AppAuthzService.authorize(str(app), *who) == (False, "BYOC not permitted")
+    denied = ("byoc", "shell_commands", "clone_job", "download_job", "operate")
+    assert rights["permissions"].keys() >= {"project_admin", "org_admin", "lead", "member"}
+    assert all(rights["permissions"][role][right] == "none" for role in rights["permissions"] for right in denied)
 
 
 def test_every_party_gets_its_folder_and_its_secrets_only(made: Path) -> None:

@@ -326,6 +326,22 @@ def test_a_site_answers_and_deletes_for_itself_only(door: Door) -> None:
     assert door.post.receive(sent) == (b"{}", b"answer")
 
 
+def test_a_site_is_given_what_is_for_it_only(door: Door) -> None:
+    """Neither another's request nor the reply to it; what has been sent in has the digest of its content as a name."""
+    _, asked = door.ask(0)
+    request, parts = door.reply(asked, update := bytes(range(256)) * 40)
+    out = door.inbox.announce(request, "one")
+    for name, content in list(parts.items())[:-1]:
+        assert door.send(out, name, content)
+        assert name == hashlib.sha256(content).hexdigest()
+    assert any(update in content for content in parts.values())
+    assert door.state.get_message_ins(door.nodes[1], None) == []
+    door.post.send(door.nodes[1], "fit", b"{}", b"y", 60.0)
+    assert door.state.get_message_ins(door.nodes[0], None) == []
+    (found,) = door.state.get_message_ins(door.nodes[1], None)
+    assert found.metadata.dst_node_id == door.nodes[1]
+
+
 def test_notices_are_few(caplog: pytest.LogCaptureFixture) -> None:
     notices = RejectionLog(logging.getLogger("door"))
     for _ in range(1000):

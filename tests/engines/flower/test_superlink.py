@@ -2,6 +2,8 @@
 
 import ssl
 import stat
+from base64 import b64encode
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import httpx
 import torch
 from cryptography import x509
 from flwr.app import Array
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.common import now
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata as ProtoMetadata
 from flwr.proto.message_pb2 import ObjectTree
@@ -21,6 +24,13 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from confed.algorithms.fedper import FedPer
 from confed.deployment.provision import SITES, Federation, make_key, provision, read_sites
 from confed.engines.flower.objects import PieceStore, check_expansion
+from confed.engines.flower.private_api import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    public_key_to_bytes,
+    sign_message,
+)
 from confed.engines.flower.superlink import PIECE, open_superlink
 from confed.engines.flower.supernode import SuperNode, read_key, read_public
 from confed.engines.flower.transport import FlowerTransport
@@ -90,6 +100,33 @@ def test_the_door_lets_in_supernodes_on_the_list_and_nothing_else(folder: Path, 
             assert client.post("/v1/fleet/push-object", content=bytes(PIECE + 1)).status_code == 413
         with pytest.raises(httpx.ConnectError), httpx.Client(base_url=base) as client:
             client.post("/")  # nobody vouches for the server but its own authority
+
+
+def test_a_signature_of_five_minutes_ago_is_refused(folder: Path) -> None:
+    key, server = read_key(folder / "sites" / "client-0" / "key"), folder / "server"
+    trusted = ssl.create_default_context(cafile=str(server / "ca.crt"))
+    with (
+        open_superlink(keys_of(folder), certificate=server / "server.crt", key=server / "server.key") as (_, port),
+        httpx.Client(verify=trusted, base_url=f"https://localhost:{port}") as client,
+    ):
+        public = public_key_to_bytes(key.public_key())
+        body = ActivateNodeRequest(public_key=public, heartbeat_interval=60).SerializeToString()
+
+        def status(age: float, signed: float) -> int:
+            """Of a request whose time is ``age`` seconds ago, with the signature of a time ``signed`` seconds ago."""
+            at = now()
+            said, other = ((at - timedelta(seconds=seconds)).isoformat() for seconds in (age, signed))
+            headers = {
+                FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
+                TIMESTAMP_HEADER: said,
+                FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, other.encode())).decode(),
+                "content-type": "application/protobuf",
+            }  # fmt: skip
+            return client.post("/v1/fleet/activate-node", content=body, headers=headers).status_code
+
+        assert status(0, 0) == 200
+        assert status(600, 600) == 401
+        assert status(0, 600) == 401  # an old signature under a new time
 
 
 def test_certificates_are_for_the_host_and_keys_are_their_owners(folder: Path, tmp_path: Path) -> None:

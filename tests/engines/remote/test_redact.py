@@ -1,5 +1,6 @@
-"""Errors as another machine hears them."""
+"""Errors as another machine hears them, and what logs of messages hold."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits
 from confed.engines.remote.redact import redact
+from confed.engines.remote.server import Remote
 from confed.federation.algorithm import Algorithm
 from confed.testing.toy import toy_setup
-from memory_transport import fit
+from memory_transport import CLIENTS, QUICK, Letters, fit, rounds
 
 
 @pytest.mark.parametrize(
@@ -74,3 +76,19 @@ def test_nothing_leaves_that_the_log_does_not_hold(tmp_path: Path) -> None:
     assert '"way": "in"' in first
     assert '"error": ' in first
     assert '"way": "out"' in second
+
+
+def test_logs_hold_names_sizes_and_digests_only(tmp_path: Path) -> None:
+    setup, post = toy_setup(Algorithm(), rounds=1), tmp_path / "post"
+    letters, server, site = Letters(setup, post), tmp_path / "server.jsonl", tmp_path / "site.jsonl"
+    letters.sites[0] = Site(setup, client_named(setup, "client-0"), post / "client-0", audit=site)
+    remote = Remote(setup, letters, timeouts=QUICK, audit=server)
+    remote.sites.gather(CLIENTS, wait=5)
+    assert not rounds(setup, remote)[0].errors
+    common = {"time", "way", "action", "bytes", "digest"}
+    for log, more in ((server, {"site"}), (site, {"id", "error", "seconds"})):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert {line["way"] for line in lines} == {"in", "out"}
+        assert any(line.get("action") == "fit" for line in lines)
+        assert set[str]().union(*lines) == common | more
+        assert all(len(line["digest"]) == 32 and line.get("error") is None for line in lines)

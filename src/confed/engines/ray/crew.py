@@ -23,6 +23,9 @@ __all__ = ["LOOK", "PATIENCE", "TRIES", "Actor", "Crew", "reason_of_loss"]
 START = 60.0
 """Seconds in which actors of a cluster with free cores start; those that take longer join later."""
 
+LATEST = 180.0
+"""Seconds that the first actor may take: on nodes that are very busy a process needs minutes to start."""
+
 LOOK = 5.0
 """Seconds between two looks at which nodes there are."""
 
@@ -175,20 +178,29 @@ class Crew:
             raise ValueError("; ".join(small) or f"no node of the Ray cluster has {kind} for an actor")
         for sentence in small:
             self._progress(Caution(f"{sentence}; it is left out"))
-        until = time.monotonic() + START
-        while unknown := [ref for ref, n in self.coming().items() if not self.actors[n].fingerprint]:
-            if time.monotonic() > until:
-                break
-            self._step(unknown, until - time.monotonic())
-        if not any(actor.fingerprint for actor in self.actors.values()):
+        if not self._await_starts():
             free = ray.available_resources().get("GPU" if self._wanted.gpu else "CPU", 0)
             raise ValueError(
-                f"no actor could start within {START:.0f} s: of the Ray cluster's "
-                f"{'GPUs' if self._wanted.gpu else 'cores'} {free:g} are free; other jobs have the rest"
+                f"no actor could start within {LATEST:.0f} s: of the Ray cluster's "
+                f"{'GPUs' if self._wanted.gpu else 'cores'} {free:g} are free; other jobs have the rest, or its nodes "
+                "are too busy to start a process in that time"
             )
         while preparing := [ref for ref, n in self.coming().items() if self.actors[n].fingerprint]:
             self._step(preparing, None)
         self._tell()
+
+    def _await_starts(self) -> bool:
+        """The wait for actors: START seconds for all of them, LATEST for a first one; whether one has started."""
+        began, told = time.monotonic(), False
+        while unknown := [ref for ref, n in self.coming().items() if not self.actors[n].fingerprint]:
+            started, waited = len(unknown) < len(self.actors), time.monotonic() - began
+            if waited >= (START if started else LATEST):
+                return started
+            if waited >= START and not told:
+                told = True
+                self._progress(Caution(f"no actor has started in {START:.0f} s; waiting for up to {LATEST:.0f} s"))
+            self._step(unknown, (LATEST if told else START) - waited)
+        return True
 
     def _step(self, refs: list[Any], timeout: float | None) -> None:
         numbers = self.coming()
