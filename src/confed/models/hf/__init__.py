@@ -16,6 +16,7 @@ from confed.models.hf.processors import check_torchvision, read_processor
 from confed.models.hf.prompts import ChatTokenizer
 from confed.models.hf.quantised import Quantised, quantise
 from confed.models.hub_names import hub_name
+from confed.models.hub_revision import gated
 from confed.models.pretrained import WEIGHTS
 from confed.models.published import without_progress_bars
 from confed.registry import register_model
@@ -164,6 +165,8 @@ def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
         with without_progress_bars():
             read: Any = AutoModelForImageTextToText.from_pretrained(_place(source), output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if refused := gated(source, error):
+            raise ValueError(refused) from error
         raise ValueError(f"no image-text-to-text model could be read from {source!r}: {_line(error)}") from error
     body, info = read
     if info["missing_keys"]:
