@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from httpx import Request, Response
 
+from confed.deployment.server import common_ground
+from confed.engines.perform import Workspace
+from confed.engines.remote.handshake import Fingerprint, fingerprint
 from confed.models import create_model, create_tokenizer
 from confed.models.hf import _processor
 from confed.models.hf.tiny import tiny
 from confed.models.hub_revision import commit_of
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.pinned import pinned
-from confed.runs.run import run
+from confed.runs.run import prepare, run
 from confed.runs.same_recipe import differing_settings
 
 NAME, OLD, NEW = "someone/some-vlm", "a" * 40, "b" * 40
@@ -82,6 +85,23 @@ def test_a_name_and_a_revision_that_nobody_has_are_refused_in_a_line() -> None:
         with pytest.raises(ValueError, match=f"no processor could be read from '{options['source']}': ") as found:
             create_tokenizer("hf", (), **options)
         assert "\n" not in str(found.value)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_site_with_another_revision_is_refused_at_the_handshake() -> None:
+    def party(revision: str, *, told: bool = True) -> Fingerprint:
+        given = recipe(f"model.revision={revision}")
+        setup, data = prepare(given)
+        return fingerprint(setup, Workspace(setup.model()), common_ground(given, data) if told else "")
+
+    server = party(NEW)
+    assert server.differences(party(NEW).scalars(), "the server", "the site") is None
+    problem = server.differences(party(OLD).scalars(), "the server", "the site") or ""
+    assert problem.startswith("the recipe (method, model with its source and revision, ")
+    assert "frozen backbone (another revision has others), must be the same: the server has" in problem
+    # Weights are compared, too, where both say the same of them.
+    problem = party(NEW, told=False).differences(party(OLD, told=False).scalars(), "the server", "the site") or ""
+    assert problem.startswith("the values that the model starts from")
 
 
 def refusing(*given: Any, **named: Any) -> str:
