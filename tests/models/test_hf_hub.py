@@ -97,8 +97,8 @@ def test_a_site_with_another_revision_is_refused_at_the_handshake() -> None:
     server = party(NEW)
     assert server.differences(party(NEW).scalars(), "the server", "the site") is None
     problem = server.differences(party(OLD).scalars(), "the server", "the site") or ""
-    assert problem.startswith("the recipe (method, model with its source and revision, ")
-    assert "frozen backbone (another revision has others), must be the same: the server has" in problem
+    assert problem.startswith("the recipe (method, model with its revision, ")
+    assert "frozen backbone (a revision has its own), must be the same: the server has" in problem
     # Weights are compared, too, where both say the same of them.
     problem = party(NEW, told=False).differences(party(OLD, told=False).scalars(), "the server", "the site") or ""
     assert problem.startswith("the values that the model starts from")

@@ -40,6 +40,6 @@ def gated(source: str, error: BaseException) -> str:
     if cause is None:
         return ""
     return (
-        f"the model {source!r} is gated: accept its licence at https://huggingface.co/{hub_name(source)} and log in with "
-        "`hf auth login`, or give a folder that has its files"
+        f"the model {source!r} is gated: accept its licence at https://huggingface.co/{hub_name(source)} and log in "
+        "with `hf auth login`, or give a folder that has its files"
     )

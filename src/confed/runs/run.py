@@ -32,9 +32,9 @@ from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
 from confed.runs.example_names import examples_tried
 from confed.runs.executors import local_executor, ray_actors
+from confed.runs.pinned import pinned
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
-from confed.runs.pinned import pinned
 from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
 from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Progress, RunProgress, Stage, ignore

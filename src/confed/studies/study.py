@@ -19,8 +19,8 @@ from confed.registry import algorithms
 from confed.results.folder import kind_of
 from confed.results.runs import distinct_labels
 from confed.runs.build import check_device
-from confed.runs.run import load_data, prepare
 from confed.runs.pinned import pinned
+from confed.runs.run import load_data, prepare
 from confed.runs.same_recipe import differing_settings
 from confed.studies.tuned import apply
 from confed.system.folder_lock import alone, exclusive, without_lock

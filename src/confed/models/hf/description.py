@@ -100,7 +100,13 @@ def _added(model: Any, part: str = "") -> int:
     return sum(
         value.numel()
         for name, value in model.named_parameters()
-        if name.startswith(part) and (".lora_" in name or ".ia3_l" in name or any(f".{own}." in name for own in inside))
+        if name.startswith(part)
+        and (
+            name.startswith("prompts.")
+            or ".lora_" in name
+            or ".ia3_l" in name
+            or any(f".{own}." in name for own in inside)
+        )
     )
 
 
