@@ -387,7 +387,7 @@ def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
         create_model("hf", answers=3, vocab_size=0, source=str(tmp_path))
 
 
-def test_description_counts_what_learns_and_what_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_description_counts_what_learns_and_what_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from confed.cli import main
     from confed.models.hf.description import describe
 
@@ -399,6 +399,25 @@ def test_description_counts_what_learns_and_what_is_sent(capsys: pytest.CaptureF
     assert found["learning"]["layers"].startswith("14: model.language_model.layers.0.mlp.down_proj, ")
     plain, _ = tiny("llava")
     assert found["model"]["values"] == f"{sum(value.numel() for value in plain.parameters()):,}"
+    assert sum(int(part.split(" ")[0].replace(",", "")) for part in found["parts"].values()) == sum(
+        value.numel() for name, value in plain.named_parameters() if not name.startswith("lm_head.")
+    )
+    assert found["model"]["licence"] == "that of confed"
+    plain.save_pretrained(tmp_path)
+    tiny("llava")[1].save_pretrained(tmp_path)
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nlicense: none of ours\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "model", str(tmp_path), "model.trainable=prompt", "model.base=bf16", "--json"])
+    assert ended.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["model"]["licence"] == "apache-2.0"
+    assert said["learning"]["kind"] == "prompt in language"
+    assert "in bf16" in said["memory"]["weights"]
+    for wrong, message in (("model.bass=nf4", "bass"), ("task.name=chat", "takes settings of model")):
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "model", "tiny:llava", wrong])
+        assert ended.value.code == 2
+        assert message in " ".join(capsys.readouterr().err.split())
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "model"])
     assert ended.value.code == 2
