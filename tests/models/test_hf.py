@@ -403,7 +403,7 @@ def test_description_counts_what_learns_and_what_is_sent(tmp_path: Path, capsys:
         value.numel() for name, value in plain.named_parameters() if not name.startswith("lm_head.")
     )
     assert found["model"]["licence"] == "that of confed"
-    plain.save_pretrained(tmp_path)
+    plain.save_pretrained(tmp_path)  # type: ignore[operator]
     tiny("llava")[1].save_pretrained(tmp_path)
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nlicense: none of ours\n")
     with pytest.raises(SystemExit) as ended:

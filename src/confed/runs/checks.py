@@ -142,7 +142,7 @@ RULES = (
     ),
     Rule(
         lambda c: bool(c.task) and c.reads_answers and c.task_spec.judges not in ("answers", "texts"),
-        'the model {c.model!r} writes its answers: set task.name = {c.task_that_writes}, got {c.task!r}',
+        "the model {c.model!r} writes its answers: set task.name = {c.task_that_writes}, got {c.task!r}",
     ),
     Rule(
         lambda c: not c.reads_answers and c.task_spec.judges == "answers",

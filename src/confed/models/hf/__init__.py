@@ -102,7 +102,8 @@ def hf(
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = base == "nf4", base == "int8"
     finetune(model, trainable, peft, model.places(tuple(parts)), torch.Generator().manual_seed(seed))
     if "text" in model.prompts:
-        model.learned_tokens = LearnedTokens(model.prompts["text"], body.get_input_embeddings())
+        prompt: Any = model.prompts["text"]
+        model.learned_tokens = LearnedTokens(prompt, body.get_input_embeddings())
     outside = tuple(f"{model.part(name)}." for name in ("language", "vision") if name not in parts)
     for name, parameter in model.named_parameters():
         connector = not name.startswith((f"{model.part('language')}.", f"{model.part('vision')}."))
