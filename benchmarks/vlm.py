@@ -1,21 +1,22 @@
 """Vision-language models by name: step, memory and evaluation against a plain ``transformers`` and ``peft`` loop.
 
-A model of the Idefics3 family with random weights of one of ``SIZES`` is written to a folder and read by name. The
-plain loop takes the same batches, with processor and tokenizer run beforehand; it is given tokens to learn as labels,
-so that its model computes scores of all positions as ``transformers`` does.
+A model with random weights of one of ``SIZES`` is written to a folder and read by name. The plain loop takes the same
+batches, with processor and tokenizer run beforehand; it is given tokens to learn as labels, so that its model computes
+scores of all positions as ``transformers`` does.
 
     python benchmarks/vlm.py --size small            # on a CPU: 12 decoder layers of width 256
     python benchmarks/vlm.py --size 256m --device cuda
+
+``vlm_gpu.py`` measures all that concerns GPUs with one command.
 """
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,14 @@ from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines.local import InProcess, Members, Setup, Simulation, Workspace, simulate
+from confed.engines.usage import peak_memory
 from confed.federation.local import Local
 from confed.federation.specs import Writing
 from confed.federation.state import MemoryStore
 from confed.models import create_model
 from confed.models.finetuning import Finetuning
-from confed.models.hf.families import SPECIAL, TEMPLATE
+from confed.models.hf.families import FAMILIES, TEMPLATE
+from confed.models.hf.processors import without_videos
 from confed.models.hf.tiny import tiny_tokenizer
 from confed.models.published import seeded
 from confed.tasks.generation import Generation
@@ -46,60 +49,95 @@ ANSWERS = [f"{first}{second}" for first in "abcd" for second in "efghi"]
 
 @dataclass(frozen=True)
 class Size:
-    """Widths of a model and of its batches."""
+    """Widths of a model and of its batches; pictures have ``(pixels / patch / merge)²`` tokens."""
 
+    family: str
     hidden: int
     layers: int
     heads: int
+    key_heads: int
     inner: int
     vocabulary: int
     vision_hidden: int
     vision_layers: int
+    vision_heads: int
     pixels: int
+    patch: int
+    merge: int
     batch: int
     steps: int
 
 
 SIZES = {
-    "small": Size(256, 12, 4, 1024, 4096, 64, 2, 64, 8, 4),
-    "256m": Size(576, 30, 9, 1536, 49280, 768, 12, 512, 4, 8),
-    "2b": Size(2048, 28, 16, 6144, 151936, 1024, 24, 512, 2, 8),
+    "small": Size("idefics3", 256, 12, 4, 4, 1024, 4096, 64, 2, 4, 64, 8, 2, 8, 4),
+    # SmolVLM-256M and Qwen3-VL-2B, and two to try scripts with.
+    "256m": Size("idefics3", 576, 30, 9, 3, 1536, 49280, 768, 12, 12, 512, 16, 4, 4, 8),
+    "2b": Size("qwen3_vl", 2048, 28, 16, 8, 6144, 151936, 1024, 24, 16, 512, 16, 2, 2, 8),
+    "256m_tiny": Size("idefics3", 64, 2, 4, 2, 128, 512, 32, 2, 4, 32, 8, 2, 2, 2),
+    "2b_tiny": Size("qwen3_vl", 64, 2, 4, 2, 128, 512, 32, 2, 4, 32, 8, 2, 2, 2),
 }
 
 
 def write_model(folder: Path, size: Size) -> None:
     """A model with random weights and its processor, as ``save_pretrained`` writes them."""
-    from transformers import AutoConfig, AutoModelForImageTextToText, Idefics3Processor
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
-    patch = 16 if size.pixels >= 512 else 8
-    scale = 4 if size.pixels >= 512 else 2
-    config = AutoConfig.for_model(
-        "idefics3", image_token_id=SPECIAL.index("<image>"), scale_factor=scale, pad_token_id=0,
-        text_config={
-            "model_type": "llama", "hidden_size": size.hidden, "intermediate_size": size.inner,
-            "num_hidden_layers": size.layers, "num_attention_heads": size.heads, "num_key_value_heads": size.heads,
-            "vocab_size": size.vocabulary, "max_position_embeddings": 2048, "pad_token_id": 0, "bos_token_id": 2,
-            "eos_token_id": 7,
-        },
-        vision_config={
-            "hidden_size": size.vision_hidden, "intermediate_size": 4 * size.vision_hidden,
-            "num_hidden_layers": size.vision_layers, "num_attention_heads": size.vision_hidden // 16,
-            "image_size": size.pixels, "patch_size": patch,
-        },
-    )  # fmt: skip
+    family = FAMILIES[size.family]
+    text: dict[str, Any] = {
+        "hidden_size": size.hidden, "intermediate_size": size.inner, "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads, "num_key_value_heads": size.key_heads, "vocab_size": size.vocabulary,
+        "max_position_embeddings": 2048, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 7,
+    }  # fmt: skip
+    vision: dict[str, Any] = {
+        "hidden_size": size.vision_hidden, "intermediate_size": 4 * size.vision_hidden, "patch_size": size.patch,
+    }  # fmt: skip
+    own = dict(family.config)
+    if size.family == "idefics3":
+        own |= {"scale_factor": size.merge, "pad_token_id": 0}
+        text["model_type"] = "llama"
+        vision |= {"num_hidden_layers": size.vision_layers, "num_attention_heads": size.vision_heads,
+                   "image_size": size.pixels}  # fmt: skip
+    else:
+        width = size.hidden // size.heads
+        share = max(width * 20 // 128, 1)
+        rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [width // 2 - 2 * share, share, share]}
+        text |= {"head_dim": width, "rope_parameters": rope}
+        depth = size.vision_layers
+        vision |= {
+            "depth": depth, "num_heads": size.vision_heads, "spatial_merge_size": size.merge, "in_channels": 3,
+            "temporal_patch_size": 2, "out_hidden_size": size.hidden, "num_position_embeddings": 48**2,
+            "deepstack_visual_indexes": sorted({max(depth * n // 4 - 1, 0) for n in (1, 2, 3)}),
+        }  # fmt: skip
+    config = AutoConfig.for_model(size.family, text_config=text, vision_config=vision, **own)
     body: Any = seeded(0, lambda: AutoModelForImageTextToText.from_config(config))
     body.to(torch.bfloat16).save_pretrained(folder)
-    side = {"longest_edge": size.pixels}
-    images = Idefics3ImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
-    tokens = (size.pixels // patch // scale) ** 2
-    template = TEMPLATE.replace("PICTURE", "<image>")
-    Idefics3Processor(images, tiny_tokenizer(), image_seq_len=tokens, chat_template=template).save_pretrained(folder)
+    processor(size).save_pretrained(folder)
 
 
-def build(folder: Path, base: str) -> Any:
+def processor(size: Size) -> Any:
+    """The processor of a size, with tokens that are bytes."""
+    if size.family == "idefics3":
+        from transformers import Idefics3Processor
+        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+        side = {"longest_edge": size.pixels}
+        images = Idefics3ImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
+        tokens = (size.pixels // size.patch // size.merge) ** 2
+        template = TEMPLATE.replace("PICTURE", "<image>")
+        return Idefics3Processor(images, tiny_tokenizer(), image_seq_len=tokens, chat_template=template)
+    from transformers import Qwen3VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    area = {"shortest_edge": size.pixels**2, "longest_edge": size.pixels**2}
+    images = Qwen2VLImageProcessorPil(size=area, patch_size=size.patch, merge_size=size.merge, temporal_patch_size=2)
+    template = TEMPLATE.replace("PICTURE", "<|vision_start|><|image_pad|><|vision_end|>")
+    made = tiny_tokenizer(FAMILIES[size.family])
+    return without_videos(Qwen3VLProcessor)(images, made, None, chat_template=template)
+
+
+def build(folder: Path, base: str, **options: Any) -> Any:
     """The model by name, with LoRA in its language part."""
-    options: dict[str, Any] = {"source": str(folder), "base": base, "peft": Finetuning(rank=RANK)}
+    options |= {"source": str(folder), "base": base, "peft": Finetuning(rank=RANK)}
     return create_model("hf", answers=20, vocab_size=0, **options)
 
 
@@ -113,9 +151,11 @@ def examples(model: Any, size: Size, count: int) -> Table:
     return Table(images, torch.arange(count), columns)
 
 
-def federation(folder: Path, size: Size, base: str, device: str, clients: int = 1) -> tuple[Simulation, Any, Any]:
+def federation(
+    folder: Path, size: Size, base: str, device: str, clients: int = 1, **options: Any
+) -> tuple[Simulation, Any, Any]:
     """FedAvg of LoRA, one epoch a round, on clients with the same examples."""
-    model = build(folder, base)
+    model = build(folder, base, **options)
     table = examples(model, size, size.batch * size.steps)
     data = {f"{i}": TableData(table, table.take(0), table.take(0)) for i in range(clients)}
     local = Local(epochs=1, batch_size=size.batch, lr=LEARNING_RATE)
@@ -136,11 +176,10 @@ def plain_loop(folder: Path, size: Size, base: str, device: str) -> Callable[[],
     for rows in torch.arange(len(table)).split(size.batch):
         state = ours.prefix(table.batch(rows))
         answers = state.tokens[:, 0, 1:]
-        ids = torch.cat([state.ids, answers], 1)
-        inputs = ours.pictures.joined(state.pictures, state.shown)
+        ids, mask = torch.cat([state.ids, answers], 1), torch.cat([state.mask, (answers != 0).long()], 1)
+        inputs = ours._inputs(ids, mask, state.pictures, state.shown, answers.shape[1])
         labels = torch.cat([torch.full_like(state.ids, -100), answers.masked_fill(answers == 0, -100)], 1)
-        mask = torch.cat([state.mask, (answers != 0).long()], 1)
-        made.append({"input_ids": ids, "attention_mask": mask, "labels": labels, **inputs})
+        made.append({"labels": labels, **inputs})
     kind = torch.bfloat16 if base == "bf16" else torch.float32
     body: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=kind)
     body.to(device)
@@ -164,39 +203,51 @@ def plain_loop(folder: Path, size: Size, base: str, device: str) -> Callable[[],
     return run
 
 
-def evaluation(workspace: Any, table: Table, size: Size, device: str) -> dict[str, float]:
-    """Choice among 20 answers against one pass of the longest sequence, and tokens written a second."""
+def finished(work: Callable[[], object], device: str) -> Callable[[], None]:
+    """Work that is over when it returns, on a GPU too."""
+
+    def run() -> None:
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def clock_of(device: str) -> Callable[[], float]:
+    """Processor time, or on a GPU wall-clock time."""
+    return time.perf_counter if device == "cuda" else time.process_time
+
+
+def choice(workspace: Any, table: Table, size: Size, device: str) -> dict[str, float]:
+    """Choice among 20 answers against one pass of the longest sequence."""
     model = workspace.model.eval()
     model.begin(Generation(20).choosing(model.tokenizer.answers(ANSWERS)))
     batch = {k: v.to(device) for k, v in table.batch(torch.arange(size.batch)).items()}
     asked = {key: value for key, value in batch.items() if key not in ("answer_tokens", "label")}
-
-    def finished(work: Callable[[], object]) -> Callable[[], None]:
-        def run() -> None:
-            work()
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-        return run
-
-    clock, tokens = (time.perf_counter if device == "cuda" else time.process_time), 24
     with torch.no_grad():
-        once, chosen = finished(lambda: model(batch)), finished(lambda: model(asked))
-        figures = side_by_side(once, chosen, repeats=9, clock=clock)
-        state = model.prefix(asked)
-        write = finished(lambda: model.write(state, Writing(tokens)))
+        once, chosen = finished(lambda: model(batch), device), finished(lambda: model(asked), device)
+        return side_by_side(once, chosen, repeats=9, clock=clock_of(device))
+
+
+def tokens_per_second(workspace: Any, table: Table, size: Size, device: str) -> float:
+    """Tokens that one batch writes in a second."""
+    model, tokens, clock = workspace.model.eval(), 24, clock_of(device)
+    batch = {k: v.to(device) for k, v in table.batch(torch.arange(size.batch)).items()}
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=model.mixed):
+        state = model.prefix({key: value for key, value in batch.items() if key not in ("answer_tokens", "label")})
+        write = finished(lambda: model.write(state, Writing(tokens)), device)
         write()
         began = clock()
         write()
-        seconds = clock() - began
-    return {**figures, "tokens_per_second": tokens * size.batch / seconds}
+        return tokens * size.batch / (clock() - began)
 
 
 def peak(device: str) -> float:
     """Peak memory of this process or of its GPU, in MB."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return peak_memory() / 1e6  # of this program alone, where getrusage begins with what its parent had
 
 
 def child(folder: Path, size: Size, base: str, device: str, clients: int) -> None:
@@ -208,11 +259,10 @@ def child(folder: Path, size: Size, base: str, device: str, clients: int) -> Non
     print(json.dumps(peak(device)))
 
 
-def memory(folder: Path, arguments: argparse.Namespace, base: str) -> None:
+def memory(folder: Path, name: str, device: str, bases: Sequence[str]) -> None:
     """Prints the peak memory with 1, 8 and 64 clients, each in a process of its own."""
-    name, device = arguments.size, arguments.device
     command = [sys.executable, __file__, "--size", name, "--device", device, "--child", str(folder)]
-    for kind in (base, "nf4") if device == "cuda" else (base,):
+    for kind in bases:
         peaks = {
             f"{clients}_clients": json.loads(
                 subprocess.run([*command, kind, f"{clients}"], check=True, capture_output=True).stdout
@@ -238,7 +288,6 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     base = "bf16" if device == "cuda" else "fp32"
-    clock = time.perf_counter if device == "cuda" else time.process_time
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_model(folder, size)
@@ -246,12 +295,14 @@ def main() -> None:
         if part in ("all", "step"):
             start = simulation.start(workspace)
             plain = plain_loop(folder, size, base, device)
-            figures = side_by_side(plain, lambda: list(simulate(simulation, start)), clock=clock)
+            figures = side_by_side(plain, lambda: list(simulate(simulation, start)), clock=clock_of(device))
             finish(f"vlm_{arguments.size}_{device}_step", 1.03, **figures)
         if part in ("all", "choice"):
-            finish(f"vlm_{arguments.size}_{device}_choice", 1.6, **evaluation(workspace, table, size, device))
+            figures = choice(workspace, table, size, device)
+            written = tokens_per_second(workspace, table, size, device)
+            finish(f"vlm_{arguments.size}_{device}_choice", 1.6, **figures, tokens_per_second=written)
         if part in ("all", "memory"):
-            memory(folder, arguments, base)
+            memory(folder, arguments.size, device, (base, "nf4") if device == "cuda" else (base,))
 
 
 if __name__ == "__main__":

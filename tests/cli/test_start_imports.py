@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 NEVER = (
-    "confed.report", "datasets", "flwr", "h5py", "matplotlib", "nvflare", "optuna",
+    "bitsandbytes", "confed.report", "datasets", "flwr", "h5py", "matplotlib", "num2words", "nvflare", "optuna",
     "pandas", "pyarrow", "ray", "sklearn", "torchvision",
 )  # fmt: skip
 """Not before the first round, in any run of a packaged network."""
 
-TRANSFORMERS = ("peft", "scipy", "sympy", "torch._dynamo", "torch.distributed.tensor", "transformers")
+TRANSFORMERS = ("accelerate", "peft", "scipy", "sympy", "torch._dynamo", "torch.distributed.tensor", "transformers")
 """Not before the first round where the network is confed's own."""
 
 FIRST_ROUND = """

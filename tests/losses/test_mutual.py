@@ -1,8 +1,11 @@
 """The divergence of mutual distillation: by hand, on the positions that count, in parts of a large vocabulary."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from confed.losses.mutual import Direction, divergence
 
@@ -46,6 +49,38 @@ def test_parts_give_the_same_value_and_gradient(direction: Direction, masked: bo
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
     if where is not None:
         assert not found[1][1][~where].any()
+
+
+class Sizes(TorchDispatchMode):
+    """Values of every tensor that is made, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and not any(
+            isinstance(a, Tensor) and a.untyped_storage().data_ptr() == found.untyped_storage().data_ptr() for a in args
+        ):
+            self.made.append(found.numel())
+        return found
+
+
+@pytest.mark.parametrize("direction", ["teacher_student", "student_teacher"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_of_a_large_vocabulary_one_whole_tensor_is_made_the_gradient(direction: Direction, masked: bool) -> None:
+    shape, at_once = (4, 8, 1000), 3000
+    student, teacher = logits(1, *shape).requires_grad_(), logits(2, *shape)
+    where = (logits(3, 4, 8) > 0) if masked else None
+    counted = {}
+    for most in (at_once, 10**9):
+        with Sizes() as sizes:
+            divergence(student, teacher, 1.5, direction, where, most).backward()
+        counted[most] = [size for size in sizes.made if size > at_once]
+        student.grad = None
+    assert counted[at_once] == [student.numel()]
+    assert len(counted[10**9]) > 4  # what is counted is there
 
 
 def test_nothing_to_compare_is_zero() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from confed.data.chat import asked
 from confed.federation.protocols import Batch
+from confed.federation.specs import model_spec
 from confed.models import create_model, create_tokenizer
 from confed.models.finetuning import Finetuning
 from confed.models.hf.model import HuggingFaceVLM
@@ -305,7 +306,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "model.parts must be of language, connector, vision, got tail",
     ),
     "base": ({"source": "tiny:llava", "base": "fp8"}, "model.base must be one of fp32, bf16, int8, nf4, got 'fp8'"),
-    "prompt": ({"source": "tiny:llava", "trainable": "prompt"}, "'prompt' does not work with HuggingFaceVLM"),
+    "prefix": ({"source": "tiny:llava", "trainable": "prefix"}, "'prefix' does not work with HuggingFaceVLM"),
+    "prompt": (
+        {"source": "tiny:llava", "trainable": "prompt", "parts": ("vision",)},
+        "'prompt' does not work with HuggingFaceVLM",
+    ),
+    "attention": ({"source": "tiny:llava", "attention": "flash"}, "model.attention must be 'exact' or 'fast', got"),
 }
 
 
@@ -348,7 +354,40 @@ def test_questions_that_are_too_long_and_answers_that_cannot_be_learned_are_name
     assert np.array_equal(tokenizer(["a"])[1][0].numpy(), np.ones(len(tokenizer(["a"])[1][0])))
 
 
-def test_description_counts_what_learns_and_what_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_attention_on_a_gpu_is_the_kernel_that_repeats_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: dict[str, bool] = {}
+    for kernel in ("math", "flash", "mem_efficient", "cudnn"):
+        monkeypatch.setattr(
+            f"torch.backends.cuda.enable_{kernel}_sdp", lambda on, kernel=kernel: chosen.update({kernel: on})
+        )
+    monkeypatch.setattr(HuggingFaceVLM, "to", lambda self, device: self)
+    for attention, others in (("exact", False), ("fast", True)):
+        model, _ = built("llava", attention=attention)
+        model.place("cpu")
+        assert not chosen
+        model.place("cuda:0")
+        assert chosen == {"math": True, "flash": others, "mem_efficient": others, "cudnn": others}
+        assert model_spec(model).exact is not others
+        chosen.clear()
+
+
+def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    _, processor = tiny("llava")
+    text = {"model_type": "qwen3_moe", "hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 2,
+            "num_experts_per_tok": 1, "vocab_size": 300, "head_dim": 8}  # fmt: skip
+    vision = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 32, "patch_size": 8}  # fmt: skip
+    config = AutoConfig.for_model("llava", text_config=text, vision_config=vision, image_token_index=4)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a mixture of experts, whose experts are no linear layers that adapters"):
+        create_model("hf", answers=3, vocab_size=0, source=str(tmp_path))
+
+
+def test_description_counts_what_learns_and_what_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from confed.cli import main
     from confed.models.hf.description import describe
 
@@ -360,6 +399,25 @@ def test_description_counts_what_learns_and_what_is_sent(capsys: pytest.CaptureF
     assert found["learning"]["layers"].startswith("14: model.language_model.layers.0.mlp.down_proj, ")
     plain, _ = tiny("llava")
     assert found["model"]["values"] == f"{sum(value.numel() for value in plain.parameters()):,}"
+    assert sum(int(part.split(" ")[0].replace(",", "")) for part in found["parts"].values()) == sum(
+        value.numel() for name, value in plain.named_parameters() if not name.startswith("lm_head.")
+    )
+    assert found["model"]["licence"] == "that of confed"
+    plain.save_pretrained(tmp_path)  # type: ignore[operator]
+    tiny("llava")[1].save_pretrained(tmp_path)
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nlicense: none of ours\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "model", str(tmp_path), "model.trainable=prompt", "model.base=bf16", "--json"])
+    assert ended.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["model"]["licence"] == "apache-2.0"
+    assert said["learning"]["kind"] == "prompt in language"
+    assert "in bf16" in said["memory"]["weights"]
+    for wrong, message in (("model.bass=nf4", "bass"), ("task.name=chat", "takes settings of model")):
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "model", "tiny:llava", wrong])
+        assert ended.value.code == 2
+        assert message in " ".join(capsys.readouterr().err.split())
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "model"])
     assert ended.value.code == 2

@@ -187,13 +187,29 @@ def test_second_picture_and_earlier_turns_are_read(family: str) -> None:
     torch.testing.assert_close(changed.logits[[0, 2]], plain.logits[[0, 2]], rtol=1e-4, atol=1e-5)
 
 
-def test_copies_of_a_batch_give_the_same_twice() -> None:
-    model, tokenizer = built("idefics3")
-    batch = to_learn(tokenizer)
+PACKED = {
+    "qwen2_vl": {"pixel_values", "image_grid_thw"}, "qwen2_5_vl": {"pixel_values", "image_grid_thw"},
+    "qwen3_vl": {"pixel_values", "image_grid_thw"}, "qwen3_5": {"pixel_values", "image_grid_thw"},
+    "internvl": {"pixel_values"},
+}  # fmt: skip
+"""Inputs whose first axis is of all pictures of a batch, or of their patches, in the library's models."""
+
+
+@pytest.mark.parametrize("family", HERE)
+def test_pictures_are_kept_by_example_so_that_rows_and_copies_give_the_same(family: str) -> None:
+    model, tokenizer = built(family)
+    batch = to_learn(tokenizer, family)
+    packed = {key for key, axis in model.pictures.axes.items() if axis == "packed"}
+    assert PACKED.get(family, set()) <= packed
     with torch.no_grad():
-        once = model(batch).logits
-        twice = model.suffix(model.repeat(model.prefix(batch), 2)).logits
-    torch.testing.assert_close(twice, torch.cat([once, once]), rtol=1e-4, atol=1e-5)
+        state = model.prefix(batch)
+        assert {len(value) for value in state.pictures.values()} == {3}
+        whole = model.suffix(state).logits
+        copies = model.suffix(model.repeat(model.prefix(batch), 2)).logits
+        torch.testing.assert_close(copies, torch.cat([whole, whole]), rtol=1e-4, atol=1e-5)
+        for row in (2, 0, 1):  # in another order
+            own = model({key: value[row : row + 1] for key, value in batch.items()}).logits[0]
+            torch.testing.assert_close(whole[row, : len(own)], own, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", HERE)

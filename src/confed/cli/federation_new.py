@@ -33,6 +33,7 @@ def new(
     The new certificate authority signs the recipe, the card and the list of sites; sites check the signature.
     """
     from confed.deployment.provision import Federation, names_of_data
+    from confed.runs.pinned import pinned
 
     if engine is Engine.flare:
         from confed.cli.federation_flare import check_names, provision
@@ -43,7 +44,7 @@ def new(
         def check_names(federation: Federation) -> None:
             del federation
 
-    loaded = single_recipe(recipe, list(overrides or []), method)
+    loaded = pinned(single_recipe(recipe, list(overrides or []), method))
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
     federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
     check_names(federation)

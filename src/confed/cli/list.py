@@ -99,6 +99,9 @@ def doctor(
         str | None, typer.Argument(help='"model": describe a vision-language model before a run with it.')
     ] = None,
     source: Annotated[str | None, typer.Argument(help="Of model: a hub name, a folder, or tiny:FAMILY.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Of model: model.key=value, such as model.base=nf4.")
+    ] = None,
     server: Annotated[
         str | None, typer.Option(help="At a site: the server to join, HOST:PORT. Checks all that joining needs.")
     ] = None,
@@ -124,9 +127,7 @@ def doctor(
     if what is not None:
         if what != "model" or source is None:
             raise ValueError(f"confed doctor takes nothing, or model SOURCE; got {what!r}{'' if source else ' alone'}")
-        from confed.models.hf.description import describe
-
-        _sections(describe(source), as_json)
+        _sections(_model(source, settings or []), as_json)
         return
     if server is not None:
         terms = [f"card={json.dumps(str(card.resolve()))}"] if card is not None else []
@@ -136,6 +137,22 @@ def doctor(
     from confed.cli.installation import diagnose
 
     _sections(diagnose(), as_json)
+
+
+def _model(source: str, settings: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Description of a vision-language model with settings of ``[model]``."""
+    from inspect import signature
+
+    from confed.models.hf.description import describe
+    from confed.recipes.overrides import apply_overrides
+    from confed.recipes.sections import named_section
+
+    content: dict[str, Any] = {"model": {"name": "hf", "source": source}}
+    apply_overrides(content, settings)
+    if others := sorted(set(content) - {"model"}):
+        raise ValueError(f"confed doctor model takes settings of model, such as model.base=nf4; got one of {others[0]}")
+    section = named_section("model", content["model"])
+    return describe(**{key: value for key, value in section.items() if key in signature(describe).parameters})
 
 
 def _sections(findings: Mapping[str, Mapping[str, str]], as_json: bool) -> None:

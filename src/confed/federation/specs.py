@@ -60,6 +60,7 @@ class ModelSpec:
         split_parts: of a model made for split learning, "client" and "server" -> submodules.
         label_graph: name of the submodule that is a graph of labels.
         temperature: what similarities are divided by to become logits.
+        exact: whether a run of it repeats to the bit, on a GPU too.
     """
 
     tokenizer: Callable[..., Any] | None = None
@@ -73,6 +74,7 @@ class ModelSpec:
     split_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     label_graph: str = ""
     temperature: float = 1.0
+    exact: bool = True
 
     @property
     def heads(self) -> dict[str, str]:

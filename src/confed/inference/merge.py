@@ -78,6 +78,11 @@ def _mergeable(model: nn.Module, folder: Path) -> HuggingFaceVLM:
             f"{folder}: adapters behind blocks (model.trainable = 'adapters') are layers of their own, which no "
             "weights of the model can hold; export without --merged"
         )
+    if model.learned_tokens is not None:
+        raise ValueError(
+            f"{folder}: learned tokens before prompts (model.trainable = 'prompt') are no weights of the model; export "
+            "without --merged"
+        )
     return model
 
 

@@ -84,6 +84,11 @@ class Combination:
         return "answers" if self.reads_answers else self.model_spec.writes
 
     @property
+    def task_that_writes(self) -> str:
+        """Tasks of a model that writes answers, in quotes."""
+        return '"chat" or "generation"' if self.model_spec.converses else '"generation"'
+
+    @property
     def task_for_data(self) -> str:
         """A task for these targets."""
         return "generation" if self.reads_answers and self.targets == "answers" else _TASK_FOR[self.targets]
@@ -137,7 +142,7 @@ RULES = (
     ),
     Rule(
         lambda c: bool(c.task) and c.reads_answers and c.task_spec.judges not in ("answers", "texts"),
-        'the model {c.model!r} writes its answers: set task.name = "generation", got {c.task!r}',
+        "the model {c.model!r} writes its answers: set task.name = {c.task_that_writes}, got {c.task!r}",
     ),
     Rule(
         lambda c: not c.reads_answers and c.task_spec.judges == "answers",

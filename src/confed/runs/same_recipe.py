@@ -69,6 +69,8 @@ def differing_settings(
         indifferent: keys that do not count.
     """
     there, here = (flat(tomllib.loads(recipe.to_toml())) for recipe in (before, now))
+    if here.get("model.revision") == "":  # left open: the commit that the other one was pinned to will do
+        here["model.revision"] = there.get("model.revision", "")
     return {
         key: (there.get(key, "unset"), here.get(key, "unset"))
         for key in dict.fromkeys([*there, *here])

@@ -10,6 +10,7 @@ from confed.engines.local import Participation
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.frozen_features import FeatureCounts
+from confed.federation.specs import model_spec
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.metric import SEVERAL
@@ -106,6 +107,7 @@ def summarise_run(
         "facts": dict(run_data.dataset.facts),
         "versions": versions(),
         "machine": machine(),
+        **({} if model_spec(workspace.model).exact else {"exact": False}),
         **(engine or {}),
         "notes": examined.notes
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])

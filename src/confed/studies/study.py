@@ -19,6 +19,7 @@ from confed.registry import algorithms
 from confed.results.folder import kind_of
 from confed.results.runs import distinct_labels
 from confed.runs.build import check_device
+from confed.runs.pinned import pinned
 from confed.runs.run import load_data, prepare
 from confed.runs.same_recipe import differing_settings
 from confed.studies.tuned import apply
@@ -140,6 +141,7 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
+    recipe = pinned(recipe)
     if not is_free(root):
         raise ValueError(
             f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"

@@ -16,9 +16,9 @@ __all__ = ["Fingerprint", "fingerprint"]
 
 _MEANINGS = {
     "version": "the version of confed",
-    "terms": "the recipe (method, model, task, local training, run), with its answers and words,",
+    "terms": "the recipe (method, model with its revision, task, local training, run), with its answers and words,",
     "tensors": "the names and shapes of the model's tensors",
-    "values": "the values that the model starts from, such as those of its frozen backbone,",
+    "values": "the values that the model starts from, such as those of its frozen backbone (a revision has its own),",
 }
 
 

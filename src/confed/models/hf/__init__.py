@@ -15,7 +15,9 @@ from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.processors import check_torchvision, read_processor
 from confed.models.hf.prompts import ChatTokenizer
 from confed.models.hf.quantised import Quantised, quantise
+from confed.models.hf.soft_prompt import LearnedTokens
 from confed.models.hub_names import hub_name
+from confed.models.hub_revision import gated
 from confed.models.pretrained import WEIGHTS
 from confed.models.published import without_progress_bars
 from confed.registry import register_model
@@ -45,6 +47,7 @@ def hf(
     peft: Finetuning = USUAL,
     checkpointing: bool = False,
     device_map: Literal["one", "auto"] = "one",
+    attention: Literal["exact", "fast"] = "exact",
     max_length: int = 256,
     seed: int = 0,
 ) -> HuggingFaceVLM:
@@ -62,11 +65,13 @@ def hf(
         base: number format of what does not learn; "int8" and "nf4" quantise the linear layers of the language part,
             beside which everything else is bf16. What learns is fp32.
         parts: what ``trainable`` applies to: "language" (default), "connector", "vision".
-        trainable: "lora" (default), "ia3", "adapters", "bias", "top" or "all".
+        trainable: "lora" (default), "ia3", "adapters", "prompt", "bias", "top" or "all".
         peft: options of that finetuning; LoRA's layers are by default all linear layers of ``parts``.
         checkpointing: recompute activations in the backward pass, which saves memory and costs a third more time.
         device_map: "auto" spreads what does not learn over all GPUs of the machine, for bases that are too large for
             one; with "lora", whose factors stay on one of them.
+        attention: "fast" takes PyTorch's fastest kernels on GPUs, with which numbers differ from run to run;
+            ``summary.json`` then has ``exact = false``. "exact" (default) takes those that repeat to the bit.
         max_length: most tokens of a prompt, without its picture's.
         seed: of all fresh values.
 
@@ -80,6 +85,8 @@ def hf(
         raise ValueError(f"model.parts must be of {', '.join(get_args(Part))}, got {', '.join(unknown) or 'none'}")
     if base not in get_args(Base):
         raise ValueError(f"model.base must be one of {', '.join(get_args(Base))}, got {base!r}")
+    if attention not in ("exact", "fast"):
+        raise ValueError(f"model.attention must be 'exact' or 'fast', got {attention!r}")
     _check_device_map(device_map, base, trainable, peft)
     body = _body(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
     if base in ("int8", "nf4"):
@@ -90,14 +97,17 @@ def hf(
             )
         quantise(body, body.get_decoder(), base)
     model = HuggingFaceVLM(body, _tokenizer((), (), source, revision, max_length), checkpointing)
-    model.device_map = device_map
+    model.device_map, model.exact = device_map, attention == "exact"
     model.mixed = base != "fp32"
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = base == "nf4", base == "int8"
     finetune(model, trainable, peft, model.places(tuple(parts)), torch.Generator().manual_seed(seed))
+    if "text" in model.prompts:
+        prompt: Any = model.prompts["text"]
+        model.learned_tokens = LearnedTokens(prompt, body.get_input_embeddings())
     outside = tuple(f"{model.part(name)}." for name in ("language", "vision") if name not in parts)
     for name, parameter in model.named_parameters():
         connector = not name.startswith((f"{model.part('language')}.", f"{model.part('vision')}."))
-        own = "language" if model.is_head(name) else "connector"
+        own = "language" if model.is_head(name) or name.startswith("prompts.") else "connector"
         if name.startswith(outside) or (connector and own not in parts):
             parameter.requires_grad_(False)
         if parameter.requires_grad and base != "fp32":
@@ -164,6 +174,8 @@ def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
         with without_progress_bars():
             read: Any = AutoModelForImageTextToText.from_pretrained(_place(source), output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if refused := gated(source, error):
+            raise ValueError(refused) from error
         raise ValueError(f"no image-text-to-text model could be read from {source!r}: {_line(error)}") from error
     body, info = read
     if info["missing_keys"]:

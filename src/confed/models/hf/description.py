@@ -1,5 +1,8 @@
 """Description of a vision-language model before a run: its parts, what will learn, bytes per round, memory."""
 
+import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,16 +12,22 @@ from torch.nn import functional
 from confed.models.finetuning import USUAL, Finetuning, Trainable
 from confed.models.hf import Base, Part, hf
 from confed.models.hf.model import HuggingFaceVLM
+from confed.models.hub_names import hub_name
 
 __all__ = ["describe"]
 
 QUESTION, ANSWER, SIDE = "What is in the picture?", "yes", 224
 """Of the example that memory is measured with: a question, an answer, and a grey picture's side in pixels."""
+OPTIONAL = {
+    "bases of 8 and 4 bits, adamw8bit": ("bitsandbytes", "quantised"),
+    "bases spread over GPUs": ("accelerate", "vlm"),
+}
+"""What a run of this model may ask for -> the library behind it and the extra that brings it."""
 
 
 def describe(
     source: str, revision: str = "", base: Base = "fp32", parts: tuple[Part, ...] = ("language",),
-    trainable: Trainable = "lora", peft: Finetuning = USUAL,
+    trainable: Trainable = "lora", peft: Finetuning = USUAL, checkpointing: bool = False,
 ) -> dict[str, dict[str, str]]:  # fmt: skip
     """What a user should know of a model before a run with it.
 
@@ -29,11 +38,15 @@ def describe(
         parts: parts that finetuning applies to.
         trainable: the kind of finetuning.
         peft: its options.
+        checkpointing: recompute activations in the backward pass.
 
     Returns:
         Section -> name -> value, for people to read.
     """
-    model = hf(0, 0, source=source, revision=revision, base=base, parts=parts, trainable=trainable, peft=peft)
+    model = hf(
+        0, 0, source=source, revision=revision, base=base, parts=parts, trainable=trainable, peft=peft,
+        checkpointing=checkpointing,
+    )  # fmt: skip
     learning = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     values = sum(value.numel() for _, value in learning)
     sent = sum(value.nbytes for _, value in learning)
@@ -47,11 +60,13 @@ def describe(
             "family": str(model.body.config.model_type),
             "class": type(model.body).__name__,
             "values": f"{sum(value.numel() for value in model.parameters()) - _added(model):,}",
+            "licence": _licence(source, revision),
         },
         "parts": {
             name: f"{_size(model, model.part(name)):,} values, {model.part(name).removeprefix(model.published_prefix)}"
             for name in ("language", "vision")
-        },
+        }
+        | {"connector": f"{_connector(model):,} values"},
         "learning": {
             "kind": f"{trainable} in {', '.join(parts)}",
             "values": f"{values:,}",
@@ -59,9 +74,13 @@ def describe(
             "sent per round and client": f"{_bytes(sent)} up and as many down",
         },
         "memory": {
-            "weights": f"{_bytes(whole)}, once per process however many clients there are",
+            "weights": f"{_bytes(whole)} in {base}, once per process however many clients there are",
             "gradients and Adam's moments": _bytes(3 * sent),
             "activations of one example": f"{_bytes(saved)} ({tokens} tokens, a picture of {SIDE} x {SIDE} pixels)",
+        },
+        "libraries": {
+            what: "installed" if find_spec(name) else f"{name} is missing: install confed with the extra {extra!r}"
+            for what, (name, extra) in OPTIONAL.items()
         },
     }  # fmt: skip
 
@@ -94,13 +113,45 @@ def _size(model: HuggingFaceVLM, part: str) -> int:
     return sum(value.numel() for value in model.get_submodule(part).parameters()) - added
 
 
+def _connector(model: HuggingFaceVLM) -> int:
+    """Values between picture encoder and language part, an output layer of its own left out."""
+    others = tuple(f"{model.part(name)}." for name in ("language", "vision"))
+    return sum(
+        value.numel()
+        for name, value in model.named_parameters()
+        if not name.startswith((*others, "prompts.")) and not model.is_head(name) and ".lora_" not in name
+    )
+
+
+def _licence(source: str, revision: str) -> str:
+    """The licence that the model's card names."""
+    if (folder := Path(source).expanduser()).is_dir():
+        file = folder / "README.md"
+    elif (name := hub_name(source)) is not None:
+        from transformers.utils.hub import cached_file
+
+        options: dict[str, Any] = {"revision": revision} if revision else {}
+        file = Path(cached_file(name, "README.md", _raise_exceptions_for_missing_entries=False, **options) or "")
+    else:
+        return "that of confed"
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    found = re.search(r"^license:\s*(.+?)\s*$", text.partition("\n---")[0], re.MULTILINE)
+    return found[1] if found else "not stated in its files: see where the model comes from"
+
+
 def _added(model: Any, part: str = "") -> int:
     """Values that finetuning added."""
     inside = model.adapters.names
     return sum(
         value.numel()
         for name, value in model.named_parameters()
-        if name.startswith(part) and (".lora_" in name or ".ia3_l" in name or any(f".{own}." in name for own in inside))
+        if name.startswith(part)
+        and (
+            name.startswith("prompts.")
+            or ".lora_" in name
+            or ".ia3_l" in name
+            or any(f".{own}." in name for own in inside)
+        )
     )
 
 

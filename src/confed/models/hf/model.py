@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from confed.data.chat import answered, trimmed
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import HasCandidates, WritesAnswers, Writing
-from confed.models.adapters import AdapterBank, Host
+from confed.models.adapters import AdapterBank
 from confed.models.finetuning import Finetunable, Places
+from confed.models.hf.attention import choose_attention
 from confed.models.hf.candidates import (
     SCORES_AT_ONCE,
     CandidateTree,
@@ -28,9 +29,11 @@ from confed.models.hf.candidates import (
     tree_states,
 )
 from confed.models.hf.device_map import check_spreadable, gpus, moved, spread
+from confed.models.hf.parts import part_name, places_of
 from confed.models.hf.pictures import Pictures
 from confed.models.hf.placeholder import typed_inputs
 from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.soft_prompt import LearnedTokens, with_learned
 from confed.models.hf.text_search import search
 
 __all__ = ["Asked", "HuggingFaceVLM", "Pictures"]
@@ -82,6 +85,8 @@ class HuggingFaceVLM(Finetunable):
         is_loaded_in_4bit: whether linear layers are quantised to 4 bits; the library ``peft`` asks.
         is_loaded_in_8bit: whether they are quantised to 8 bits.
         device_map: "auto" for a base that is spread over the GPUs that there are, "one" for one device.
+        exact: whether passes on a GPU repeat to the bit.
+        learned_tokens: those before prompts, where the kind of finetuning is "prompt".
     """
 
     writes = "answers"
@@ -91,6 +96,7 @@ class HuggingFaceVLM(Finetunable):
     is_loaded_in_4bit = False
     is_loaded_in_8bit = False
     device_map: Literal["one", "auto"] = "one"
+    exact: bool = True
 
     def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
         super().__init__()
@@ -102,6 +108,7 @@ class HuggingFaceVLM(Finetunable):
         self._writing: Writing | None = None
         self._main: torch.device | None = None
         self._typed = typed_inputs(body, tokenizer.placeholder)
+        self.learned_tokens: LearnedTokens | None = None
         self._checkpointing = checkpointing
         if checkpointing:
             self.body.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
@@ -119,6 +126,8 @@ class HuggingFaceVLM(Finetunable):
 
         A base that cannot be spread as ``device_map`` says is a ValueError.
         """
+        if torch.device(device).type == "cuda":
+            choose_attention(exact=self.exact)
         if self.device_map == "auto":
             check_spreadable(self, self.body)
         several = gpus(device) if self.device_map == "auto" else []
@@ -135,36 +144,16 @@ class HuggingFaceVLM(Finetunable):
         Args:
             name: "language" or "vision".
         """
-        wanted = self.body.get_decoder() if name == "language" else self.body.get_encoder("image")
-        return next(own for own, module in self.named_modules() if module is wanted)
+        return part_name(self, self.body, name)
 
     def places(self, parts: tuple[str, ...], reduction: int = 16) -> Places:
-        """What can be finetuned: the linear layers, and the decoder's blocks as places of adapters.
+        """What can be finetuned; see :func:`confed.models.hf.parts.places_of`.
 
         Args:
             parts: of "language", "connector" and "vision".
             reduction: usual reduction of the adapters.
         """
-        language, vision = self.part("language"), self.part("vision")
-        names = [name for name, module in self.named_modules() if isinstance(module, nn.Linear)]
-        head = self.body.get_output_embeddings()
-        own = {
-            "language": [n for n in names if n.startswith(f"{language}.")],
-            "vision": [n for n in names if n.startswith(f"{vision}.")],
-        }
-        rest = [n for n in names if not n.startswith((f"{language}.", f"{vision}."))]
-        own["connector"] = [n for n in rest if self.get_submodule(n) is not head]
-        layers = self.body.get_decoder().layers
-        width = self.body.get_decoder().config.hidden_size
-        return Places(
-            heads=(),
-            top=(f"{language}.layers.{len(layers) - 1}.",),
-            hosts=[Host(layer, width) for layer in layers] if "language" in parts else [],
-            reduction=reduction,
-            lora=tuple(name for part in parts for name in own[part]),
-            ia3=tuple(n for n in own["language"] if n.endswith((".k_proj", ".v_proj"))),
-            ia3_inputs=tuple(n for n in own["language"] if n.endswith((".down_proj", ".fc2"))),
-        )
+        return places_of(self, self.body, parts, reduction)
 
     def is_head(self, name: str) -> bool:
         """Whether a parameter is the output layer's, which turns states into scores of tokens.
@@ -215,6 +204,8 @@ class HuggingFaceVLM(Finetunable):
         if len(image):
             first = image[0, 0].cpu().permute(1, 2, 0).contiguous().numpy()
             ids, mask = self.tokenizer.placeholder.put_in(ids, mask, first, count.tolist())
+            if self.learned_tokens is not None:
+                ids, mask = with_learned(ids, mask, self.learned_tokens.tokens, self.learned_tokens.vocabulary)
         tokens, counted = batch.get("answer_tokens"), None
         if tokens is not None and tokens.ndim == 3:
             counted = batch["answer_weight"] > 0

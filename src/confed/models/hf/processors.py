@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from confed.models.hub_revision import gated
+
 __all__ = ["EXTRA", "check_torchvision", "missing", "read_processor", "without_videos"]
 
 EXTRA = "install confed with the extra 'vlm'"
@@ -81,6 +83,8 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if "torchvision" in str(error) and find_spec("torchvision") is None:
             raise ValueError(missing(source, error)) from error
+        if refused := gated(source, error):
+            raise ValueError(refused) from error
         raise ValueError(f"no processor could be read from {source!r}: {_line(error)}") from error
     if not hasattr(found, "image_processor") or not hasattr(found, "tokenizer"):
         raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
