@@ -14,7 +14,7 @@ from torch import nn
 
 from confed.federation.protocols import Batch
 
-__all__ = ["KeptStates", "Stage", "Staged", "expected_passes", "frozen_stages", "run_stages", "staged_part"]
+__all__ = ["KeptStates", "Stage", "Staged", "expected_passes", "frozen_stages", "name_of", "run_stages", "staged_part"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,12 @@ def expected_passes(model: nn.Module, passes: int | None) -> Generator[None]:
         yield
     finally:
         kept.passes = before
+
+
+def name_of(model: nn.Module, part: nn.Module) -> str:
+    """How the names of the tensors of a submodule begin: its own name and a dot."""
+    whole: Any = model
+    return next(f"{name}." for name, module in whole.named_modules() if module is part)
 
 
 def staged_part(model: nn.Module) -> tuple[str, Staged] | None:
