@@ -123,7 +123,7 @@ class RegionModel(Finetunable):
         for number in range(first, last):
             if number == 0:
                 self._check_text(batch)
-                state = self.recurrent(self.embed(batch["text"]))[0]
+                state = self.recurrent(self.embed(batch["text"]))[0].contiguous()
             elif number == 1:
                 state = self.look(self._state(state, batch))[0]
             else:
