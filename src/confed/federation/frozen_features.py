@@ -13,7 +13,8 @@ A tensor of the frozen stages that was changed ends it all.
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -74,6 +75,7 @@ class FrozenFeatures:
         self._shapes_of: WeakKeyDictionary[object, Hashable] = WeakKeyDictionary()
         self._computing, self._serving = [0, 0.0], [0, 0.0]
         self._unsaved = 0.0
+        self._given: tuple[Batch, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a model keeps nothing: its frozen tensors may become others."""
@@ -86,8 +88,13 @@ class FrozenFeatures:
             batch: examples.
             last: stage at which the caller stops.
         """
+        if self._given is not None and self._given[0] is batch and self.cut <= last:
+            return self._given[1], self.cut
         if self.counts.reason or self.cut > last or not count(batch) or not self._plain(model, batch):
             return None, 0
+        return self._looked_up(model, batch)
+
+    def _looked_up(self, model: Staged, batch: Batch) -> tuple[Any, int]:
         kind, number = self._circumstance(model, batch)
         if number in self._refused:
             return None, 0
@@ -109,6 +116,25 @@ class FrozenFeatures:
             return kept, self.cut
         self._weigh()
         return kept, self.cut
+
+    @property
+    def active(self) -> bool:
+        """See :class:`confed.federation.stages.KeptStates`."""
+        return not self.counts.reason
+
+    def state(self, model: Staged, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.KeptStates`."""
+        state, first = self.start(model, batch, self.cut)
+        return model.through(state, first, self.cut, batch)
+
+    @contextmanager
+    def given(self, batch: Batch, state: Any) -> Iterator[None]:
+        """See :class:`confed.federation.stages.KeptStates`."""
+        self._given = batch, state
+        try:
+            yield
+        finally:
+            self._given = None
 
     def save(self, least: float = 0.0) -> None:
         """Writes what is not in files yet, if computing it took at least so many seconds."""

@@ -6,8 +6,9 @@ its own batches, in its own order, its own optimiser state and its own number of
 one by one but for rounding, as the kernels for stacked matrices sum in another order.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ from torch.optim.adamw import adamw
 
 from confed.federation.augment import training_batches
 from confed.federation.batches import to_device
+from confed.federation.feature_states import stacked
 from confed.federation.protocols import Batch, Output
+from confed.federation.stages import staged_part
 from confed.federation.train import Objective, needs_two, trained
 
 if TYPE_CHECKING:
@@ -74,10 +77,7 @@ def train_stacked(
     device = stack[learning[0]].device
     total, count = torch.zeros(len(clients), device=device), [0] * len(clients)
 
-    def forward(own: dict[str, Tensor], batch: Batch) -> Output:
-        return functional_call(first.model, own, (batch,))
-
-    everything = cast(Callable[[dict[str, Tensor], Batch], Output], vmap(forward, randomness="error"))
+    everything = _Passes(first.model)
     streams = [_batches(client, device) for client in clients]
     number, used = 0, set[str]()
     while batches := {i: batch for i in everyone if (batch := next(streams[i], None)) is not None}:
@@ -87,7 +87,7 @@ def train_stacked(
             rows = None if group == everyone else torch.tensor(group, device=device)
             own = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
             leaves = {name: own[name].detach().requires_grad_() for name in learning}
-            outputs = [part.unbind() for part in everything({**own, **leaves}, batch)]
+            outputs = [part.unbind() for part in everything({**own, **leaves}, batch, [batches[i] for i in group])]
             shares = _Shares({**own, **leaves}, first.tensors)
             found: list[Tensor] = []
             for place, i in enumerate(group):
@@ -127,6 +127,52 @@ def _one_loss(objective: Objective, output: Output, batch: Batch) -> Tensor:
     if next(losses, None) is not None:
         raise RuntimeError("the method yields several losses per batch")
     return loss
+
+
+class _Passes:
+    """Passes of several clients' batches, each through its client's model, in one; kept features are looked up before.
+
+    Args:
+        model: the clients' model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        found = staged_part(model)
+        self.model = model
+        self._staged = None if found is None or found[1].frozen_features is None else found[1]
+
+    def __call__(self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch]) -> Output:
+        """The outputs, each (K, B, ...).
+
+        Args:
+            own: the clients' stacked tensors.
+            batch: their stacked batches.
+            each: one after the other.
+        """
+        kept = None if self._staged is None else self._staged.frozen_features
+        if self._staged is None or kept is None or not kept.active:
+            return self._mapped(lambda own, batch, _: functional_call(self.model, own, (batch,)), None)(
+                own, batch, None
+            )
+        staged, features = self._staged, kept
+        state, dims = stacked([features.state(staged, examples) for examples in each])
+
+        def rest(own: dict[str, Tensor], batch: Batch, state: Any) -> Output:
+            with features.given(batch, state):
+                return functional_call(self.model, own, (batch,))
+
+        return self._mapped(rest, dims)(own, batch, state)
+
+    @staticmethod
+    def _mapped(one: Callable[[dict[str, Tensor], Batch, Any], Output], dims: Any = None) -> Callable[..., Output]:
+        mapped = cast(Callable[..., Output], vmap(one, in_dims=(0, 0, dims), randomness="error"))
+
+        def run(*arguments: Any) -> Output:
+            with warnings.catch_warnings():  # of operations that are computed one client after the other
+                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+                return mapped(*arguments)
+
+        return run
 
 
 class _Shares:

@@ -6,7 +6,7 @@ tensors are trained, and what the frozen ones make of an example is computed onc
 """
 
 from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -47,6 +47,19 @@ class KeptStates(Protocol):
     """
 
     passes: int | None
+
+    @property
+    def active(self) -> bool:
+        """Whether states are still kept."""
+        ...
+
+    def state(self, model: "Staged", batch: Batch) -> Any:
+        """The state of a batch after the frozen stages, kept or computed."""
+        ...
+
+    def given(self, batch: Batch, state: Any) -> AbstractContextManager[None]:
+        """Declaration for the time of a pass of the state of its batch: the pass continues from there."""
+        ...
 
     def start(self, model: "Staged", batch: Batch, last: int) -> tuple[Any, int]:
         """A state of the batch and the number of the stage that follows it, at most ``last``; or None and 0."""
