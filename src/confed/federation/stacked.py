@@ -52,7 +52,9 @@ def train_stacked(
 ) -> list[tuple[dict[str, Tensor], float]]:
     """Trains clients at once, each on its own examples.
 
-    The model's outputs are computed for all clients in one pass, the losses of each client from its outputs.
+    The model's outputs are computed for all clients in one pass, the losses of each client from its outputs. What
+    torch cannot map over clients (it draws random numbers, which would be others than one by one, or decides by
+    values) is a ``RuntimeError``, and so is a tensor that only some batches train.
 
     Args:
         clients: with one model and one setting of local training; the model is in training mode.
@@ -64,12 +66,20 @@ def train_stacked(
 
     Raises:
         ValueError: a client has no training examples.
-        RuntimeError: torch cannot map the model over clients (it draws random numbers, which would be others than one
-            by one, or decides by values), or only some batches train a tensor.
     """
     for client in clients:
         if len(client.data) == 0:
             raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+    with warnings.catch_warnings():  # of operations that are computed one client after the other
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        return _train_stacked(clients, values, objective)
+
+
+def _train_stacked(
+    clients: Sequence["Client"],
+    values: Sequence[Mapping[str, Tensor]],
+    objective: Callable[["Client"], Objective],
+) -> list[tuple[dict[str, Tensor], float]]:
     first, everyone = clients[0], list(range(len(clients)))
     stack = {name: torch.stack([own[name] for own in values]) for name in values[0]}
     learning = [name for name in trained(first) if name in stack]
@@ -140,6 +150,7 @@ class _Passes:
         found = staged_part(model)
         self.model = model
         self._staged = None if found is None or found[1].frozen_features is None else found[1]
+        self._whole = self._mapped(lambda own, batch, _: functional_call(model, own, (batch,)))
 
     def __call__(self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch]) -> Output:
         """The outputs, each (K, B, ...).
@@ -151,9 +162,7 @@ class _Passes:
         """
         kept = None if self._staged is None else self._staged.frozen_features
         if self._staged is None or kept is None or not kept.active:
-            return self._mapped(lambda own, batch, _: functional_call(self.model, own, (batch,)), None)(
-                own, batch, None
-            )
+            return self._whole(own, batch, None)
         staged, features = self._staged, kept
         state, dims = stacked([features.state(staged, examples) for examples in each])
 
@@ -165,14 +174,7 @@ class _Passes:
 
     @staticmethod
     def _mapped(one: Callable[[dict[str, Tensor], Batch, Any], Output], dims: Any = None) -> Callable[..., Output]:
-        mapped = cast(Callable[..., Output], vmap(one, in_dims=(0, 0, dims), randomness="error"))
-
-        def run(*arguments: Any) -> Output:
-            with warnings.catch_warnings():  # of operations that are computed one client after the other
-                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                return mapped(*arguments)
-
-        return run
+        return cast(Callable[..., Output], vmap(one, in_dims=(0, 0, dims), randomness="error"))
 
 
 class _Shares:
