@@ -86,10 +86,11 @@ def compare(
         ours, told = _federation(own)
         figures = side_by_side(plain, ours, arguments.repeats, partial(_now, device))
         executor = told()
+        why = executor.one_by_one if name == "at_once" else executor.features.reason
         finish(
             f"gpu, batches of {batch}, {name}", 1.03 if name == "one_by_one" else 1.0, **figures,
             images_per_second=images / figures["ours_seconds"], plain_per_second=images / figures["plain_seconds"],
-            roofline_per_second=batch / floor, why_not=executor.one_by_one if name == "at_once" else executor.features.reason,
+            roofline_per_second=batch / floor, why_not=why,
             reused=executor.features.reused,
         )  # fmt: skip
 

@@ -34,6 +34,7 @@ def test_a_compiler_that_fails_is_said_with_what_to_set(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
 def test_a_compiled_run_has_the_numbers_of_one_that_is_not():
     check_compiler("cpu")
     rng = torch.Generator().manual_seed(0)
