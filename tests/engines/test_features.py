@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedp3 import FedP3
 from confed.data.table import Table
 from confed.data.table_data import TableData
 from confed.engines.executor import InProcess
-from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
-from confed.engines.workers import Workers
+from confed.engines.local import Members, Setup, Simulation, Workspace
 from confed.federation.algorithm import Algorithm
-from confed.federation.frozen_features import FeatureCounts, FeatureSettings, FrozenFeatures
+from confed.federation.frozen_features import FeatureSettings, FrozenFeatures
 from confed.federation.local import Local
 from confed.federation.state import MemoryStore
 from confed.models import create_model
 from confed.tasks.vqa import VQA
+from feature_runs import run, same
 
 KEEP = FeatureSettings(10**8)
 
@@ -48,26 +47,6 @@ def setup(name: str, algorithm: Algorithm | None = None, **options: Any) -> Setu
     build = partial(create_model, name, answers=4, vocab_size=5000, pretrained=False, **options)
     local = Local(epochs=2, batch_size=4, lr=1e-2, eval_batch_size=4)
     return Setup(algorithm or FedAvg(), Members(data), VQA(4), local, build, 3, features=KEEP)
-
-
-def run(given: Setup, workers: int = 0) -> tuple[dict[str, Tensor], list[Any], FeatureCounts]:
-    workspace = Workspace(given.model())
-    executor = Workers(given, workers, start="fork") if workers else InProcess(given, workspace)
-    with Simulation(given, MemoryStore(), executor) as simulation:
-        servers, views = simulation.start(workspace), []
-        for record in simulate(simulation, servers):
-            servers = record.servers
-            views.append((record.losses, simulation.evaluate(servers, record.round, split="validation")))
-        return dict(servers["main"].params), views, executor.features
-
-
-def same(given: Setup, workers: int = 0) -> FeatureCounts:
-    plain, plain_views, _ = run(replace(given, features=None))
-    found, views, counts = run(given, workers)
-    assert views == plain_views
-    assert found.keys() == plain.keys()
-    assert all(torch.equal(t, plain[n]) for n, t in found.items())
-    return counts
 
 
 BACKBONES = {"vilt_mini": {}, "vault_mini": {"language_frozen": True}, "vit_mini": {}}

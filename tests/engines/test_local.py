@@ -1,13 +1,16 @@
 """The simulator, its books, and worker processes."""
 
+import math
 import os
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import pytest
 import torch
+from torch import nn
 
 from confed.algorithms.central import Central
 from confed.algorithms.fedavg import FedAvg
@@ -30,6 +33,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message
 from confed.federation.params import Rules, Scope
+from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
 from confed.federation.traits import Traits
 from confed.federation.wire import encode
@@ -332,3 +336,41 @@ def test_fine_tuning_has_its_own_schedule() -> None:
         with torch.no_grad():
             losses.append(float(task.loss(torch.func.functional_call(model, personal, (batch,)), batch)))
     assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize(("method", "views"), [(FedAvg(), 2), (LocalOnly(), 1)])
+def test_no_model_is_evaluated_twice_on_the_same_examples(method: Algorithm, views: int) -> None:
+    seen = list[str]()
+    setup = toy_setup(method, clients=toy_clients(sizes=(12, 20, 16, 8)), rounds=3)
+
+    class Counting(type(setup.build())):
+        def forward(self, batch: Batch) -> Output:
+            if not self.training:
+                values = [*self.state_dict().values(), *(batch[key] for key in sorted(batch) if key != "index")]
+                seen.append(sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest())
+            return super().forward(batch)
+
+    def build() -> nn.Module:
+        model = setup.build()
+        model.__class__ = Counting
+        return model
+
+    def views_of(setup: Setup, forget: bool) -> list[object]:
+        executor = InProcess(setup)
+        simulation, found = Simulation(setup, MemoryStore(), executor, 2), list[object]()
+        for record in simulate(simulation, simulation.start(executor.workspace)):
+            if forget:
+                simulation._personal.clear()
+            found.append(simulation.evaluate(record.servers, record.round, split="validation"))
+        return found
+
+    counting = replace(setup, build=build)
+    expected = views_of(counting, forget=True)
+    assert len(set(seen)) < len(seen)  # so that the check can fail
+    again = len(seen)
+    seen.clear()
+    assert views_of(counting, forget=False) == expected
+    assert len(set(seen)) == len(seen) < again
+    # Each round a new global model at four clients, and two clients' new personal models.
+    batches = [math.ceil(len(list(setup.data(f"client-{i}").validation(1))) / 64) for i in range(4)]
+    assert len(seen) == (views - 1) * 3 * sum(batches) + 3 * 2

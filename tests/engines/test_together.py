@@ -15,11 +15,12 @@ from confed.data.table import Table
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
-from confed.federation.frozen_features import FeatureSettings
+from confed.federation.frozen_features import FeatureSettings, FrozenFeatures
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.tasks.vqa import VQA
 
@@ -132,15 +133,26 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_says_why(options: dict
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
 
 
-def test_where_features_are_kept_clients_are_trained_one_by_one():
-    def top() -> nn.Module:
+@pytest.mark.parametrize("kind", ["top", "head", "adapters", "lora"])
+def test_clients_at_once_read_kept_features_and_share_what_is_frozen(kind: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FrozenFeatures, "_weigh", lambda self: None)
+
+    def build() -> nn.Module:
+        small = Finetuning(rank=2, reduction=4)
         return vilt_tiny(
-            4, 9, width=8, layers=2, attention_heads=2, image_size=16, patch=8, max_length=4, trainable="top"
+            4, 9, width=8, layers=2, attention_heads=2, image_size=16, patch=8, max_length=4, trainable=kind, peft=small
         )
 
-    data = tables(words=True)
-    assert "features" in run(setup(FedAvg(), top, data=data, batch_clients=3, features=FeatureSettings(10**6)))[3]
-    assert run(setup(FedAvg(), top, data=data, batch_clients=3))[3] == ""
+    alone = setup(FedAvg(), build, data=tables(words=True))
+    compare(alone, 5)
+    kept = replace(alone, features=FeatureSettings(10**6), batch_clients=5)
+    executor = InProcess(kept)
+    records = list(simulate(s := Simulation(kept, MemoryStore(), executor), s.start(executor.workspace)))
+    assert (executor.one_by_one, executor.features.exact) == ("", True)
+    assert executor.features.reused > 60  # of 40 examples, each in two epochs of three rounds
+    expected = run(replace(alone, batch_clients=5))[0]
+    for name, tensor in records[-1].servers["main"].params.items():
+        torch.testing.assert_close(tensor, expected[f"server/{name}"], rtol=1e-5, atol=1e-5)
 
 
 def test_a_client_without_examples_fails_alone():

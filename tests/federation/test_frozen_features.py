@@ -158,6 +158,27 @@ def test_model_that_gives_other_values_each_time_keeps_nothing():
     assert "computed twice" in features.counts.notes[0]
 
 
+@pytest.mark.parametrize("tolerance", [0.0, 1e-5])
+def test_layers_that_round_by_the_place_in_a_batch_keep_nothing_unless_tolerated(tolerance: float):
+    model = Chain()
+    features = kept(model, tolerance=tolerance)
+    exact = type(model).through
+
+    def uneven(state: Any, first: int, last: int, given: Batch) -> Any:
+        found = exact(model, state, first, last, given)
+        if last < 3:
+            found = found * torch.cat([torch.ones(len(found) - 1, 1), torch.full((1, 1), 1 + 1e-6)])
+        return found
+
+    model.through = uneven  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in range(4):
+        model(batch(5))
+    assert (features.counts.reused > 0) == (not features.counts.exact) == (tolerance > 0)
+    assert (features.counts.notes == []) == (tolerance > 0)
+    if not tolerance:
+        assert features.counts.notes == ["layers round differently by the place in batches of 5; not kept"]
+
+
 def test_undeclared_input_ends_it_and_is_named():
     model = Chain()
     features = kept(model)

@@ -37,9 +37,6 @@ class Closable(Protocol):
         ...
 
 
-FEATURES_KEPT = "features of frozen layers are kept, which saves more (run.features = 'off' to do without)"
-
-
 class InProcess:
     """Answers calls in this process, when they are asked for: one by one, or those of several clients at once.
 
@@ -59,8 +56,6 @@ class InProcess:
         """See :class:`Executor`."""
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
-            if self._together > 1 and isinstance(self._features, FrozenFeatures):
-                self.one_by_one, self._together = FEATURES_KEPT, 1
         for start in range(0, len(calls), self._together):
             yield from self._answers(calls[start : start + self._together], store, round)
 
@@ -69,15 +64,19 @@ class InProcess:
         if len(calls) > 1 and all(call.action == "fit" and not call.session for call in calls):
             found = answer_together(self._setup, self.workspace, calls, store, round)
             if not isinstance(found, str):
+                self._save()
                 yield from found
                 return
             self.one_by_one = self.one_by_one or found
         for call in calls:
             with self.timeline.span(call.client.id, call.action):
                 reply = answer(self._setup, self.workspace, call, store, round)
-            if isinstance(self._features, FrozenFeatures):
-                self._features.save(WRITTEN_AFTER)
+            self._save()
             yield reply
+
+    def _save(self) -> None:
+        if isinstance(self._features, FrozenFeatures):
+            self._features.save(WRITTEN_AFTER)
 
     @property
     def features(self) -> FeatureCounts:

@@ -36,6 +36,8 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
     settings = setup.features
     if settings is None:
         return FeatureCounts(reason="run.features is 'off'")
+    if setup.compile:
+        return FeatureCounts(reason="run.compile is true: a compiled pass has no stages")
 
     def files(kept: FrozenFeatures) -> FeatureFiles | None:
         if settings.folder is None:

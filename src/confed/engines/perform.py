@@ -198,6 +198,7 @@ class Setup:
         signer: see :class:`confed.federation.client.Client`.
         features: how features of frozen layers are kept in the simulator; None where they are not.
         batch_clients: how many clients are trained at once in this process (:mod:`confed.engines.together`).
+        compile: whether models are compiled when they first compute.
         signatures: at the server of a federation across machines: check of the signatures of members of secure
             aggregation; None where sites do not sign, or the server does not know their keys.
     """
@@ -218,6 +219,7 @@ class Setup:
     signer: Signer | None = None
     features: FeatureSettings | None = None
     batch_clients: int = 1
+    compile: bool = False
     signatures: SignatureCheck | None = None
 
     def __post_init__(self) -> None:
@@ -233,6 +235,8 @@ class Setup:
         """A new model with its initial values, and with what the method adds to it."""
         model = self.build()
         self.algorithm.add_modules(model, generator(self.seed, 0, "", "extend"))
+        if self.compile:
+            model.compile()  # in place: names of tensors stay
         return model
 
     def task_of(self, client_id: str) -> Task:

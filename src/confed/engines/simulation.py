@@ -17,7 +17,7 @@ from confed.engines.perform import Setup, Workspace
 from confed.engines.timeline import Timeline
 from confed.engines.traffic import Ledger
 from confed.federation.client_info import ClientInfo
-from confed.federation.evaluation import read_counts, read_tallies
+from confed.federation.evaluation import Evaluation, read_counts, read_tallies
 from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Scalar, Scope, layout, pick, widest
@@ -67,6 +67,8 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             self.arrivals = Arrivals(buffered, setup.population, concurrency, setup.seed)
         self.store, self.lenient = store, lenient
         self.unanswered = dict[str, str]()
+        # What personal models scored, until their clients are asked for anything else.
+        self._personal = dict[str, dict[tuple[str, int], tuple[Tallies, Mapping[str, Tensor]]]]()
         self.attempt: Callable[[Callable[[], Any]], Any] = lambda part: part()
         self.executor = InProcess(setup) if executor is None else executor
 
@@ -119,6 +121,8 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         timeline = Timeline(0) if timeline is None else timeline
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
+            for call in calls:
+                self._personal.pop(call.client.id, None)
             # Asked for before the flow reads a reply, so that processes are at work while it does other things.
             answers = self.executor(calls, self.store, round)
             return book(calls, answers, time.perf_counter())
@@ -154,6 +158,8 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
     ) -> dict[str, dict[str, Tallies]]:
         """Global and personal models on the present clients' examples, and the global one in unseen places.
 
+        In the simulator a personal model whose client was asked for nothing since is not evaluated again.
+
         Args:
             servers: every server's state.
             round: number of finished rounds.
@@ -173,8 +179,18 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         infos = self.present(round, most)
         if algorithm.traits.has_global and not algorithm.traits.private_heads:  # there is no head for an unseen place
             infos += [self.observer(name) for name in self.setup.observers]
-        scalars = {"split": split, "limit": limit}
-        calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]
+        # Methods that evaluate in their own way may show a personal model what others have learned.
+        alone = not self.lenient and type(algorithm).evaluate is Evaluation.evaluate
+        scalars, key = {"split": split, "limit": limit}, (split, limit)
+        known = {c.id: own[key] for c in infos if key in (own := self._personal.get(c.id, {}))}
+        calls = [
+            Call(
+                c,
+                "evaluate",
+                Message(self.shared(servers, c), scalars | ({"personal": False} if c.id in known else {})),
+            )
+            for c in infos
+        ]
         result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}
         self.unanswered = {}
         for call, reply in zip(calls, self.executor(calls, self.store, round), strict=True):
@@ -183,13 +199,17 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
                     self.unanswered[call.client.id] = reply.error
                     continue
                 raise RuntimeError(f"evaluation on {call.client.id!r} failed: {reply.error}")
-            for view in ("global", "personal"):
-                tallies = read_tallies(reply.message.scalars, view)
+            name, (scored, told) = call.client.id, (reply.message.scalars, reply.message.tensors)
+            views = {view: (read_tallies(scored, view), read_counts(told, view)) for view in ("global", "personal")}
+            views["personal"] = known.get(name, views["personal"])
+            if alone and name not in self.setup.observers:
+                self._personal.setdefault(name, {})[key] = views["personal"]
+            for view, (tallies, counts) in views.items():
                 if tallies:
-                    place = "unseen" if call.client.id in self.setup.observers else view
-                    result[place][call.client.id] = tallies
-                    if counted is not None and (counts := read_counts(reply.message.tensors, view)):
-                        counted(place, call.client.id, counts)
+                    place = "unseen" if name in self.setup.observers else view
+                    result[place][name] = tallies
+                    if counted is not None and counts:
+                        counted(place, name, counts)
         return result
 
     def shared(self, servers: Mapping[str, ServerState], client: ClientInfo) -> Mapping[str, Tensor]:

@@ -8,7 +8,7 @@ from confed.engines.perform import Setup, Workspace, accepted, check_secrets, cl
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.messages import Call, Message, Reply
-from confed.federation.params import Scope
+from confed.federation.params import Scope, copy_into
 from confed.federation.randomness import derive, isolated
 from confed.federation.stacked import stack_unsupported, train_stacked
 from confed.federation.state import ClientState, Store
@@ -73,7 +73,7 @@ def _fit(
     clients = [client_of(setup, workspace, call, state, round) for call, state in zip(calls, states, strict=True)]
     if any(client.scopes is not clients[0].scopes for client in clients):
         return "clients have tensors of their own"
-    values = [_loaded(client, call.message) for client, call in zip(clients, calls, strict=True)]
+    values = _loaded(clients, calls)
     if not trained(clients[0]):
         return "nothing is trained"
     workspace.model.train()
@@ -95,11 +95,12 @@ def _fit(
     return replies
 
 
-def _loaded(client: Client, message: Message) -> dict[str, Tensor]:
-    """Values of all tensors that clients may have their own of, before training."""
-    client.load(message.tensors)
-    return {
-        name: client.tensors[name].detach().clone()
-        for name, scope in client.scopes.items()
-        if scope in (Scope.SHARED, Scope.PRIVATE)
-    }
+def _loaded(clients: Sequence[Client], calls: Sequence[Call]) -> list[dict[str, Tensor]]:
+    """Values of all tensors that clients may have their own of, before training; the workspace gets all others."""
+    found = [client.begins(call.message.tensors) for client, call in zip(clients, calls, strict=True)]
+    scopes = clients[0].scopes
+    own = [name for name in found[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]
+    common = [name for name in found[0] if name not in own]
+    copy_into([clients[0].tensors[name] for name in common], [found[0][name] for name in common])
+    device = next(iter(clients[0].tensors.values())).device
+    return [{name: values[name].to(device) for name in own} for values in found]

@@ -1,6 +1,7 @@
 """Size and device of a batch."""
 
 import torch
+from torch import Tensor
 
 from confed.federation.protocols import Batch
 
@@ -13,7 +14,16 @@ def rows(batch: Batch) -> int:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch on that device; itself where it is there already."""
+    """The batch on that device; itself where it is there already.
+
+    To a GPU it goes through page-locked memory, from where it is copied while the GPU computes.
+    """
     if device.type == "cpu":
         return batch
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    return {name: _sent(tensor, device) for name, tensor in batch.items()}
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -133,24 +133,34 @@ class Client:
             common: the global model: values for private tensors that follow from the shared ones go before the
                 client's own.
 
+        A shared name that is missing, unknown or of another shape is a ``ValueError``.
+        """
+        values = self.begins(shared, common=common)
+        copy_into([self.tensors[n] for n in values], list(values.values()))
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def begins(self, shared: Params, *, common: bool = False) -> dict[str, Tensor]:
+        """The values that :meth:`load` fills in, by name; the given tensors themselves.
+
+        Args:
+            shared: values of the shared tensors.
+            common: see :meth:`load`.
+
         Raises:
-            ValueError: a shared name is missing, unknown or of another shape.
+            ValueError: a shared name is missing or unknown.
         """
         names, remote = self.names(Scope.SHARED), [n for n in self.names(Scope.SERVER) if n in shared]
-        if set(shared) != {*names, *remote}:
+        if shared.keys() != {*names, *remote}:
             missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - {*names, *remote})
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = {n: shared[n] for n in names}
         private, given = self.state.tensors.get("private", {}), self.initial_private(shared)
         private = {**private, **given} if common else {**given, **private}
-        copy_into([self.tensors[n] for n in names], [shared[n] for n in names])
-        own = self.names(Scope.PRIVATE)
-        copy_into([self.tensors[n] for n in own], [private.get(n, self.initial[n]) for n in own])
+        own = {n: private.get(n, self.initial[n]) for n in self.names(Scope.PRIVATE)}
         # What a rule freezes for this client another client may train: it starts from the common values.
         rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]
-        copy_into([self.tensors[n] for n in rest], [shared.get(n, self.initial[n]) for n in rest])
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        return {**self.incoming, **own, **{n: shared.get(n, self.initial[n]) for n in rest}}
 
     def load_personal(self) -> bool:
         """Fills the workspace with the client's personal model; False if it has none yet."""

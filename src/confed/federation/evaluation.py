@@ -29,7 +29,8 @@ class Evaluation:
     def evaluate(self, client: Client, message: Message) -> Message:
         """Counts of the global and of the personal model on the client's own examples.
 
-        Scalars of the message: ``split`` ("validation" or "test") and ``limit`` (number of examples, 0 = all).
+        Scalars of the message: ``split`` ("validation" or "test"), ``limit`` (number of examples, 0 = all), and
+        ``personal``: False where the engine knows what the personal model scores, which is then left out.
         Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``. Tensors of the reply, where the task
         counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """
@@ -40,7 +41,7 @@ class Evaluation:
         for view in ("global", "personal"):
             if view == "global" and self.traits.has_global:
                 client.load(message.tensors, common=True)
-            elif view == "global" or not client.load_personal():
+            elif view == "global" or not message.scalars.get("personal", True) or not client.load_personal():
                 continue
             examples = batches(client.local.eval_batch_size)
             counts: dict[str, Tensor] = {}

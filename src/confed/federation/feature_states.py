@@ -22,6 +22,7 @@ __all__ = [
     "layout_of",
     "packed",
     "shapes",
+    "stacked",
     "tensors_before",
     "tensors_in",
     "unpacked",
@@ -135,6 +136,19 @@ def unpacked(tensors: Sequence[Tensor], constants: Constants) -> Any:
         return whole[0]
     parts = iter(whole)
     return kind(*(next(parts) if number is None else number for number in numbers[: -len(tensors)]))
+
+
+def stacked(found: Sequence[Any]) -> tuple[Any, Any]:
+    """States of several batches of one shape as one, with a dimension in front, and what ``vmap`` maps over: 0 or None.
+
+    Args:
+        found: tensors, or named tuples of tensors and whole numbers, which are the same in all.
+    """
+    first = found[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(found)), 0
+    parts = [torch.stack([s[i] for s in found]) if isinstance(p, Tensor) else p for i, p in enumerate(first)]
+    return first.__class__(*parts), first.__class__(*(0 if isinstance(p, Tensor) else None for p in first))
 
 
 def gap(kept: Sequence[Tensor], plain: Sequence[Tensor]) -> float:

@@ -6,14 +6,15 @@ know where a batch comes from: a mirrored picture or an altered question is anot
 
 Numbers do not change. Layers may round differently in batches of another size, in training mode or without gradients;
 therefore what was computed under some circumstances is used under others only after a whole batch was computed under
-both and had the same bits. Circumstances whose results differ when they are computed twice, as with dropout, keep
-nothing. A tensor of the frozen stages that was changed ends it all.
+both and had the same bits. Circumstances keep nothing where results differ when they are computed twice, as with
+dropout, or with the examples in another order: kernels take several rows at once, and the last ones by themselves.
+A tensor of the frozen stages that was changed ends it all.
 """
 
+import math
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation import feature_states as states
+from confed.federation.feature_counts import FeatureCounts, FeatureSettings
 from confed.federation.feature_files import FeatureFiles, Layout
 from confed.federation.feature_states import Constants, Seen, count, tensors_before
 from confed.federation.feature_store import FeatureStore, Place, row_bytes
@@ -32,50 +34,11 @@ __all__ = ["FeatureCounts", "FeatureSettings", "FrozenFeatures", "attach", "tens
 PATIENCE = 8
 """Batches in vain after which circumstances are given up, and batches after which costs are compared."""
 
+FEW = 8
+"""Batches of fewer examples are tried in two further orders instead of one."""
+
 STALE = 1e-3
 """Difference that is no rounding: what a file holds was not made by these weights."""
-
-
-@dataclass(frozen=True)
-class FeatureSettings:
-    """How features of frozen layers are kept.
-
-    Attributes:
-        memory: bytes in the memory of one process.
-        folder: cache folder on disk; None for memory alone.
-        disk: bytes that the cache folder may hold.
-        tolerance: relative difference between features from batches of different sizes that counts as none.
-    """
-
-    memory: int
-    folder: Path | None = None
-    disk: int = 0
-    tolerance: float = 0.0
-
-
-@dataclass
-class FeatureCounts:
-    """What was computed and what was saved, by one process.
-
-    Attributes:
-        stage: the last frozen stage; empty where nothing is kept.
-        computed: examples that went through the frozen stages.
-        reused: examples that did not have to.
-        held: bytes in memory.
-        exact: whether all that was used had the very bits that would have been computed.
-        difference: largest relative difference that was accepted.
-        reason: why nothing is kept, or no longer.
-        notes: what was found on the way.
-    """
-
-    stage: str = ""
-    computed: int = 0
-    reused: int = 0
-    held: int = 0
-    exact: bool = True
-    difference: float = 0.0
-    reason: str = ""
-    notes: list[str] = field(default_factory=list[str])
 
 
 class FrozenFeatures:
@@ -112,6 +75,7 @@ class FrozenFeatures:
         self._shapes_of: WeakKeyDictionary[object, Hashable] = WeakKeyDictionary()
         self._computing, self._serving = [0, 0.0], [0, 0.0]
         self._unsaved = 0.0
+        self._given: tuple[Batch, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a model keeps nothing: its frozen tensors may become others."""
@@ -124,8 +88,13 @@ class FrozenFeatures:
             batch: examples.
             last: stage at which the caller stops.
         """
+        if self._given is not None and self._given[0] is batch and self.cut <= last:
+            return self._given[1], self.cut
         if self.counts.reason or self.cut > last or not count(batch) or not self._plain(model, batch):
             return None, 0
+        return self._looked_up(model, batch)
+
+    def _looked_up(self, model: Staged, batch: Batch) -> tuple[Any, int]:
         kind, number = self._circumstance(model, batch)
         if number in self._refused:
             return None, 0
@@ -147,6 +116,25 @@ class FrozenFeatures:
             return kept, self.cut
         self._weigh()
         return kept, self.cut
+
+    @property
+    def active(self) -> bool:
+        """See :class:`confed.federation.stages.KeptStates`."""
+        return not self.counts.reason
+
+    def state(self, model: Staged, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.KeptStates`."""
+        state, first = self.start(model, batch, self.cut)
+        return model.through(state, first, self.cut, batch)
+
+    @contextmanager
+    def given(self, batch: Batch, state: Any) -> Iterator[None]:
+        """See :class:`confed.federation.stages.KeptStates`."""
+        self._given = batch, state
+        try:
+            yield
+        finally:
+            self._given = None
 
     def save(self, least: float = 0.0) -> None:
         """Writes what is not in files yet, if computing it took at least so many seconds."""
@@ -262,7 +250,7 @@ class FrozenFeatures:
         return state
 
     def _twice(self, model: Staged, batch: Batch, number: int) -> Any:
-        """The state of the first batch under some circumstances, which are refused where a second pass differs."""
+        """The state of the first batch under some circumstances; these are refused where other passes differ."""
         seen = Seen(batch)
         before = torch.get_rng_state()
         state = self._compute(model, seen, count(batch))
@@ -276,11 +264,32 @@ class FrozenFeatures:
         elif not self._plain(model, batch):
             self._refused.add(number)
         else:
-            again = model.through(None, 0, self.cut, batch)
+            self._reorder(model, {key: batch[key] for key in seen.read if key in batch}, number, state)
             torch.set_rng_state(after)
-            if states.gap(states.tensors_in(state), states.tensors_in(again)) != 0:
-                self._refuse(number, "the frozen layers give other values when they are computed twice")
         return state
+
+    def _reorder(self, model: Staged, batch: Batch, number: int, state: Any) -> None:
+        """Circumstances are refused where an example's state depends on its place in the batch, or on nothing."""
+        examples = count(batch)
+        first = states.packed(state, examples)
+        if first is None:
+            return  # refused for this in any case
+        orders = [torch.arange(examples).flip(0)]
+        if examples < FEW:  # so few rows are all remainders of kernels that take several at once
+            orders.append(torch.arange(examples).roll(1))
+        for order in orders:
+            moved = {key: tensor[order] for key, tensor in batch.items()}
+            again = states.packed(model.through(None, 0, self.cut, moved), examples)
+            apart = math.inf if again is None else states.gap(again[0], [tensor[order] for tensor in first[0]])
+            if apart == 0:
+                continue
+            same = states.tensors_in(model.through(None, 0, self.cut, batch))
+            if states.gap(states.tensors_in(state), same) != 0:
+                self._refuse(number, "the frozen layers give other values when they are computed twice")
+            elif apart > self.tolerance:
+                self._refuse(number, f"layers round differently by the place in batches of {examples}; not kept")
+            else:
+                self._accept(apart)
 
     # Which circumstances count as the same ------------------------------------------------------------------
 
@@ -326,8 +335,7 @@ class FrozenFeatures:
             chosen = torch.tensor([i for i, o in enumerate(origins) if o == origin])
             apart = states.gap([t[chosen] for t in there[0]], [t[chosen] for t in here[0]])
             if apart <= self.tolerance:
-                self.counts.difference = max(self.counts.difference, apart)
-                self.counts.exact &= apart == 0
+                self._accept(apart)
                 self._like[self._class(origin)] = self._class(number)
                 continue
             settled = False
@@ -339,6 +347,10 @@ class FrozenFeatures:
         self._misses[number] = self._misses.get(number, 0) + 1
         if self._misses[number] >= PATIENCE:
             self._refuse(number, f"layers round differently in batches of {len(places)}, which are computed each time")
+
+    def _accept(self, apart: float) -> None:
+        self.counts.difference = max(self.counts.difference, apart)
+        self.counts.exact &= apart == 0
 
     def _weigh(self) -> None:
         """Keeping ends where it takes longer than computing."""

@@ -6,8 +6,9 @@ its own batches, in its own order, its own optimiser state and its own number of
 one by one but for rounding, as the kernels for stacked matrices sum in another order.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ from torch.optim.adamw import adamw
 
 from confed.federation.augment import training_batches
 from confed.federation.batches import to_device
+from confed.federation.feature_states import stacked
 from confed.federation.protocols import Batch, Output
+from confed.federation.stages import staged_part
 from confed.federation.train import Objective, needs_two, trained
 
 if TYPE_CHECKING:
@@ -49,7 +52,9 @@ def train_stacked(
 ) -> list[tuple[dict[str, Tensor], float]]:
     """Trains clients at once, each on its own examples.
 
-    The model's outputs are computed for all clients in one pass, the losses of each client from its outputs.
+    The model's outputs are computed for all clients in one pass, the losses of each client from its outputs. What
+    torch cannot map over clients (it draws random numbers, which would be others than one by one, or decides by
+    values) is a ``RuntimeError``, and so is a tensor that only some batches train.
 
     Args:
         clients: with one model and one setting of local training; the model is in training mode.
@@ -61,12 +66,20 @@ def train_stacked(
 
     Raises:
         ValueError: a client has no training examples.
-        RuntimeError: torch cannot map the model over clients (it draws random numbers, which would be others than one
-            by one, or decides by values), or only some batches train a tensor.
     """
     for client in clients:
         if len(client.data) == 0:
             raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+    with warnings.catch_warnings():  # of operations that are computed one client after the other
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        return _train_stacked(clients, values, objective)
+
+
+def _train_stacked(
+    clients: Sequence["Client"],
+    values: Sequence[Mapping[str, Tensor]],
+    objective: Callable[["Client"], Objective],
+) -> list[tuple[dict[str, Tensor], float]]:
     first, everyone = clients[0], list(range(len(clients)))
     stack = {name: torch.stack([own[name] for own in values]) for name in values[0]}
     learning = [name for name in trained(first) if name in stack]
@@ -74,10 +87,7 @@ def train_stacked(
     device = stack[learning[0]].device
     total, count = torch.zeros(len(clients), device=device), [0] * len(clients)
 
-    def forward(own: dict[str, Tensor], batch: Batch) -> Output:
-        return functional_call(first.model, own, (batch,))
-
-    everything = cast(Callable[[dict[str, Tensor], Batch], Output], vmap(forward, randomness="error"))
+    everything = _Passes(first.model)
     streams = [_batches(client, device) for client in clients]
     number, used = 0, set[str]()
     while batches := {i: batch for i in everyone if (batch := next(streams[i], None)) is not None}:
@@ -87,7 +97,7 @@ def train_stacked(
             rows = None if group == everyone else torch.tensor(group, device=device)
             own = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
             leaves = {name: own[name].detach().requires_grad_() for name in learning}
-            outputs = [part.unbind() for part in everything({**own, **leaves}, batch)]
+            outputs = [part.unbind() for part in everything({**own, **leaves}, batch, [batches[i] for i in group])]
             shares = _Shares({**own, **leaves}, first.tensors)
             found: list[Tensor] = []
             for place, i in enumerate(group):
@@ -127,6 +137,44 @@ def _one_loss(objective: Objective, output: Output, batch: Batch) -> Tensor:
     if next(losses, None) is not None:
         raise RuntimeError("the method yields several losses per batch")
     return loss
+
+
+class _Passes:
+    """Passes of several clients' batches, each through its client's model, in one; kept features are looked up before.
+
+    Args:
+        model: the clients' model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        found = staged_part(model)
+        self.model = model
+        self._staged = None if found is None or found[1].frozen_features is None else found[1]
+        self._whole = self._mapped(lambda own, batch, _: functional_call(model, own, (batch,)))
+
+    def __call__(self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch]) -> Output:
+        """The outputs, each (K, B, ...).
+
+        Args:
+            own: the clients' stacked tensors.
+            batch: their stacked batches.
+            each: one after the other.
+        """
+        kept = None if self._staged is None else self._staged.frozen_features
+        if self._staged is None or kept is None or not kept.active:
+            return self._whole(own, batch, None)
+        staged, features = self._staged, kept
+        state, dims = stacked([features.state(staged, examples) for examples in each])
+
+        def rest(own: dict[str, Tensor], batch: Batch, state: Any) -> Output:
+            with features.given(batch, state):
+                return functional_call(self.model, own, (batch,))
+
+        return self._mapped(rest, dims)(own, batch, state)
+
+    @staticmethod
+    def _mapped(one: Callable[[dict[str, Tensor], Batch, Any], Output], dims: Any = None) -> Callable[..., Output]:
+        return cast(Callable[..., Output], vmap(one, in_dims=(0, 0, dims), randomness="error"))
 
 
 class _Shares:

@@ -6,7 +6,7 @@ tensors are trained, and what the frozen ones make of an example is computed onc
 """
 
 from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from confed.federation.protocols import Batch
 
-__all__ = ["KeptStates", "Stage", "Staged", "expected_passes", "frozen_stages", "run_stages", "staged_part"]
+__all__ = ["KeptStates", "Stage", "Staged", "expected_passes", "frozen_stages", "name_of", "run_stages", "staged_part"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,19 @@ class KeptStates(Protocol):
     """
 
     passes: int | None
+
+    @property
+    def active(self) -> bool:
+        """Whether states are still kept."""
+        ...
+
+    def state(self, model: "Staged", batch: Batch) -> Any:
+        """The state of a batch after the frozen stages, kept or computed."""
+        ...
+
+    def given(self, batch: Batch, state: Any) -> AbstractContextManager[None]:
+        """Declaration for the time of a pass of the state of its batch: the pass continues from there."""
+        ...
 
     def start(self, model: "Staged", batch: Batch, last: int) -> tuple[Any, int]:
         """A state of the batch and the number of the stage that follows it, at most ``last``; or None and 0."""
@@ -115,6 +128,12 @@ def expected_passes(model: nn.Module, passes: int | None) -> Generator[None]:
         yield
     finally:
         kept.passes = before
+
+
+def name_of(model: nn.Module, part: nn.Module) -> str:
+    """How the names of the tensors of a submodule begin: its own name and a dot."""
+    whole: Any = model
+    return next(f"{name}." for name, module in whole.named_modules() if module is part)
 
 
 def staged_part(model: nn.Module) -> tuple[str, Staged] | None:

@@ -23,6 +23,7 @@ _DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # making an encoder takes longer
 # safetensors lays tensors out by decreasing rank of their dtype, then by name.
 _RANK = {t: r for r, t in enumerate(["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64"])}
 
@@ -135,14 +136,14 @@ def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tu
             "data_offsets": [offset, offset + count],
         }
         offset += count
-    return json.dumps(header, separators=(",", ":"), ensure_ascii=False), offset
+    return _encoded(header), offset
 
 
 def _payload(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...], scalars: str) -> int:
     entries, data = _entries(shapes)
     length = len(entries.encode())
     if scalars:
-        block = '"__metadata__":' + json.dumps({"scalars": scalars}, separators=(",", ":"), ensure_ascii=False)
+        block = '"__metadata__":' + _encoded({"scalars": scalars})
         length += len(block.encode()) + (1 if shapes else 0)
     return 8 + -(-length // 8) * 8 + data
 
@@ -176,7 +177,7 @@ def _ordered(data: bytes) -> bytes:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = _encoded(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
 

@@ -1,8 +1,10 @@
-"""Answers to learn in a batch: checks of their shapes, and removal of what is padding in the whole batch."""
+"""Questions and answers in a batch: checks of their shapes, and removal of what is padding in the whole batch."""
 
 from torch import Tensor
 
-__all__ = ["check_answers", "trimmed"]
+from confed.federation.protocols import Batch
+
+__all__ = ["check_answers", "checked_answers", "checked_question", "trimmed"]
 
 
 def check_answers(tokens: Tensor, weight: Tensor | None, rows: int) -> None:
@@ -27,6 +29,44 @@ def check_answers(tokens: Tensor, weight: Tensor | None, rows: int) -> None:
             f"several answers need batch['answer_weight'] of shape {tuple(tokens.shape[:2])}, positive where there is "
             f"an answer, got {came}"
         )
+
+
+def checked_question(batch: Batch, rows: int, longest: int, model: str) -> tuple[Tensor, Tensor]:
+    """A question's token ids and which of them are no padding, each (B, L).
+
+    Args:
+        batch: has them as ``text`` and ``text_mask``.
+        rows: number of examples B.
+        longest: the most tokens L.
+        model: who reads them, for the message.
+
+    Raises:
+        ValueError: a key is missing or a tensor has another shape.
+    """
+    for key in ("text", "text_mask"):
+        if key not in batch:
+            raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch))}")
+    text, mask = batch["text"], batch["text_mask"]
+    if text.ndim != 2 or len(text) != rows or text.shape[1] > longest:
+        raise ValueError(f"text must have shape ({rows}, at most {longest}), got {tuple(text.shape)}")
+    if mask.shape != text.shape:
+        raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+    return text, mask
+
+
+def checked_answers(batch: Batch, rows: int) -> tuple[Tensor | None, Tensor | None]:
+    """A batch's answers to learn and which of them there are, as :func:`trimmed` has them; None where there are none.
+
+    Raises ``ValueError``: see :func:`check_answers`.
+
+    Args:
+        batch: may have them as ``answer_tokens`` and ``answer_weight``.
+        rows: number of examples B.
+    """
+    tokens = batch.get("answer_tokens")
+    if tokens is not None:
+        check_answers(tokens, batch.get("answer_weight"), rows)
+    return trimmed(tokens, batch["answer_weight"] > 0 if tokens is not None and tokens.ndim == 3 else None)
 
 
 def trimmed(tokens: Tensor | None, counted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

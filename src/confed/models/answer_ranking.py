@@ -15,6 +15,8 @@ cross-attention keys and values: the decoder runs self-attention on rows of sing
 else on rows of questions, (B, K T, d).
 """
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +25,9 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import HasCandidates
+from confed.federation.stages import Stage, name_of, run_stages
 from confed.models.adapters import AdapterBank
-from confed.models.answer_batches import check_answers, trimmed
+from confed.models.answer_batches import checked_answers, checked_question
 from confed.models.finetuning import Finetunable
 from confed.models.inputs import additive_mask, checked_image
 from confed.models.pretrained import States
@@ -156,7 +159,61 @@ class GenerativeAnswerer(Finetunable):
         Raises ``ValueError``: a key is missing, a tensor has another shape than the model reads, or there are no
         candidates.
         """
-        return self.suffix(self.prefix(batch))
+        question = run_stages(self, batch, len(self.stages) - 1)
+        return self.through(question, len(self.stages) - 1, len(self.stages), batch)
+
+    # The stages of a pass -----------------------------------------------------------------------------------
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """The picture encoder block by block, the question, the answers; a first adapter is a stage of its own."""
+        names, start, blocks = self.adapters.names, name_of(self, self.visual_blocks), len(self.visual_blocks)
+        first = "picture block 1 without adapter" if names else "picture block 1"
+        return (
+            Stage("picture embedding", ("image",), (self.prefix_names[0],)),
+            Stage(first, (), (f"{start}0.",), without=names),
+            Stage("adapter of picture block 1", (), (f"{start}0.",)),
+            *(Stage(f"picture block {i + 1}", (), (f"{start}{i}.",)) for i in range(1, blocks)),
+            Stage("picture", (), (name_of(self, self.visual_norm),)),
+            Stage("question", ("text", "text_mask"), (name_of(self, self.question_encoder), "prompts.")),
+            Stage("answers", (), ("",)),
+        )
+
+    @property
+    def stage_variant(self) -> str:
+        """None but one."""
+        return ""
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`.
+
+        States are those of the picture, (B, 1 + P, d), then a :class:`Question`, then an ``Output``.
+        """
+        blocks = self.visual_blocks
+        count = len(blocks)
+        for number in range(first, last):
+            if number == 0:
+                image = checked_image(batch, (self.image_size, self.image_size), type(self).__name__)
+                state = self.visual_embedding(self._normalised(image))
+            elif number == 1:
+                with self.adapters.using({}) if self.adapters.names else nullcontext():
+                    state = blocks[0](state)
+            elif number == 2:
+                state = self.adapters.finish(0, state) if self.adapters.names else state
+            elif number < count + 2:
+                state = blocks[number - 2](state)
+            elif number == count + 2:
+                state = self.visual_norm(state)
+            elif number == count + 3:
+                state = self.fuse(self._prompted(state), *self._text(batch, len(state)))
+            else:
+                tokens, counted = checked_answers(batch, len(state.states))
+                if tokens is None:
+                    state = Output(self.rank(state), state.states[:, 0])
+                else:
+                    decoded = self.decode(state, tokens[..., :-1], counted)
+                    state = self.answer(Output(decoded, state.states[:, 0]))
+        return state
 
     def prefix(self, batch: Batch) -> Prefix:
         """What comes before the first adapter: the picture's embedding and its first block up to its residual sum.
@@ -167,13 +224,8 @@ class GenerativeAnswerer(Finetunable):
         not in it: a second branch that shared them would save 4 % of FedDAT's step in ``albef_mini``, where pictures
         are as long as questions, and less than 1 % in the published size.
         """
-        image, text, mask, tokens = self._checked(batch)
-        hidden = self.visual_embedding(self._normalised(image))
-        if self.adapters.names:
-            with self.adapters.using({}):
-                hidden = self.visual_blocks[0](hidden)
-        counted = batch["answer_weight"] > 0 if tokens is not None and tokens.ndim == 3 else None
-        return Prefix(hidden, text, mask, *trimmed(tokens, counted))
+        hidden = run_stages(self, batch, self._before)
+        return Prefix(hidden, *self._text(batch, len(hidden)), *checked_answers(batch, len(hidden)))
 
     def suffix(self, state: Prefix) -> Output:
         """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
@@ -197,13 +249,14 @@ class GenerativeAnswerer(Finetunable):
         """What the head makes of :meth:`below_head`: ``suffix(state)`` is ``answer(below_head(state))``."""
         return Output(self.token_scores(below.logits), below.features)
 
+    @property
+    def _before(self) -> int:
+        """Number of stages before the first adapter."""
+        return 2 if self.adapters.names else 1
+
     def _asked(self, state: Prefix) -> Question:
-        hidden, blocks = state.hidden, self.visual_blocks
-        if self.adapters.names:
-            hidden, blocks = self.adapters.finish(0, hidden), blocks[1:]
-        for block in blocks:
-            hidden = block(hidden)
-        return self.fuse(self._prompted(self.visual_norm(hidden)), state.text, state.mask)
+        picture = self.through(state.hidden, self._before, len(self.visual_blocks) + 3, {})
+        return self.fuse(self._prompted(picture), state.text, state.mask)
 
     @staticmethod
     def repeat(state: Prefix, n: int) -> Prefix:
@@ -218,7 +271,9 @@ class GenerativeAnswerer(Finetunable):
         Raises:
             ValueError: as :meth:`forward`, or there are no answers or several.
         """
-        image, text, mask, tokens = self._checked(batch)
+        image = checked_image(batch, (self.image_size, self.image_size), type(self).__name__)
+        text, mask = self._text(batch, len(image))
+        tokens = batch.get("answer_tokens")
         if tokens is None or tokens.ndim == 3:
             came = "none" if tokens is None else f"shape {tuple(tokens.shape)}"
             raise ValueError(f"pre-training needs batch['answer_tokens'] of shape (B, T), got {came}")
@@ -344,21 +399,9 @@ class GenerativeAnswerer(Finetunable):
         learned = self.prompts["visual"]().to(picture.dtype).expand(len(picture), -1, -1)
         return torch.cat([picture[:, :1], learned, picture[:, 1:]], 1)
 
-    def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        name = type(self).__name__
-        image = checked_image(batch, (self.image_size, self.image_size), name)
-        for key in ("text", "text_mask"):
-            if key not in batch:
-                raise ValueError(f"a batch of {name} needs the key {key!r}, got {', '.join(sorted(batch))}")
-        text, mask, tokens = batch["text"], batch["text_mask"], batch.get("answer_tokens")
+    def _text(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor]:
         longest = self.question_encoder.embeddings.position_embeddings.num_embeddings
-        if text.ndim != 2 or len(text) != len(image) or text.shape[1] > longest:
-            raise ValueError(f"text must have shape ({len(image)}, at most {longest}), got {tuple(text.shape)}")
-        if mask.shape != text.shape:
-            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
-        if tokens is not None:
-            check_answers(tokens, batch.get("answer_weight"), len(image))
-        return image, text, mask, tokens
+        return checked_question(batch, rows, longest, type(self).__name__)
 
 
 def attend(crossattention: Any, hidden: Tensor, states: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,12 +9,13 @@ over batches or clients, and the product of both vectors is read beside them.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.heads import answer_head, count
 from confed.models.inputs import checked_image
 from confed.models.layers import seeded_linear
@@ -44,6 +45,7 @@ class CnnWords(nn.Module):
 
     answer_head = "classifier"
     """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+    frozen_features: KeptStates | None = None
 
     def __init__(
         self,
@@ -74,9 +76,33 @@ class CnnWords(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Scores of the answers (B, C) and fused features (B, 3 d): picture, words, and their product.
 
-        Raises:
-            ValueError: a key is missing, or the pictures have another shape than the model reads.
+        Raises ``ValueError``: a key is missing, or the pictures have another shape than the model reads.
         """
+        return run_stages(self, batch, 2)
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the parameters that do not learn."""
+        return {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """Fused features, head."""
+        inputs, body = ("image", "text", "text_mask"), ("picture.", "project.", "words.")
+        return Stage("features", inputs, body), Stage("head", (), ("",))
+
+    @property
+    def stage_variant(self) -> str:
+        """None but one."""
+        return ""
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 3 d)."""
+        if first == 0 and last > 0:
+            state = self._features(batch)
+        return Output(self.classifier(state), state) if last == 2 else state
+
+    def _features(self, batch: Batch) -> Tensor:
         image = checked_image(batch, self.image_size, "CnnWords")
         for key in ("text", "text_mask"):
             if key not in batch:
@@ -85,8 +111,7 @@ class CnnWords(nn.Module):
             image = image.to(self.project.weight.dtype) / 127.5 - 1.0
         picture = torch.tanh(self.project(self.picture(image).flatten(1)))
         words = torch.tanh(self._bag(batch["text"], batch["text_mask"]))
-        features = self.dropout(torch.cat([picture, words, picture * words], 1))
-        return Output(self.classifier(features), features)
+        return self.dropout(torch.cat([picture, words, picture * words], 1))
 
     def _bag(self, text: Tensor, mask: Tensor) -> Tensor:
         """Mean vector of the words of each text, (B, d)."""

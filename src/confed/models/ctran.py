@@ -12,7 +12,7 @@ import torch
 from confed.models.ctran_module import CTran
 from confed.models.heads import count
 from confed.models.label_embeddings import constant_tokens
-from confed.models.resnet import Norm, mini_resnet, resnet18
+from confed.models.resnet import Norm, freeze_body, mini_resnet, resnet18
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
@@ -30,6 +30,7 @@ def ctran(
     swap_states: bool = False,
     graph: bool = False,
     norm: Norm = "batch",
+    picture_frozen: bool = False,
     image_size: int | tuple[int, int] = 256,
     layers: int = 3,
     attention_heads: int = 4,
@@ -56,6 +57,7 @@ def ctran(
             "negative", as in FedLGT's released code.
         graph: add a prior between label tokens; see :class:`confed.models.ctran_module.LabelGraph`.
         norm: "batch"; "frozen": batch normalisation whose four tensors are constant; "group": group normalisation.
+        picture_frozen: the ResNet does not learn and is run once per picture; not with ``norm`` "batch".
         image_size: pixels per side or (H, W).
         layers: encoder layers.
         attention_heads: heads of each; must divide the width.
@@ -71,7 +73,9 @@ def ctran(
         constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
     )
     options |= {"image_size": size, "layers": layers, "heads": attention_heads, "dropout": dropout, "graph": graph}
-    return CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
+    model = CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
+    freeze_body(model, norm, picture_frozen)
+    return model
 
 
 @register_model
@@ -85,6 +89,7 @@ def ctran_mini(
     swap_states: bool = False,
     graph: bool = False,
     norm: Norm = "batch",
+    picture_frozen: bool = False,
     dropout: float = 0.0,
     max_length: int = 16,
     seed: int = 0,
@@ -101,6 +106,7 @@ def ctran_mini(
         swap_states: see :func:`ctran`.
         graph: see :func:`ctran`.
         norm: see :func:`ctran`.
+        picture_frozen: see :func:`ctran`.
         dropout: dropout probability of the encoder layers.
         max_length: of questions, which are ignored.
         seed: of all fresh values.
@@ -112,7 +118,9 @@ def ctran_mini(
         constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
     )
     options |= {"image_size": (64, 64), "dropout": dropout, "graph": graph}
-    return CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
+    model = CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
+    freeze_body(model, norm, picture_frozen)
+    return model
 
 
 # What is asked of a dataset's pictures is not read, but batches may have it.

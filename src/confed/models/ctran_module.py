@@ -286,12 +286,9 @@ class CTran(PictureModel):
         self.graph = LabelGraph(labels) if graph else None
         self.label_graph = "graph" if graph else ""
 
-    def forward(self, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
-
-        Raises ``ValueError``: the picture is missing, or a tensor has another shape than the model reads.
-        """
-        x, bias, first = self._before_last(batch)
+    def scored(self, plane: Tensor, batch: Batch) -> Output:
+        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
+        x, bias, first = self._before_last(plane, batch)
         states = self.layers[-1](x, bias, first)
         return Output(self.classifier(states), states.mean(1))
 
@@ -301,17 +298,17 @@ class CTran(PictureModel):
 
         Places go row by row over ``grid``. What is missing in a row to 1 went to label tokens.
         """
-        x, bias, first = self._before_last(batch)
+        x, bias, first = self._before_last(self.plane(batch), batch)
         last = self.layers[-1]
         assert isinstance(last, EncoderLayer)
         return last.weights(x, bias, first)[..., :first].mean(1)
 
-    def _before_last(self, batch: Batch) -> tuple[Tensor, Tensor | None, int]:
+    def _before_last(self, plane: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None, int]:
         """Input of the last layer (B, P + C, d), what is added to attention scores, and P.
 
         Only label tokens are read out, so the last layer needs no queries of the picture.
         """
-        visual = self.plane(batch).flatten(2).transpose(1, 2)
+        visual = plane.flatten(2).transpose(1, 2)
         x = self.norm(torch.cat([visual, self.tokens(batch).to(visual.dtype)], 1))
         first = visual.shape[1]
         bias = None if self.graph is None else F.pad(self.graph(), (first, 0, first, 0))

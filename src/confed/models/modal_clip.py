@@ -4,6 +4,7 @@ Cao, Sun and Yu (2025) read pictures with CLIP ViT-L/14 (Radford et al., "Learni
 Natural Language Supervision", ICML 2021) and freeze all but its last layer.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch
+from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.modal_segments import Segmenter, Segments
 from confed.models.published import published, seeded
 
@@ -35,6 +37,8 @@ class ClipPatches(Segmenter):
         encoder: the ``transformers`` model.
     """
 
+    frozen_features: KeptStates | None = None
+
     def __init__(self, encoder: "CLIPVisionModel") -> None:
         config: Any = encoder.config
         self.size: int = config.image_size
@@ -46,12 +50,29 @@ class ClipPatches(Segmenter):
 
     def forward(self, batch: Batch) -> Segments:
         """The states of the patches of ``image``; see :class:`confed.models.modal_segments.Segmenter`."""
+        return run_stages(self, batch, 2)
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """CLIP below its last block, and the last block."""
+        below = tuple(f"clip.encoder.layers.{i}." for i in range(len(self.clip.encoder.layers) - 1))
+        first = Stage("CLIP below its last block", ("image",), ("clip.embeddings.", "clip.pre_layrnorm.", *below))
+        return first, Stage("last block", (), ("",))
+
+    @property
+    def stage_variant(self) -> str:
+        """None but one."""
+        return ""
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 1 + P, d)."""
         blocks = self.clip.encoder.layers
-        with torch.no_grad():
-            x = self.clip.pre_layrnorm(self.clip.embeddings(self.pixels(batch)))
-            for block in blocks[:-1]:
-                x = block(x, None)
-        return Segments(self.clip.post_layernorm(blocks[-1](x, None)[:, 1:]))
+        if first == 0 and last > 0:
+            with torch.no_grad():
+                state = self.clip.pre_layrnorm(self.clip.embeddings(self.pixels(batch)))
+                for block in blocks[:-1]:
+                    state = block(state, None)
+        return Segments(self.clip.post_layernorm(blocks[-1](state, None)[:, 1:])) if last == 2 else state
 
     def pixels(self, batch: Batch) -> Tensor:
         """What CLIP reads of ``image``, float (B, 3, S, S).

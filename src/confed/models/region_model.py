@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from confed.data.glove import MISSING, check_known, load_glove
 from confed.federation.protocols import Batch, Output
+from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank
 from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
 from confed.models.heads import count
@@ -100,7 +101,34 @@ class RegionModel(Finetunable):
 
         Raises ``ValueError``: a key is missing, or a tensor has another shape than the model reads.
         """
-        return self.suffix(self.prefix(batch))
+        return run_stages(self, batch, 3)
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """Words, what is made of words and regions, head."""
+        regions = ("regions", *(("boxes",) if self.needs_boxes else ()))
+        return (
+            Stage("words", ("text", "text_mask"), self.prefix_names),
+            Stage("words and regions", regions, ("",), without=(self.answer_head,)),
+            Stage("head", (), ("",)),
+        )
+
+    @property
+    def stage_variant(self) -> str:
+        """None but one."""
+        return ""
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`; states are (B, L, d), then (B, D), then an ``Output``."""
+        for number in range(first, last):
+            if number == 0:
+                self._check_text(batch)
+                state = self.recurrent(self.embed(batch["text"]))[0].contiguous()
+            elif number == 1:
+                state = self.look(self._state(state, batch))[0]
+            else:
+                state = Output(self.classifier(state), state)
+        return state
 
     def attention(self, batch: Batch) -> Tensor:
         """What the model looked at: the weight of each region where they are summed, of glimpses the sum.
@@ -126,9 +154,11 @@ class RegionModel(Finetunable):
 
     def prefix(self, batch: Batch) -> State:
         """What comes before the first adapter: the words' states. ``suffix(prefix(batch))`` is the forward pass."""
-        self._check(batch)
+        return self._state(run_stages(self, batch, 1), batch)
+
+    def _state(self, words: Tensor, batch: Batch) -> State:
+        self._check(batch, len(words))
         regions, boxes = batch["regions"], batch["boxes"] if self.needs_boxes else None
-        words, _ = self.recurrent(self.embed(batch["text"]))
         return State(words, batch["text_mask"] != 0, regions, (regions != 0).any(-1), boxes)
 
     def suffix(self, state: State) -> Output:
@@ -141,21 +171,30 @@ class RegionModel(Finetunable):
         """The whole batch n times, one after the other: for n blends of adapters in one pass."""
         return State(*(None if part is None else torch.cat([part] * n) for part in state))  # pyright: ignore
 
-    def _check(self, batch: Batch) -> None:
-        for key in ("regions", "text", "text_mask", *(("boxes",) if self.needs_boxes else ())):
+    def _check(self, batch: Batch, rows: int) -> None:
+        self._check_keys(batch, "regions", *(("boxes",) if self.needs_boxes else ()))
+        regions = batch["regions"]
+        if regions.ndim != 3 or regions.shape[2] != self.region_width:
+            raise ValueError(f"regions must have shape (B, R, {self.region_width}), got {tuple(regions.shape)}")
+        if len(regions) != rows:
+            shape = tuple(batch["text"].shape)
+            raise ValueError(f"text must have shape ({len(regions)}, at most {self.max_length}), got {shape}")
+        if self.needs_boxes and batch["boxes"].shape != (expected := (*regions.shape[:2], 4)):
+            raise ValueError(f"boxes must have shape {expected}, got {tuple(batch['boxes'].shape)}")
+
+    def _check_text(self, batch: Batch) -> None:
+        self._check_keys(batch, "text", "text_mask")
+        text, mask = batch["text"], batch["text_mask"]
+        if text.ndim != 2 or text.shape[1] > self.max_length:
+            raise ValueError(f"text must have shape ({len(text)}, at most {self.max_length}), got {tuple(text.shape)}")
+        if mask.shape != text.shape:
+            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+
+    def _check_keys(self, batch: Batch, *keys: str) -> None:
+        for key in keys:
             if key not in batch:
                 came = ", ".join(sorted(batch)) or "none"
                 raise ValueError(f"a batch of {type(self).__name__} needs the key {key!r}, got {came}")
-        regions, text, mask = batch["regions"], batch["text"], batch["text_mask"]
-        if regions.ndim != 3 or regions.shape[2] != self.region_width:
-            raise ValueError(f"regions must have shape (B, R, {self.region_width}), got {tuple(regions.shape)}")
-        if text.ndim != 2 or len(text) != len(regions) or text.shape[1] > self.max_length:
-            expected = f"({len(regions)}, at most {self.max_length})"
-            raise ValueError(f"text must have shape {expected}, got {tuple(text.shape)}")
-        if mask.shape != text.shape:
-            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
-        if self.needs_boxes and batch["boxes"].shape != (expected := (*regions.shape[:2], 4)):
-            raise ValueError(f"boxes must have shape {expected}, got {tuple(batch['boxes'].shape)}")
 
 
 def question_tokenizer(words: Sequence[str], max_length: int = 14) -> WordTokenizer:

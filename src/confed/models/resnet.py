@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.heads import count
 from confed.models.inputs import checked_image
 from confed.models.pretrained import States, describe, weights_file
@@ -30,6 +31,7 @@ __all__ = [
     "PictureModel",
     "ResNetMultilabel",
     "constant_names",
+    "freeze_body",
     "mini_resnet",
     "renormalise",
     "resnet18",
@@ -139,6 +141,7 @@ class PictureModel(nn.Module):
     answer_head = "classifier"
     """Name of the submodule that scores labels: what methods with a head of each client's own keep private."""
 
+    frozen_features: KeptStates | None = None
     mean: Tensor
     std: Tensor
 
@@ -161,15 +164,42 @@ class PictureModel(nn.Module):
         """Names of the parameters that do not learn and of the buffers that are constants (:class:`Constants`)."""
         return constant_names(self) | {name for name, value in self.named_parameters() if not value.requires_grad}
 
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the labels (B, C) before the sigmoid, and features (B, d).
+
+        Raises ``ValueError``: the picture is missing, or a tensor has another shape than the model reads.
+        """
+        return self.scored(self.plane(batch), batch)
+
+    def scored(self, plane: Tensor, batch: Batch) -> Output:
+        """Scores and features of the last plane of the pictures, (B, d, h, w)."""
+        raise NotImplementedError
+
     def plane(self, batch: Batch) -> Tensor:
-        """The last plane of the pictures, (B, d, h, w).
+        """The last plane of the pictures, (B, d, h, w), computed once where the ResNet is frozen.
 
         Raises ``ValueError``: the picture is missing or has another shape than the model reads.
         """
-        image = checked_image(batch, self.image_size, type(self).__name__)
-        if not image.is_floating_point():
-            image = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
-        return self.resnet.encoder(self.resnet.embedder(image)).last_hidden_state
+        return run_stages(self, batch, 1)
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """The picture's last plane, and what reads it."""
+        return Stage("last plane of the ResNet", ("image",), ("resnet.",)), Stage("labels", (), ("",))
+
+    @property
+    def stage_variant(self) -> str:
+        """None but one."""
+        return ""
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`; the state after the first stage is the plane."""
+        if first == 0 and last > 0:
+            image = checked_image(batch, self.image_size, type(self).__name__)
+            if not image.is_floating_point():
+                image = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
+            state = self.resnet.encoder(self.resnet.embedder(image)).last_hidden_state
+        return self.scored(state, batch) if last == 2 else state
 
 
 class ResNetMultilabel(PictureModel):
@@ -195,12 +225,9 @@ class ResNetMultilabel(PictureModel):
             raise ValueError(f"answers must be at least 1, got {labels}")
         self.classifier = uniform_linear(self.width, labels, rng)
 
-    def forward(self, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and the mean over the last plane (B, d).
-
-        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
-        """
-        features = self.plane(batch).mean((2, 3))
+    def scored(self, plane: Tensor, batch: Batch) -> Output:
+        """Scores of the labels (B, C) before the sigmoid, and the mean over the last plane (B, d)."""
+        features = plane.mean((2, 3))
         return Output(self.classifier(features), features)
 
     def pretraining_states(self, batch: Batch) -> States:
@@ -256,6 +283,26 @@ def mini_resnet(pretrained: bool | Path | str, norm: Norm, seed: int) -> "ResNet
     return body
 
 
+def freeze_body(model: PictureModel, norm: Norm, frozen: bool) -> None:
+    """Takes the ResNet of a model out of what learns.
+
+    Args:
+        model: changed in place.
+        norm: its normalisation.
+        frozen: whether to do so; otherwise nothing happens.
+
+    Raises:
+        ValueError: its normalisation learns by reading pictures.
+    """
+    if not frozen:
+        return
+    if norm == "batch":
+        raise ValueError(
+            "model.picture_frozen needs statistics that stay as they are: set model.norm to 'frozen' or 'group'"
+        )
+    model.resnet.requires_grad_(False)
+
+
 def _check_frozen(norm: str) -> None:
     if norm == "frozen":
         raise ValueError(
@@ -296,6 +343,7 @@ def resnet_multilabel(
     *,
     pretrained: Path | str | None = None,
     norm: Norm = "batch",
+    picture_frozen: bool = False,
     image_size: int | tuple[int, int] = 256,
     max_length: int = 16,
     seed: int = 0,
@@ -311,6 +359,7 @@ def resnet_multilabel(
             configuration then decides the sizes, and whose classifier is left out. None: random weights.
         norm: "batch"; "frozen": batch normalisation whose four tensors are constant, as FLAIR's benchmark has it;
             "group": group normalisation, for training from random weights.
+        picture_frozen: the head alone learns, on features that are computed once; not with ``norm`` "batch".
         image_size: pixels per side or (H, W).
         max_length: of questions, which are ignored.
         seed: of all fresh values.
@@ -318,7 +367,9 @@ def resnet_multilabel(
     del vocab_size, max_length
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     rng = torch.Generator().manual_seed(seed)
-    return ResNetMultilabel(resnet18(pretrained, norm, seed), count(answers), rng, size)
+    model = ResNetMultilabel(resnet18(pretrained, norm, seed), count(answers), rng, size)
+    freeze_body(model, norm, picture_frozen)
+    return model
 
 
 @register_model
@@ -328,6 +379,7 @@ def resnet_multilabel_mini(
     *,
     pretrained: bool | Path | str = False,
     norm: Norm = "batch",
+    picture_frozen: bool = False,
     max_length: int = 16,
     seed: int = 0,
 ) -> ResNetMultilabel:
@@ -341,6 +393,7 @@ def resnet_multilabel_mini(
         pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote; the head starts
             fresh, unless the labels are those of the file.
         norm: see :func:`resnet_multilabel`.
+        picture_frozen: see :func:`resnet_multilabel`.
         max_length: of questions, which are ignored.
         seed: of all fresh values.
     """
@@ -349,6 +402,7 @@ def resnet_multilabel_mini(
     model = ResNetMultilabel(mini_resnet(pretrained, norm, seed), count(answers), rng, (64, 64))
     if pretrained and not isinstance(answers, int):
         _load_head(model.classifier, weights_file("resnet_multilabel_mini", pretrained), answers)
+    freeze_body(model, norm, picture_frozen)
     return model
 
 

@@ -1,5 +1,6 @@
 """Checks of a client's message before it is used: finite values of plausible scale in the declared tensors."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -18,7 +19,7 @@ def first_non_finite(params: Params) -> str | None:
     for name, tensor in params.items():
         if tensor.is_floating_point():
             wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
-            if not torch.isfinite(tensor.sum(dtype=wide)):
+            if not math.isfinite(tensor.sum(dtype=wide).item()):
                 return name
     return None
 

@@ -52,6 +52,9 @@ class Run:
             (:mod:`confed.engines.together`): faster where models are small. Results are those of training one by one
             but for rounding. In one process; methods, models and settings that cannot have it are trained one by one,
             and the run says why.
+        compile: models are compiled (``torch.compile``): takes a minute or more before the first step and pays in long
+            runs on a GPU. Numbers differ by rounding; features of frozen layers are not kept; not with
+            ``batch_clients``.
         features: whether outputs of frozen layers are computed once per example and kept: "auto", in memory and, where
             they take more than a second, in files for other processes and later runs; "memory"; "off". No number
             changes.
@@ -85,6 +88,7 @@ class Run:
     controls: Literal["all", "none"] = "all"
     modality_matrix: bool = True
     batch_clients: Annotated[int, AT_LEAST_ONE] = 1
+    compile: bool = False
     features: Literal["auto", "memory", "off"] = "auto"
     features_memory: Annotated[float, NOT_NEGATIVE] = 1.0
     features_disk: Annotated[float, NOT_NEGATIVE] = 4.0
@@ -104,6 +108,11 @@ class Run:
             raise ValueError(
                 f"run.batch_clients = {self.batch_clients} trains clients at once in one process and needs "
                 f"run.workers = 1 and run.engine = 'local', got {self.workers} and {self.engine!r}"
+            )
+        if self.batch_clients > 1 and self.compile:
+            raise ValueError(
+                f"run.compile = true compiles the model of one client, and run.batch_clients must be 1 then, got "
+                f"{self.batch_clients}"
             )
         if self.cohort > 1 and self.cohort != int(self.cohort):
             raise ValueError(f"run.cohort must be a whole number of clients, or a share below 1, got {self.cohort}")

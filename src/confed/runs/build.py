@@ -23,6 +23,7 @@ from confed.data.modalities import is_modal, modalities_of
 from confed.data.modality_names import in_order
 from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
+from confed.engines.compiled import check_compiler
 from confed.engines.local import Members, Participation, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
@@ -128,11 +129,14 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     if algorithm.traits.centralised:
         observers = Both(clients, observers)
         clients, sizes, owned = {EVERYONE: _everyone(run_data, known)}, None, {EVERYONE: _all_of(owned)}
+    if run.compile:
+        check_compiler(_device(run.device))
     setup = Setup(
         algorithm, Members(clients, owned, {n: t.head for n, t in tasks.items() if heads}, sizes), task,
         recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks, public,
         features=_features(run),
         batch_clients=run.batch_clients,
+        compile=run.compile,
     )  # fmt: skip
     if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
         adds = type(algorithm).add_modules is not Algorithm.add_modules

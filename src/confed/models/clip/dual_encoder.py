@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.offered import among_offered
 from confed.federation.protocols import Batch, Output
+from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.clip.class_texts import ClassTexts
 from confed.models.clip.picture_adapters import AttentionAdapter, BottleneckAdapter
@@ -149,6 +150,22 @@ class DualEncoder(Finetunable):
         return self.suffix((self.prefix(batch), batch))
 
     @property
+    def stages(self) -> Sequence[Stage]:
+        """Features of the pictures, and what scores them."""
+        return Stage("features of pictures", ("image",), self.prefix_names), Stage("scores", (), ("",))
+
+    @property
+    def stage_variant(self) -> str:
+        """None but one."""
+        return ""
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, D)."""
+        if first == 0 and last > 0:
+            state = self._seen(batch, "features", lambda images: self._image(images)[0])
+        return self.suffix((state, batch)) if last == 2 else state
+
+    @property
     def prefix_names(self) -> tuple[str, ...]:
         """See :class:`confed.models.finetuning.Finetunable`."""
         return ("body.vision_model.", "body.visual_projection.")
@@ -184,7 +201,7 @@ class DualEncoder(Finetunable):
 
         A batch without pictures, or with other ones than uint8 (B, 3, H, W), is a ``ValueError``.
         """
-        return self._seen(batch, "features", lambda images: self._image(images)[0])
+        return run_stages(self, batch, 1)
 
     def patch_features(self, batch: Batch) -> Tensor:
         """Features of patches in the common space, unit length, (B, V, D); kept as :meth:`image_features`.

@@ -5,8 +5,8 @@ packs into one axis (all pictures of a batch, or the patches of all of them) is 
 B, with as many pictures as the example with the most, and joined where the library's model is called.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from confed.data.chat import answered, trimmed
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import HasCandidates, WritesAnswers, Writing
+from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank
-from confed.models.finetuning import Finetunable, Places
 from confed.models.hf.attention import choose_attention
 from confed.models.hf.candidates import (
     SCORES_AT_ONCE,
@@ -29,7 +29,8 @@ from confed.models.hf.candidates import (
     tree_states,
 )
 from confed.models.hf.device_map import check_spreadable, gpus, moved, spread
-from confed.models.hf.parts import part_name, places_of
+from confed.models.hf.parts import LibraryParts
+from confed.models.hf.picture_states import BESIDE, PictureStates, check_count, encoded
 from confed.models.hf.pictures import Pictures
 from confed.models.hf.placeholder import typed_inputs
 from confed.models.hf.prompts import ChatTokenizer
@@ -54,6 +55,7 @@ class Asked(NamedTuple):
         tokens: tokens of the answers to learn, (B, K, T), or None.
         shown: which of the P pictures each example has, bool (B, P).
         counted: which answers there are, bool (B, K); None where all are.
+        seen: what the picture encoder made of the pictures, where its outputs are kept; ``pictures`` are few then.
     """
 
     ids: Tensor
@@ -62,9 +64,10 @@ class Asked(NamedTuple):
     tokens: Tensor | None
     shown: Tensor
     counted: Tensor | None = None
+    seen: PictureStates | None = None
 
 
-class HuggingFaceVLM(Finetunable):
+class HuggingFaceVLM(LibraryParts):
     """An image-text-to-text model of ``transformers`` that writes answers, or chooses among given ones by likelihood.
 
     Batches have ``image``, uint8 (B, 3, H, W), or of several pictures (B, P, 3, H, W) with ``image_count`` (B,), and
@@ -91,7 +94,6 @@ class HuggingFaceVLM(Finetunable):
 
     writes = "answers"
     converses = True
-    published_prefix = "body."
     mixed = False
     is_loaded_in_4bit = False
     is_loaded_in_8bit = False
@@ -115,12 +117,6 @@ class HuggingFaceVLM(Finetunable):
         self.body.config.use_cache = False
         self.train()
 
-    @property
-    def frozen(self) -> set[str]:
-        """Names of all tensors that do not learn, the scales of quantised weights among them."""
-        learning = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        return set(self.state_dict(keep_vars=True)) - learning | {name for name, _ in self.named_buffers()}
-
     def place(self, device: str) -> None:
         """See :class:`confed.federation.specs.PlacesItself`.
 
@@ -135,40 +131,6 @@ class HuggingFaceVLM(Finetunable):
             self.to(device)
         else:
             self._main = spread(self, self.body, several)
-
-    # Parts --------------------------------------------------------------------------------------------------------
-
-    def part(self, name: str) -> str:
-        """Name of the submodule of the language part or of the picture encoder.
-
-        Args:
-            name: "language" or "vision".
-        """
-        return part_name(self, self.body, name)
-
-    def places(self, parts: tuple[str, ...], reduction: int = 16) -> Places:
-        """What can be finetuned; see :func:`confed.models.hf.parts.places_of`.
-
-        Args:
-            parts: of "language", "connector" and "vision".
-            reduction: usual reduction of the adapters.
-        """
-        return places_of(self, self.body, parts, reduction)
-
-    def is_head(self, name: str) -> bool:
-        """Whether a parameter is the output layer's, which turns states into scores of tokens.
-
-        Args:
-            name: the parameter's.
-        """
-        head = self.body.get_output_embeddings()
-        own = next(own for own, module in self.named_modules() if module is head)
-        return name.startswith(f"{own}.")
-
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        """None: the first part makes inputs and has no layers."""
-        return ()
 
     # Passes -------------------------------------------------------------------------------------------------------
 
@@ -194,12 +156,7 @@ class HuggingFaceVLM(Finetunable):
         for key in ("image", "text", "text_mask"):
             if key not in batch:
                 raise ValueError(f"a batch of the model 'hf' needs the key {key!r}, got {', '.join(sorted(batch))}")
-        image, count = batch["image"], batch.get("image_count")
-        if image.dtype != torch.uint8 or image.ndim != 4 + (count is not None):
-            shape = "(B, 3, H, W)" if count is None else "(B, P, 3, H, W)"
-            raise ValueError(f"image must be uint8 of shape {shape}, got {image.dtype} {tuple(image.shape)}")
-        image = image[:, None] if count is None else image
-        count = image.new_ones(len(image), dtype=torch.int64) if count is None else count
+        image, count = self._shown(batch)
         ids, mask = trimmed(batch["text"], batch["text_mask"])
         if len(image):
             first = image[0, 0].cpu().permute(1, 2, 0).contiguous().numpy()
@@ -212,7 +169,49 @@ class HuggingFaceVLM(Finetunable):
         if tokens is not None and tokens.ndim == 2:
             tokens = tokens[:, None]
         shown = torch.arange(image.shape[1], device=count.device) < count[:, None]
-        return Asked(ids, mask, self.pictures(image), tokens, shown, counted)
+        # Examples with different numbers of pictures have no features of one shape.
+        alike = self.frozen_features is not None and bool(shown.any()) and bool(shown.all())
+        seen = run_stages(self, batch, 1) if alike else None
+        pictures = self.pictures(image, None if seen is None else BESIDE)
+        return Asked(ids, mask, pictures, tokens, shown, counted, seen)
+
+    @staticmethod
+    def _shown(batch: Batch) -> tuple[Tensor, Tensor]:
+        """Pictures (B, P, 3, H, W), and how many each example has, (B,)."""
+        image, count = batch["image"], batch.get("image_count")
+        if image.dtype != torch.uint8 or image.ndim != 4 + (count is not None):
+            shape = "(B, 3, H, W)" if count is None else "(B, P, 3, H, W)"
+            raise ValueError(f"image must be uint8 of shape {shape}, got {image.dtype} {tuple(image.shape)}")
+        if count is None:
+            return image[:, None], image.new_ones(len(image), dtype=torch.int64)
+        return image, count
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """The picture encoder with the connector, and the language part."""
+        language = f"{self.part('language')}."
+        own = [n for n in self.state_dict(keep_vars=True) if not n.startswith(language) and not self.is_head(n)]
+        return (
+            Stage("picture encoder and connector", ("image", "image_count"), tuple(own)),
+            Stage("language part", (), ("",)),
+        )
+
+    @property
+    def stage_variant(self) -> str:
+        """None but one."""
+        return ""
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`; the state after the first stage is a :class:`PictureStates`.
+
+        Of examples that have all P pictures.
+        """
+        if first == 0 and last > 0:
+            image, _ = self._shown(batch)
+            shown = image.new_ones(image.shape[:2], dtype=torch.bool)
+            with self._precision(image.device):
+                state = encoded(self.body, self._own(self.pictures.joined(self.pictures(image), shown)), len(image))
+        return self.suffix(self.prefix(batch)._replace(seen=state)) if last == 2 else state
 
     def suffix(self, state: Asked) -> Output:
         """The library's model, with the adapters that are switched on."""
@@ -223,11 +222,14 @@ class HuggingFaceVLM(Finetunable):
         return Output(output.logits.to(home), output.features.to(home))
 
     def _answer(self, state: Asked) -> Output:
-        # What learns is fp32 and adds to the states of a bf16 base, as peft's own training has it.
-        with torch.autocast(state.ids.device.type, torch.bfloat16) if self.mixed else nullcontext():
+        with self._precision(state.ids.device):
             if state.tokens is not None:
                 return self._token_scores(state, state.tokens)
             return self.rank(state) if self._writing is None else self.write(state, self._writing)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        # What learns is fp32 and adds to the states of a bf16 base, as peft's own training has it.
+        return torch.autocast(device.type, torch.bfloat16) if self.mixed else nullcontext()
 
     def _token_scores(self, state: Asked, tokens: Tensor) -> Output:
         """Scores of the answers' tokens, (R, T - 1, V), and features (B, d)."""
@@ -257,6 +259,7 @@ class HuggingFaceVLM(Finetunable):
             more(state.ids), more(state.mask), {key: more(value) for key, value in state.pictures.items()},
             None if state.tokens is None else more(state.tokens), more(state.shown),
             None if state.counted is None else more(state.counted),
+            None if state.seen is None else state.seen._replace(features=more(state.seen.features)),
         )  # fmt: skip
 
     def rank(self, state: Asked) -> Output:
@@ -272,7 +275,7 @@ class HuggingFaceVLM(Finetunable):
             return self._rank_whole(state, self._candidates.to(state.ids.device))
         answers = self._candidates.to(state.ids.device)[:, 1:]
         base = self.body.model
-        read = self._inputs(state.ids, state.mask, state.pictures, state.shown)
+        read = self._inputs(state.ids, state.mask, state.pictures, state.shown, seen=state.seen)
         with first_position_behind(self.body.get_decoder(), state.ids.shape[1]) as start:
             begun = base(**read, use_cache=True, return_dict=True)
         last = begun.last_hidden_state[:, -1:]
@@ -333,38 +336,27 @@ class HuggingFaceVLM(Finetunable):
             state: prompts.
             how: length and width of the search.
         """
-        read = self._inputs(state.ids, state.mask, state.pictures, state.shown)
+        read = self._inputs(state.ids, state.mask, state.pictures, state.shown, seen=state.seen)
         return Output(*search(self.body, read, self.tokenizer, how))
 
     def check_pictures(self, image: Tensor) -> None:
         """Check that a picture has as many tokens in a prompt as the picture encoder gives features.
 
+        Raises ``ValueError``: the numbers differ.
+
         Args:
             image: uint8, shape (3, H, W); pictures of one size have the same number.
-
-        Raises:
-            ValueError: the numbers differ.
         """
         placed = self.tokenizer.placeholder.tokens(image.cpu().permute(1, 2, 0).contiguous().numpy())
         tokens = placed.count(self._picture_token)
         device = next(self.body.parameters()).device
         shown = torch.ones(1, 1, dtype=torch.bool, device=device)
         inputs = self.pictures.joined(self.pictures(image[None, None].to(device)), shown)
-        dtype = self.body.dtype
         training = self.training
         self.eval()  # what was checked is trained afterwards: no statistics of batches may change
         with torch.no_grad():
-            found = self.body.get_image_features(
-                **{k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
-            )
+            check_count(self.body, self._own(inputs), tokens, (image.shape[1], image.shape[2]))
         self.train(training)
-        found = getattr(found, "pooler_output", found)
-        features = sum(part.flatten(0, -2).shape[0] for part in ([found] if isinstance(found, Tensor) else found))
-        if features != tokens:
-            raise ValueError(
-                f"a picture of {image.shape[1]} x {image.shape[2]} pixels has {tokens} tokens in a prompt and "
-                f"{features} features of the picture encoder: processor and model do not fit together"
-            )
 
     def _hidden(self, state: Asked, rows: Tensor, answers: Tensor) -> Tensor:
         """Last layer's states of prompts and answers, (R, L + T - 1, d); answers without their start and last token."""
@@ -372,20 +364,27 @@ class HuggingFaceVLM(Finetunable):
         ids = torch.cat([state.ids[rows], read], 1)
         mask = torch.cat([state.mask[rows], answered(answers)[:, 1:-1].long()], 1)
         pictures = {key: value[rows] for key, value in state.pictures.items()}
-        inputs = self._inputs(ids, mask, pictures, state.shown[rows], read.shape[1])
+        seen = None if state.seen is None else state.seen.of(rows)
+        inputs = self._inputs(ids, mask, pictures, state.shown[rows], read.shape[1], seen)
         return self.body.model(**inputs, return_dict=True).last_hidden_state
 
     def _inputs(
-        self, ids: Tensor, mask: Tensor, pictures: Mapping[str, Tensor], shown: Tensor, answers: int = 0
-    ) -> dict[str, Tensor]:
+        self, ids: Tensor, mask: Tensor, pictures: Mapping[str, Tensor], shown: Tensor, answers: int = 0,
+        seen: PictureStates | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """What the library's model reads; the last ``answers`` of the ids are an answer's."""
-        dtype = self.body.dtype
-        joined = self.pictures.joined(pictures, shown)
-        own = {k: v.to(dtype) if v.is_floating_point() else v for k, v in joined.items()}
+        own: dict[str, Any] = self._own(self.pictures.joined(pictures, shown))
+        if seen is not None:
+            own["mm_encoder_outputs"] = seen.outputs()
         behind = torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] - answers
         kinds = {True: (ids == self._picture_token).long(), False: behind.long().expand_as(ids)}
         typed = {name: kinds[pictures_marked] for name, pictures_marked in self._typed.items()}
         return {"input_ids": ids, "attention_mask": mask, **own, **typed}
+
+    def _own(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of the picture encoder in its precision."""
+        dtype = self.body.dtype
+        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
 
     @property
     def _picture_token(self) -> int:
@@ -394,8 +393,3 @@ class HuggingFaceVLM(Finetunable):
 
     def _scores(self, hidden: Tensor) -> Tensor:
         return self.body.get_output_embeddings()(hidden)
-
-    def layers(self) -> Iterator[str]:
-        """Names of the linear layers that learn, for ``confed doctor model``."""
-        learning = {name.rpartition(".lora_")[0] for name, p in self.named_parameters() if p.requires_grad}
-        yield from sorted(filter(None, learning))

@@ -1,7 +1,7 @@
 """Pictures as a processor of ``transformers`` prepares them, kept example by example."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -38,14 +38,18 @@ class Pictures:
         """Bytes of all inputs that are kept."""
         return self._bytes
 
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+    def __call__(self, images: Tensor, only: Collection[str] | None = None) -> dict[str, Tensor]:
         """Inputs of the library's model for pictures, each (B, P, ...).
 
         Args:
             images: uint8, shape (B, P, 3, H, W).
+            only: names of the inputs that are needed; None for all.
         """
+        keys = [key for key in self.axes if only is None or key in only]
+        if not keys:
+            return {}
         rows = [self._one(picture) for picture in images.cpu().flatten(0, 1).permute(0, 2, 3, 1).contiguous().numpy()]
-        made = {key: torch.stack([row[key] for row in rows]) for key in self.axes} if rows else {}
+        made = {key: torch.stack([row[key] for row in rows]) for key in keys} if rows else {}
         return {key: value.unflatten(0, images.shape[:2]).to(images.device) for key, value in made.items()}
 
     def _made(self, *pictures: np.ndarray) -> dict[str, Tensor]:
