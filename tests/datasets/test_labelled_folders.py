@@ -116,3 +116,23 @@ def test_eurosat_has_its_classes_and_shots() -> None:
     assert "annual crop" in dataset.answers
     assert all(len(split.train) == 8 for split in dataset.clients.values())
     assert len(dataset.unseen[NEW]) == 5 * 60
+
+
+def test_other_data_sets_are_asked_about_among_their_own_classes(folders: Path) -> None:
+    for number, name in enumerate(("forest", "harbour")):
+        for i in range(10):
+            picture(folders / "elsewhere" / "UCM" / name / f"{i:02d}.png", 100 + 50 * number + i)
+    other = folders.parent / "UCM"
+    (folders / "elsewhere" / "UCM").rename(other)
+    (folders / "elsewhere").rmdir()
+    dataset = labelled_folders(folders, **OPTIONS, others=(str(other),))
+    assert dataset.answers == ("annual crop", "forest", "river", "sea lake", "harbour")
+    place = dataset.unseen["UCM"]
+    assert place.offered == ("forest", "harbour")
+    assert sorted(place.answers) == ["forest"] * 2 + ["harbour"] * 2
+    for row, answer in zip(place.image_index, place.answers, strict=True):
+        assert int(place.images[row][0, 0, 0]) // 50 == {"forest": 2, "harbour": 3}[answer]
+    assert dataset.facts["other data sets"] == "UCM: 2 classes, 1 of them learned"
+    assert len(dataset.unseen[NEW].images) == 48  # the folder's own pictures
+    with pytest.raises(ValueError, match="there is a client or place 'UCM' already"):
+        labelled_folders(folders, **OPTIONS, others=(str(other), str(other)))

@@ -15,7 +15,17 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import Pool, federate, words
 from confed.data.picture_tables import Pictures
 
-__all__ = ["NEW", "QUESTION", "ClassPool", "NewClasses", "Offer", "PartitionOfClasses", "few_shot", "harmonic_mean"]
+__all__ = [
+    "NEW",
+    "QUESTION",
+    "ClassPool",
+    "NewClasses",
+    "Offer",
+    "PartitionOfClasses",
+    "few_shot",
+    "harmonic_mean",
+    "with_other_sets",
+]
 
 QUESTION = "what is it?"
 NEW = "new classes"
@@ -138,6 +148,38 @@ def few_shot(
     )  # fmt: skip
 
 
+def with_other_sets(
+    dataset: FederatedDataset, pools: Sequence[ClassPool], max_test: int | None = None
+) -> FederatedDataset:
+    """A classification set and test pictures of other sets, for evaluation across data sets (Zhou et al., CVPR 2022).
+
+    Every other set is a place, asked about among its own classes. A class with the name of a known one is that class.
+
+    Args:
+        dataset: of :func:`few_shot`.
+        pools: the other sets; their names are the places'.
+        max_test: most test examples per set.
+
+    Raises:
+        ValueError: a place of that name is there already, or a set has a class without a name, a test example, or a
+            name of its own.
+    """
+    answers, places = list(dataset.answers), dict(dataset.unseen)
+    learned = {answer for split in dataset.clients.values() for answer in split.train.answers}
+    told: list[str] = []
+    for pool in pools:
+        _check_classes(pool)
+        if pool.name in places or pool.name in dataset.clients:
+            raise ValueError(f"there is a client or place {pool.name!r} already: other data sets need other names")
+        answers += [name for name in pool.classes if name not in answers]
+        rows = _at_most(np.flatnonzero(np.asarray(pool.roles) == "test"), max_test)
+        examples = _examples(pool, np.full(len(pool.labels), pool.name))
+        places[pool.name] = replace(examples.take(rows), offered=pool.classes)
+        told.append(f"{pool.name}: {len(pool.classes)} classes, {len(learned & set(pool.classes))} of them learned")
+    facts = {**dataset.facts, "other data sets": "; ".join(told)} if told else dataset.facts
+    return replace(dataset, answers=tuple(answers), unseen=places, facts=facts)
+
+
 def _absent(told: Mapping[str, Split], base: Sequence[str]) -> dict[str, str]:
     """Clients that are tested on classes of which they have no example to learn from; {} without any."""
     lacking = {client: set(split.test.answers) - set(split.train.answers) for client, split in told.items()}
@@ -241,16 +283,7 @@ def _check(
         raise ValueError(f"clients must be at most the {len(base)} base classes for partition 'classes', got {clients}")
     if partition == "domain" and pool.domains is None:
         raise ValueError(f"partition 'domain' needs domains, and dataset {pool.name!r} has one only")
-    doubles = sorted({name for name in pool.classes if pool.classes.count(name) > 1})
-    if doubles:
-        raise ValueError(f"dataset {pool.name!r}: every class must have a name of its own, got {doubles[0]!r} twice")
-    tested = set(pool.labels[np.asarray(pool.roles) == "test"].tolist())
-    if bare := [name for number, name in enumerate(pool.classes) if number not in tested]:
-        raise ValueError(f"dataset {pool.name!r}: class {bare[0]!r} has no test example")
-    if nameless := [number for number, name in enumerate(pool.classes) if not name.strip()]:
-        raise ValueError(
-            f"dataset {pool.name!r}: class number {nameless[0]} has no name, and names are what is learned"
-        )
+    _check_classes(pool)
     seen = ~np.isin([""] * len(pool.labels) if pool.domains is None else pool.domains, list(unseen))
     learned = set(pool.labels[seen & (np.asarray(pool.roles) == "train")].tolist())
     if bare := [pool.classes[label] for label in base if label not in learned]:
@@ -262,3 +295,17 @@ def _check(
     domains = sorted({str(d) for d in pool.domains}) if pool.domains is not None else []
     if strange := [place for place in unseen if place not in domains]:
         raise ValueError(f"unseen must name domains out of {', '.join(domains) or 'none'}, got {strange[0]!r}")
+
+
+def _check_classes(pool: ClassPool) -> None:
+    """Check that each class has a name of its own and a test example."""
+    doubles = sorted({name for name in pool.classes if pool.classes.count(name) > 1})
+    if doubles:
+        raise ValueError(f"dataset {pool.name!r}: every class must have a name of its own, got {doubles[0]!r} twice")
+    tested = set(pool.labels[np.asarray(pool.roles) == "test"].tolist())
+    if bare := [name for number, name in enumerate(pool.classes) if number not in tested]:
+        raise ValueError(f"dataset {pool.name!r}: class {bare[0]!r} has no test example")
+    if nameless := [number for number, name in enumerate(pool.classes) if not name.strip()]:
+        raise ValueError(
+            f"dataset {pool.name!r}: class number {nameless[0]} has no name, and names are what is learned"
+        )

@@ -76,17 +76,19 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
 
 
 def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
-    """The same with all pictures in memory; they are one table of files.
+    """The same with all pictures in memory.
 
     Raises ``ValueError``: a picture cannot be read (the message names it).
     """
-    files = next(iter(dataset.clients.values())).train.images
-    table = empty_table(len(files), files.shape[1])
-    for row in range(len(files)):
-        table[row] = files[row]
+    parts = [part for s in dataset.clients.values() for part in (s.train, s.validation, s.test)]
+    tables: dict[int, np.ndarray] = {}
+    for files in {id(part.images): part.images for part in (*parts, *dataset.unseen.values())}.values():
+        table = tables[id(files)] = empty_table(len(files), files.shape[1])
+        for row in range(len(files)):
+            table[row] = files[row]
 
     def held(part: Examples) -> Examples:
-        return replace(part, images=table)
+        return replace(part, images=tables[id(part.images)])
 
     clients = {name: Split(held(s.train), held(s.validation), held(s.test)) for name, s in dataset.clients.items()}
     return replace(dataset, clients=clients, unseen={name: held(part) for name, part in dataset.unseen.items()})

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from confed.data.examples import FederatedDataset
-from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot
+from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
 from confed.data.json_lines import read_jsonl
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
@@ -65,6 +65,8 @@ def labelled_folders(
     clients: int = 10,
     alpha: float = 0.1,
     unseen: tuple[str, ...] = (),
+    others: tuple[str, ...] = (),
+    others_key: str = "label",
     max_test: int | None = None,
     unreadable: float = 0.01,
     image_size: int = 224,
@@ -91,6 +93,9 @@ def labelled_folders(
         clients: number of clients, but for "domain".
         alpha: concentration of "dirichlet".
         unseen: domains that no client trains on.
+        others: further folders of one of these forms, or CoOp's split files beside their pictures: data sets that no
+            client trains on, whose test pictures are asked about among their own classes.
+        others_key: ``class_key`` of their ``labels.jsonl``.
         max_test: most test examples per client and place.
         unreadable: share of the pictures that may be left out because they cannot be read.
         image_size: side of the pictures in pixels; other proportions are squeezed.
@@ -109,26 +114,38 @@ def labelled_folders(
     if not 0 <= validation < 1:
         raise ValueError(f"validation must lie in [0, 1), got {validation}")
     check_unreadable(unreadable, "decoded")
-    source, rows = _read(folder, split_file, pictures, domains, class_key)
-    names = tuple(sorted({row.label for row in rows}))
-    place = {name: number for number, name in enumerate(names)}
-    labels = np.array([place[row.label] for row in rows], dtype=np.int64)
-    stored = open_pictures(source, PackedTexts.of(row.path for row in rows), image_size)
-    pool = ClassPool(
-        "labelled_folders",
-        tuple(_spoken(name) for name in names),
-        stored,
-        labels,
-        _roles(rows, labels, test_share, 0.0 if shots else validation),
-        [row.path for row in rows],
-        np.array([row.domain for row in rows]) if any(row.domain for row in rows) else None,
-    )
-    facts = {"origin": "pictures of a folder", "pictures": f"{len(rows)} of {len(names)} classes"}
+    validation = 0.0 if shots else validation
+    rows = _read(folder, split_file, pictures, domains, class_key)
+    pool = _pool("labelled_folders", *rows, image_size, test_share, validation)
+    facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
     dataset = few_shot(
         pool, partition, shots=shots or None, validation_shots=validation_shots, new=new, offer=offer, clients=clients,
         alpha=alpha, unseen=unseen, max_test=max_test, facts=facts, seed=seed,
     )  # fmt: skip
+    elsewhere: list[ClassPool] = []
+    for path in map(Path, others):
+        of_file = (path.parent, path.name) if path.suffix == ".json" else (path, "")
+        elsewhere.append(_pool(path.stem, *_read(*of_file, pictures, domains, others_key), image_size, test_share, 0.0))
+    dataset = with_other_sets(dataset, elsewhere, max_test)
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
+
+
+def _pool(
+    name: str, source: Path, rows: Sequence[_Row], image_size: int, test_share: float, validation: float
+) -> ClassPool:
+    """All pictures of a folder, with their classes, roles and domains."""
+    names = tuple(sorted({row.label for row in rows}))
+    place = {label: number for number, label in enumerate(names)}
+    labels = np.array([place[row.label] for row in rows], dtype=np.int64)
+    return ClassPool(
+        name,
+        tuple(_spoken(label) for label in names),
+        open_pictures(source, PackedTexts.of(row.path for row in rows), image_size),
+        labels,
+        _roles(rows, labels, test_share, validation),
+        [row.path for row in rows],
+        np.array([row.domain for row in rows]) if any(row.domain for row in rows) else None,
+    )
 
 
 def _spoken(name: str) -> str:

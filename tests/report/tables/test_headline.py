@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from confed.report.tables.cells import marks
+from confed.report.tables.columns import Context, columns_of, method_row
 from confed.report.tables.headline import results_table, study_table
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
@@ -176,6 +177,18 @@ def test_paper_table_has_every_place_and_both_averages(study: Path) -> None:
     unseen = [100 * sum(s["global_unseen"].values()) / 2 for s in summaries]
     assert rows["FedP³"][-1].value == pytest.approx(sum(unseen) / 2)
     assert [cell.text for cell in rows["Local"]][5:] == ["–"] * 4  # no global model
+
+
+def test_harmonic_mean_is_of_base_and_of_new_classes_alone() -> None:
+    views = {"global_seen": {"a": 0.8, "b": 0.6}, "global_unseen": {"new classes": 0.35, "sketch": 0.1}}
+    row = method_row("Prompt", [{**summary("promptfl", 0.5, 0.5), **views}])
+
+    def found(*scenes: str) -> list[str]:
+        columns = columns_of("paper", Context([row], ("a", "b"), scenes))
+        return [column.cells([row])[0].text for column in columns if column.title == "harmonic mean"]
+
+    assert found("new classes", "sketch") == ["46.7"]
+    assert found("sketch") == []
 
 
 def test_paper_table_ranks_federated_methods_only(study: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from confed.data.few_shot import NEW, harmonic_mean
 from confed.report.tables.cells import marks, mean_sd_cell
 from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.left_out import with_left_out
@@ -226,6 +227,12 @@ def _share_sent(run: Run) -> float | None:
     return 100 * sent / total if sent is not None and total else None
 
 
+def _base_and_new(run: Run) -> float | None:
+    """Harmonic mean of the global model's accuracies on clients' (base) and on new classes."""
+    base, new = headline(run.summary, "global_seen_mean"), numbers(run.summary.get("global_unseen")).get(NEW)
+    return None if base is None or new is None else harmonic_mean(base, new)
+
+
 def _captions(view: str, measure: str) -> Callable[[Run], float | None]:
     """A caption measure's mean over the places of a view."""
 
@@ -258,6 +265,10 @@ def _unseen(context: Context) -> bool:
     return bool(context.scenes) or context.judged == "personal"
 
 
+def _new_classes(context: Context) -> bool:
+    return NEW in context.scenes
+
+
 COLUMNS: tuple[RunColumn, ...] = (
     # Where heads are the clients' own: what a client trains and sends (FedDAT's table 2, "Comm. overhead").
     RunColumn("trained", _parameters("trained"), ("paper",), "parameters", "count", _deployed, of_bounds=False),
@@ -270,6 +281,7 @@ COLUMNS: tuple[RunColumn, ...] = (
               controls=_view("personal")),
     RunColumn("average", _headline("global_unseen_mean"), ("paper",), "unseen", shown=_unseen,
               controls=_view("global_unseen")),
+    RunColumn("harmonic mean", _base_and_new, ("paper",), "base and new", shown=_new_classes),
     RunColumn("mean", _headline("deployed_mean"), ("results",), "deployed", shown=_some_deployed,
               controls=_view("deployed")),
     RunColumn("mean", _headline("personal_mean"), ("results",), "personal", controls=_view("personal")),
