@@ -56,7 +56,8 @@ def track(
     Yields:
         A note for every run that was looked at first or had something new.
 
-    An unknown or missing tool, or a folder without runs, is a ValueError.
+    Raises:
+        ValueError: an unknown, missing or broken tool, or a folder without runs.
     """
     backend = backend_of(to)
     send = backend.load()
@@ -67,7 +68,10 @@ def track(
             current = run.whole if backend.whole_rounds else run
             if seen.get(run.id) != current:
                 seen[run.id] = current
-                sent = send(current, at)
+                try:
+                    sent = send(current, at)
+                except ImportError as error:
+                    raise ValueError(f"{backend.package} is installed and cannot be imported: {error}") from error
                 name = f"{run.group}/{run.name}" if run.group else run.name
                 yield Tracked(run.project, name, run.state, max(run.rounds, default=0), sent.values, sent.where)
         if not follow or all(run.state != "running" for run in runs):
