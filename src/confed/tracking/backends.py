@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from confed.tracking.records import TrackedRun
+if TYPE_CHECKING:
+    from confed.tracking.records import TrackedRun
 
 __all__ = ["BACKENDS", "Backend", "Send", "Sent", "backend_of"]
 
@@ -23,7 +25,7 @@ class Sent:
     where: str
 
 
-Send = Callable[[TrackedRun, str], Sent]
+Send = Callable[["TrackedRun", str], Sent]
 """Adds what a tool lacks of a run, at a place (empty for the tool's own choice), and says what that was."""
 
 

@@ -148,7 +148,7 @@ def _dots(figure: "Figure", clients: Sequence[str], values: Values, metric: str,
         style_axes(axes, palette, client, metric, "")
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
-        axes.set_yticks(list(rows), [series.label for series, _ in values] if i % columns == 0 else [""] * len(values))
+        name_positions(axes.yaxis, rows, [series.label if i % columns == 0 else "" for series, _ in values])
         axes.set_ylim(0.4, len(values) + 0.6)
         axes.margins(x=0.08)
 
@@ -179,4 +179,4 @@ def _grouped(axes: "Axes", clients: Sequence[str], values: Values, palette: Pale
                 )
         colour = palette(series.colour)
         axes.bar(list(bars), list(bars.values()), 0.9 * width, color=colour, alpha=0.9, label=series.label)
-    name_positions(axes, clients)
+    name_positions(axes.xaxis, range(len(clients)), clients)

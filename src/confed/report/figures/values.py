@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 __all__ = ["name_positions", "panels_of"]
@@ -21,33 +22,41 @@ def panels_of(figure: "Figure") -> list[dict[str, Any]]:
 
     Returns:
         Per panel ``title``, ``x`` and ``y`` (names of the axes), ``box`` (left, top, width, height) and ``series``:
-        label, colour, and points (x, y, left, top). Positions count from the upper left corner; x is a text where the
-        axis has names in place of numbers.
+        label, colour, and points (x, y, left, top). Positions count from the upper left corner; x or y is a text where
+        the axis has names in place of numbers.
     """
     height = figure.bbox.height
     found = [_panel(axes, height) for axes in figure.axes]
     return [panel for panel in found if panel["series"]]
 
 
-def name_positions(axes: "Axes", names: Sequence[str], **style: Any) -> None:
-    """Names in place of the numbers 0, 1, 2 ... on the horizontal axis.
+def name_positions(axis: "Axis", positions: Sequence[float], names: Sequence[str], **style: Any) -> None:
+    """Names in place of numbers on an axis.
 
     Args:
-        axes: of the figure.
-        names: in order.
-        style: of the letters, as for matplotlib's ``set_xticks``.
+        axis: of the figure.
+        positions: whole numbers.
+        names: what stands there.
+        style: of the letters, as for matplotlib's ``set_ticks``.
     """
     from matplotlib.ticker import FixedFormatter
 
-    axes.set_xticks(range(len(names)), names, **style)
-    axes.xaxis.set_major_formatter(FixedFormatter(names))
+    axis.set_ticks(list(positions), labels=list(names), **style)
+    axis.set_major_formatter(FixedFormatter(names))
 
 
 def _panel(axes: "Axes", height: float) -> dict[str, Any]:
     box = axes.get_window_extent()
-    names = _names(axes)
+    across, up = _names(axes.xaxis), _names(axes.yaxis)
     series = [
-        (label, colour, [(names.get(round(x), _short(x)), _short(y), *_at(axes, x, y, height)) for x, y in points])
+        (
+            label,
+            colour,
+            [
+                (across.get(round(x), _short(x)), up.get(round(y), _short(y)), *_at(axes, x, y, height))
+                for x, y in points
+            ],
+        )
         for label, colour, points in _series(axes)
     ]
     return {
@@ -75,14 +84,14 @@ def _series(axes: "Axes") -> Iterable[tuple[str, Any, list[tuple[float, float]]]
             yield label, to_hex(line[0].get_facecolor()) if bars else "", bars
 
 
-def _names(axes: "Axes") -> Mapping[int, str]:
+def _names(axis: "Axis") -> Mapping[int, str]:
     """Position -> name, of an axis that :func:`name_positions` was called for."""
     from matplotlib.ticker import FixedFormatter, FixedLocator
 
-    formatter, locator = axes.xaxis.get_major_formatter(), axes.xaxis.get_major_locator()
+    formatter, locator = axis.get_major_formatter(), axis.get_major_locator()
     if not (isinstance(formatter, FixedFormatter) and isinstance(locator, FixedLocator)):
         return {}
-    return dict(enumerate(map(str, formatter.seq)))
+    return dict(zip(map(round, locator.locs), map(str, formatter.seq), strict=True))
 
 
 def _at(axes: "Axes", x: float, y: float, height: float) -> tuple[float, float]:

@@ -64,16 +64,17 @@ function tell(panel, [x, y]) {
   // All series that have a value there, from the highest to the lowest.
   const numbers = typeof y === "number";
   const lines = panel.series.flatMap(([label, colour, points]) =>
-    points.filter((p) => (numbers ? p[0] === x : p[0] === x && p[1] === y)).map((p) => [label, colour, p]),
+    points.filter((p) => p[0] === x || !numbers).map((p) => [label, colour, p]),
   );
-  if (numbers) lines.sort((a, b) => b[2][1] - a[2][1]);
-  const title = [panel.title, numbers ? `${panel.x} ${shown(x)}`.trim() : panel.x].filter(Boolean).join(", ");
+  const value = numbers ? 1 : 0; // rows with names have their values on the horizontal axis
+  lines.sort((a, b) => b[2][value] - a[2][value]);
+  const title = [panel.title || panel.y, numbers ? `${panel.x} ${shown(x)}`.trim() : panel.x].filter(Boolean).join(", ");
   tip.replaceChildren(make("b", "", title));
   for (const [label, colour, point] of lines) {
     const line = make("div", "");
     const mark = make("i", "");
     mark.style.background = colour;
-    line.append(mark, make("span", "", label), make("em", "", shown(numbers ? point[1] : point[0])));
+    line.append(mark, make("span", "", label), make("em", "", shown(point[value])));
     tip.append(line);
   }
 }
