@@ -23,7 +23,7 @@ OWN = [*sorted(path.stem for path in Path(__file__).parent.rglob("*.py")), "brea
 os.environ["CONFED_ALLOW_CODE"] = ",".join(OWN)
 # What runs keep for later ones is nobody's but this process's.
 os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / f"confed-tests-{os.getpid()}")
-os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no settings")
+os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "no settings")
 
 
 @pytest.fixture(scope="session")

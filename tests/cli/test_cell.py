@@ -316,7 +316,7 @@ def test_faulty_options_of_a_cluster_are_named(
     monkeypatch.chdir(tmp_path)
     asked = ["compare", "--recipe", str(_recipe(tmp_path))]
     for options, expected in (
-        (["--on", "cloud"], "--on must be slurm or script, got 'cloud'"),
+        (["--on", "cloud"], "--on must be slurm, script or ray, got 'cloud'"),
         (["--submit"], "need --on slurm"),
         (["--on", "script", "--slurm", "mem=1G"], "--slurm and --submit need --on slurm"),
         (["--on", "slurm", "--slurm", "array=1-3"], "array must be %N"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["gates"]
 
 
-@app.command()
+@app.command(rich_help_panel="Compare")
 def gates(
     source: Annotated[
         str, typer.Argument(help="A recipe file, the name of a packaged one, or the folder of a finished study.")

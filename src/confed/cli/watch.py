@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 
 from confed.cli.app import FAILED, Json, app, plain, print_json
 from confed.cli.completion import complete_folder
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from confed.results.watching import RunState
 
 _STYLE = {"finished": "green", "running": "bold", "failed": "red", "stopped": "yellow", "waiting": "dim"}
@@ -91,12 +89,15 @@ def _line(state: "RunState") -> str:
     return ", ".join([*parts, *([state.text] if state.text else [])])
 
 
-def _table(place: Path, states: "Sequence[RunState]") -> "Table":
+def _table(place: Path, states: "Sequence[RunState]") -> Group:
+    """Table of the runs under a line that says how many are finished."""
     from rich.table import Table
+    from rich.text import Text
 
     done = sum(state.state == "finished" for state in states)
-    table = Table(box=None, pad_edge=False, title=f"{escape(str(place))}: {done} of {len(states)} finished")
-    table.title_justify = "left"
+    # A title of the table would be broken at the table's width.
+    heading = Text(f"{place}: {done} of {len(states)} finished", no_wrap=True, overflow="ignore")
+    table = Table(box=None, pad_edge=False)
     table.add_column("run")
     table.add_column("state")
     for column in ("round", "loss", "accuracy", "s/round", "left"):
@@ -116,7 +117,7 @@ def _table(place: Path, states: "Sequence[RunState]") -> "Table":
         )
         if state.text:
             table.add_row("", escape(state.text))
-    return table
+    return Group(heading, table)
 
 
 def _duration(seconds: float) -> str:

@@ -40,6 +40,8 @@ class CheckpointWriter:
             self._checkpoints.save(checkpoint)
             return
         self._places.acquire()
+        if self._error is not None:
+            self._places.release()
         self._raise()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)

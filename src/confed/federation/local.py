@@ -45,7 +45,6 @@ class Local:
     """
 
     epochs: Annotated[int, AT_LEAST_ONE] = 2
-    iterations: Annotated[int, NOT_NEGATIVE] = 0
     batch_size: Annotated[int, AT_LEAST_ONE] = 32
     accumulate: Annotated[int, AT_LEAST_ONE] = 1
     lr: Annotated[float, POSITIVE] = 1e-3
@@ -55,7 +54,6 @@ class Local:
     momentum: Annotated[float, BELOW_ONE] = 0.0
     clip: Annotated[float | None, POSITIVE] = None
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
-    horizon: Annotated[int, NOT_NEGATIVE] = 0
     warmup: Annotated[float, SHARE] = 0.0
     stairs: Annotated[int, NOT_NEGATIVE] = 0
     milestones: Annotated[tuple[float, ...], SHARE] = (0.5, 0.75)
@@ -63,6 +61,8 @@ class Local:
     augment: Augment = "none"
     precision: Literal["fp32", "bf16"] = "fp32"
     eval_batch_size: Annotated[int, AT_LEAST_ONE] = 250
+    iterations: Annotated[int, NOT_NEGATIVE] = 0
+    horizon: Annotated[int, NOT_NEGATIVE] = 0
 
     def __post_init__(self) -> None:
         check_fields(self, "local")

@@ -97,7 +97,7 @@ def judge(study: Study, longer: Study | None, rows: Rows, ceilings: Mapping[str,
 def _pooling(study: Study, rows: Rows) -> Gate:
     asked = f"centralised at least {POOLING:g} points over local training"
     return _at_least(
-        "a", asked, _over(study, rows.central, rows.local), POOLING, _lacking(study, rows, "central local")
+        "a", asked, _over(study, rows.central, rows.local), POOLING, _lacking(study, rows, "centralised local")
     )
 
 
@@ -166,7 +166,7 @@ def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
     )
     runs = study.of(rows.central) if rows.central else ()
     if not runs:
-        return Gate("e", asked, f"not judged: {_lacking(study, rows, 'central')}")
+        return Gate("e", asked, f"not judged: {_lacking(study, rows, 'centralised')}")
     values: dict[str, float] = {}
     for name in dict.fromkeys(name for run in runs for name in _controls(run)):
         if name == "words" and modal:
@@ -218,7 +218,7 @@ def _at_least(key: str, asked: str, found: Mapping[str, float] | None, least: fl
 
 def _lacking(study: Study, rows: Rows, wanted: str) -> str:
     """Which of the wanted roles have no run."""
-    named = {"central": rows.central, "local": rows.local}
+    named = {"centralised": rows.central, "local": rows.local}
     missing = [role for role in wanted.split() if not named[role] or not study.of(named[role])]
     return f"no finished run of a {' and a '.join(missing)} row" if missing else ""
 
