@@ -8,7 +8,7 @@ from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
 __all__ = ["send"]
 
@@ -28,8 +28,8 @@ def send(run: TrackedRun, place: str) -> Sent:
         run: what is tracked.
         place: tracking URI; MLflow's own choice where it is empty.
     """
-    import mlflow
-    from mlflow.entities import Metric, Param
+    import mlflow  # pyright: ignore[reportMissingImports]
+    from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
     client = mlflow.MlflowClient(place or None)
     found = _find(client, run)

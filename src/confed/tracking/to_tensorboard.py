@@ -31,8 +31,9 @@ def send(run: TrackedRun, place: str) -> Sent:
     if new or not begun:
         with SummaryWriter(str(folder)) as writer:
             if not begun and run.parameters:
+                events = writer._get_file_writer()  # `add_hparams` would begin a folder of its own
                 for summary in hparams({**run.parameters, **run.tags}, {}):
-                    writer.file_writer.add_summary(summary)
+                    events.add_summary(summary)
             for round, values in new.items():
                 for metric, value in values.items():
                     writer.add_scalar(metric, value, round, walltime=run.times[round])
@@ -52,7 +53,7 @@ def _folder(wanted: Path, id: str) -> Path:
 
 def _there(folder: Path) -> set[tuple[str, int]]:
     """Metrics and rounds that the folder's events have."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # pyright: ignore[reportMissingImports]
 
     if not any(folder.glob("events.out.tfevents.*")):
         return set()

@@ -30,7 +30,7 @@ def send(run: TrackedRun, place: str) -> Sent:
             )
     if place:
         os.environ["TRACKIO_DIR"] = place  # read when the module is imported
-    import trackio
+    import trackio  # pyright: ignore[reportMissingImports]
 
     with redirect_stdout(io.StringIO()):
         name = _name(run)
@@ -52,8 +52,8 @@ def send(run: TrackedRun, place: str) -> Sent:
 
 def _name(run: TrackedRun) -> str:
     """Name in the project, with a part of the digest where another run has it."""
-    import trackio
-    from trackio.sqlite_storage import SQLiteStorage
+    import trackio  # pyright: ignore[reportMissingImports]
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
     name = f"{run.group}/{run.name}" if run.group else run.name
     if run.project not in SQLiteStorage.get_projects():
@@ -65,6 +65,6 @@ def _name(run: TrackedRun) -> str:
 
 def _there(project: str, name: str) -> set[tuple[str, int]]:
     """Metrics and rounds that the database has."""
-    from trackio.sqlite_storage import SQLiteStorage
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
     return {(metric, int(line["step"])) for line in SQLiteStorage.get_logs(project, name) for metric in line}

@@ -25,7 +25,7 @@ def send(run: TrackedRun, place: str) -> Sent:
     Raises:
         ValueError: W&B does not know who logs in.
     """
-    import wandb
+    import wandb  # pyright: ignore[reportMissingImports]
 
     folder = Path(place or os.environ.get("WANDB_DIR") or ".")
     folder.mkdir(parents=True, exist_ok=True)

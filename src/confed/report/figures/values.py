@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -77,7 +79,7 @@ def _series(axes: "Axes") -> Iterable[tuple[str, Any, list[tuple[float, float]]]
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
         line = handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle
         if isinstance(line, Line2D) and line.get_transform() == axes.transData:  # a level has no points
-            pairs = zip(map(float, line.get_xdata()), map(float, line.get_ydata()), strict=True)
+            pairs = np.asarray(line.get_xydata(), dtype=float).tolist()
             yield label, line.get_color(), [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
         elif isinstance(line, BarContainer):
             bars = [(float(bar.get_x() + bar.get_width() / 2), float(bar.get_height())) for bar in line]
@@ -91,7 +93,7 @@ def _names(axis: "Axis") -> Mapping[int, str]:
     formatter, locator = axis.get_major_formatter(), axis.get_major_locator()
     if not (isinstance(formatter, FixedFormatter) and isinstance(locator, FixedLocator)):
         return {}
-    return dict(zip(map(round, locator.locs), map(str, formatter.seq), strict=True))
+    return dict(zip(map(round, locator()), map(str, formatter.seq), strict=True))
 
 
 def _at(axes: "Axes", x: float, y: float, height: float) -> tuple[float, float]:
