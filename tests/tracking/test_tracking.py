@@ -201,6 +201,18 @@ def test_study_is_a_group_with_its_own_files(tmp_path: Path, databases: Path) ->
     assert not any(run.files for run in tracked_runs(folder, files=False))
 
 
+def test_sweep_is_a_group_of_studies(tmp_path: Path) -> None:
+    points = [{"settings": {"data.shards": str(n)}, "folder": f"shards-{n}"} for n in (1, 2)]
+    for point in points:
+        make_study(tmp_path / "sweep" / str(point["folder"]), seeds=1)
+    index = {"recipe": "r", "over": "data.shards", "points": points, "references": [], "margin": 0.01}
+    (tmp_path / "sweep/sweep.json").write_text(json.dumps(index))
+    found = tracked_runs(tmp_path / "sweep", files=False)
+    assert [run.name for run in found][:2] == ["shards-1/local/seed-0", "shards-1/fedavg/seed-0"]
+    assert len({run.id for run in found}) == len(found) == 10
+    assert {run.group for run in found} == {"sweep"}
+
+
 class Recorder:
     """A tool that remembers what it was given."""
 
