@@ -187,7 +187,7 @@ def _drawing(found: Sequence[Told], labels: dict[str, str]) -> Drawing:
             rows = [row for row in found if row.run == run]
             series = SeriesStyle(label, f"m{hue % HUES + 1}")
             x = [100 * row.share for row in rows]
-            axes.plot(x, [100 * row.told["C-AP"] for row in rows], label=label, **line_style(series, palette, 5))
+            axes.plot(x, [100 * row.told["C-AP"] for row in rows], **line_style(series, palette, 5))
             axes.plot(
                 x, [100 * row.alone["C-AP"] for row in rows], color=palette(series.colour), linewidth=1, linestyle=":"
             )

@@ -7,6 +7,7 @@ from confed.cli.app import app, main
 from confed.cli import init as beginning
 from confed.cli import run as running
 from confed.cli import watch as watching
+from confed.cli import track as tracking
 from confed.cli import compare as comparing
 from confed.cli import sweep as sweeping
 from confed.cli import cell as computing
@@ -49,6 +50,7 @@ __all__ = [
     "running",
     "sweeping",
     "telling",
+    "tracking",
     "tuning",
     "watching",
 ]

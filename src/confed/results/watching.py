@@ -12,7 +12,7 @@ from confed.results.runs import Run, average, load, number
 from confed.results.sweep import read_sweep
 from confed.system.folder_lock import holder_of
 
-__all__ = ["RunState", "State", "states_of"]
+__all__ = ["RunState", "State", "folders_of", "states_of"]
 
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
 """Not begun; a process is at work; none is; an error was written down; there is a result."""
@@ -63,15 +63,20 @@ def states_of(folder: Path) -> list[RunState]:
     if not kind_of(folder):
         raise ValueError(f"{folder} is neither a run, a study nor a sweep (see `confed list runs`)")
     at_work = _held(folder)
-    return [_state(name, place, at_work) for name, place in _places(folder)]
+    return [_state(name, place, at_work) for name, place in folders_of(folder)]
 
 
-def _places(folder: Path, before: str = "") -> Iterator[tuple[str, Path]]:
-    """Names and folders of all runs."""
+def folders_of(folder: Path, before: str = "") -> Iterator[tuple[str, Path]]:
+    """Names and folders of all runs in a run, study or sweep folder, in the order in which they are made.
+
+    Args:
+        folder: of the results.
+        before: what the names begin with.
+    """
     if kind_of(folder) == "sweep":
         for point in read_sweep(folder).points:
             if kind_of(folder / point.folder):
-                yield from _places(folder / point.folder, f"{point.folder}/")
+                yield from folders_of(folder / point.folder, f"{point.folder}/")
             else:
                 yield point.folder, folder / point.folder
         return

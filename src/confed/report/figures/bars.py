@@ -15,6 +15,7 @@ from confed.report.figures.style import (
     series_styles,
     style_axes,
 )
+from confed.report.figures.values import name_positions
 from confed.results.headline import headline
 from confed.results.history import judged, nobody_has_own
 from confed.results.metric import metric_of
@@ -107,7 +108,8 @@ def trade_off(study: Study) -> Drawing | None:
                 ha="right", color=palette(styles[method].colour), fontsize=8,
             )  # fmt: skip
         for method, (x, y) in both.items():
-            axes.plot([x], [y], styles[method].marker, color=palette(styles[method].colour), markersize=7)
+            series = styles[method]
+            axes.plot([x], [y], series.marker, color=palette(series.colour), markersize=7, label=series.label)
         style_axes(axes, palette, "", "global on unseen, %", "personal mean, %")
         axes.margins(0.14)
         at_points(figure, axes, {method: (styles[method], x, y) for method, (x, y) in both.items()}, palette)
@@ -121,7 +123,7 @@ def _ranked(axes: "Axes", study: Study, values: Values, metric: str, palette: Pa
     for series, runs in values:
         averages = [average([run.get(client) for run in runs]) for client in study.clients]
         ranked = sorted(100 * value for value in averages if value is not None)
-        axes.plot(range(1, len(ranked) + 1), ranked, label=series.label, **line_style(series, palette))
+        axes.plot(range(1, len(ranked) + 1), ranked, **line_style(series, palette))
     style_axes(axes, palette, "", "clients, from the worst to the best", metric)
     axes.legend(fontsize=8.5, frameon=False, ncols=2, labelcolor=palette("ink"))
 
@@ -140,11 +142,13 @@ def _dots(figure: "Figure", clients: Sequence[str], values: Values, metric: str,
                 axes.plot(
                     [middle - sd, middle + sd], [row, row], color=palette(series.colour), linewidth=1.4, alpha=0.6
                 )
-                axes.plot([middle], [row], series.marker, color=palette(series.colour), markersize=5)
+                axes.plot(
+                    [middle], [row], series.marker, color=palette(series.colour), markersize=5, label=series.label
+                )
         style_axes(axes, palette, client, metric, "")
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
-        axes.set_yticks(list(rows), [series.label for series, _ in values] if i % columns == 0 else [""] * len(values))
+        name_positions(axes.yaxis, rows, [series.label if i % columns == 0 else "" for series, _ in values])
         axes.set_ylim(0.4, len(values) + 0.6)
         axes.margins(x=0.08)
 
@@ -153,13 +157,14 @@ def _grouped(axes: "Axes", clients: Sequence[str], values: Values, palette: Pale
     """Bars in groups, one group per client."""
     width = min(0.26, 0.84 / len(values))
     for i, (series, runs) in enumerate(values):
+        bars: dict[float, float] = {}
         for j, client in enumerate(clients):
             seeds = [100 * run[client] for run in runs if client in run]
             if not seeds:
                 continue
             x = j + (i - (len(values) - 1) / 2) * width
             height, spread = mean_sd(seeds)
-            axes.bar(x, height, 0.9 * width, color=palette(series.colour), alpha=0.9, label="" if j else series.label)
+            bars[x] = height
             if spread:
                 axes.errorbar(x, height, spread, color=palette("ink"), linewidth=0.9, capsize=1.8, capthick=0.9)
             if len(values) * len(clients) <= 32:
@@ -172,4 +177,6 @@ def _grouped(axes: "Axes", clients: Sequence[str], values: Values, palette: Pale
                     fontsize=7.5,
                     color=palette("muted"),
                 )
-    axes.set_xticks(range(len(clients)), clients)
+        colour = palette(series.colour)
+        axes.bar(list(bars), list(bars.values()), 0.9 * width, color=colour, alpha=0.9, label=series.label)
+    name_positions(axes.xaxis, range(len(clients)), clients)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from confed.report.figures.style import Drawing, Palette, SeriesStyle, series_styles, style_axes
+from confed.report.figures.values import name_positions
 from confed.results.headline import is_labelled
 from confed.results.runs import Run, Study, average, number
 
@@ -106,7 +107,7 @@ def precision_by_label(study: Study) -> Drawing | None:
         upper.tick_params(axis="x", length=0, labelbottom=False)
         lower.set_xlim(-0.8, len(groups) - 0.2)
         names = [] if many else [_short(name) for name in found.labels]
-        lower.set_xticks(list(x) if names else [], names, rotation=90, fontsize=7 if len(names) <= 60 else 6)
+        name_positions(lower.xaxis, range(len(names)), names, rotation=90, fontsize=7 if len(names) <= 60 else 6)
         upper.legend(
             fontsize=8.5, frameon=False, ncols=min(6, len(found.values) + 1), loc="lower left", bbox_to_anchor=(0, 1),
             labelcolor=palette("ink"),

@@ -6,12 +6,15 @@ text. The same numbers give the same bytes.
 """
 
 import io
+import json
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
+from confed.report.figures.values import panels_of
 from confed.results.headline import is_bound
 from confed.results.runs import Study
 from confed.system.plain_text import visible
@@ -98,9 +101,13 @@ class Drawing:
     shaded: bool = False
 
     def inline(self) -> str:
-        """The drawing as an element of a page, with the page's colours and font."""
-        svg = self._save(_STAND_INS.__getitem__, "svg").decode()
-        svg = svg[svg.index("<svg") :]
+        """The drawing as an element of a page, with the page's colours and font, and with its values for the page."""
+        content, figure = self._save(_STAND_INS.__getitem__, "svg")
+        values = json.dumps(panels_of(figure), ensure_ascii=False, separators=(",", ":"))
+        svg = content.decode()
+        svg = svg[svg.index("<svg") :].replace(
+            "<svg", f'<svg data-name="{escape(self.name)}" data-panels="{escape(values)}"', 1
+        )
         svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
@@ -110,7 +117,7 @@ class Drawing:
 
     def svg(self) -> bytes:
         """The drawing as an SVG file."""
-        svg = self._save(COLOURS.__getitem__, "svg").decode()
+        svg = self._save(COLOURS.__getitem__, "svg")[0].decode()
         return re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg).encode()
 
     def png(self, dpi: int = 110) -> bytes:
@@ -118,14 +125,14 @@ class Drawing:
         from PIL import Image
 
         out = io.BytesIO()
-        picture = Image.open(io.BytesIO(self._save(COLOURS.__getitem__, "png", dpi))).convert("RGB")
+        picture = Image.open(io.BytesIO(self._save(COLOURS.__getitem__, "png", dpi)[0])).convert("RGB")
         if not self.shaded:
             # Few colours are in most drawings: a palette takes a third of the bytes.
             picture = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         picture.save(out, "PNG", optimize=True)
         return out.getvalue()
 
-    def _save(self, palette: Palette, kind: str, dpi: int = 72) -> bytes:
+    def _save(self, palette: Palette, kind: str, dpi: int = 72) -> "tuple[bytes, Figure]":
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
@@ -146,7 +153,8 @@ class Drawing:
             else:
                 figure.savefig(buffer, format="png", facecolor="white", dpi=dpi, metadata={"Software": None})
         # An SVG with control characters, which names may have, is no XML.
-        return visible(buffer.getvalue().decode()).encode() if kind == "svg" else buffer.getvalue()
+        content = buffer.getvalue()
+        return visible(content.decode()).encode() if kind == "svg" else content, figure
 
 
 def series_styles(study: Study) -> dict[str, SeriesStyle]:
@@ -165,8 +173,13 @@ def series_styles(study: Study) -> dict[str, SeriesStyle]:
 
 
 def line_style(series: SeriesStyle, palette: Palette, markersize: float = 0.0) -> dict[str, Any]:
-    """Keywords of a line."""
-    line = {"color": palette(series.colour), "linewidth": 1.6, "linestyle": (0, (4, 2)) if series.dashed else "-"}
+    """Keywords of a line; by its label a page knows whose values it has."""
+    line = {
+        "color": palette(series.colour),
+        "linewidth": 1.6,
+        "linestyle": (0, (4, 2)) if series.dashed else "-",
+        "label": series.label,
+    }
     return line | ({"marker": series.marker, "markersize": markersize} if markersize else {})
 
 

@@ -4,6 +4,8 @@ Text is escaped by the templates (autoescape is on), except for parameters whose
 that another function of this package made.
 """
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
@@ -24,6 +26,9 @@ __all__ = [
 
 MOST_TABS = 32
 """More panels than this are folded one below the other."""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+"""What a browser may do with a page (Content Security Policy), but for its script."""
 
 LEAST_RANGE = 0.05
 """Shades reach over at least this range, so that tiny differences look tiny."""
@@ -77,11 +82,23 @@ def document(title: str, head_html: str, sections: Sequence[tuple[str, str, str]
         sections: anchor, title and content (HTML) of each section; sections without content are left out.
         extra_css: rules of this page.
     """
-    css = files("confed.report.html").joinpath("report.css").read_text(encoding="utf-8")
+    css, script = (
+        files("confed.report.html").joinpath(f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
+    )
+    # This script and no other runs, and nothing is loaded, whatever the texts of the page hold.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{digest}'"
     page = _environment().get_template("page.html")
     shown = [entry for entry in sections if entry[2]]
     text = page.render(
-        title=title, css=css, head_html=head_html, sections=shown, extra_css=extra_css, most_tabs=MOST_TABS
+        title=title,
+        css=css,
+        script=script,
+        policy=policy,
+        head_html=head_html,
+        sections=shown,
+        extra_css=extra_css,
+        most_tabs=MOST_TABS,
     )
     return visible(text) + "\n"
 
@@ -167,7 +184,7 @@ def heatmap(
         (
             name,
             [
-                (formats.percent(value), shade(value, present), bool(own) and own.get(name) == column)
+                (formats.percent(value), shade(value, present), bool(own) and own.get(name) == column, value)
                 for column, value, present in zip(columns, values, ranges, strict=True)
             ],
         )

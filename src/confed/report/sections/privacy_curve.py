@@ -101,7 +101,7 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
         for hue, (name, points) in enumerate(lines.items()):
             series = SeriesStyle(name, f"m{hue % HUES + 1}")
             x, y = [p.epsilon for p in points], [100 * p.mean for p in points]
-            axes.errorbar(x, y, [100 * p.sd for p in points], label=name, capsize=2, **line_style(series, palette, 5))
+            axes.errorbar(x, y, [100 * p.sd for p in points], capsize=2, **line_style(series, palette, 5))
             for free in known[name]:
                 if not _finite(free):
                     axes.axhline(100 * free.mean, color=palette(series.colour), linewidth=1, linestyle=":")

@@ -1,0 +1,1 @@
+"""Tracking: what run folders hold, sent to TensorBoard, MLflow, Weights & Biases or Trackio."""

@@ -1,0 +1,79 @@
+"""Tracking of a folder, once or for as long as runs in it are under way."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from confed.tracking.backends import backend_of
+from confed.tracking.records import Names, TrackedRun, tracked_runs
+
+__all__ = ["Tracked", "track"]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What was sent of one run.
+
+    Attributes:
+        project: of the tool.
+        name: of the run, after its group and a slash.
+        state: of the run.
+        round: the last one.
+        values: number of values that were new to the tool.
+        where: where the tool keeps the run.
+    """
+
+    project: str
+    name: str
+    state: str
+    round: int
+    values: int
+    where: str
+
+
+def track(
+    folder: Path,
+    to: str,
+    *,
+    at: str = "",
+    names: Names | None = None,
+    files: bool = True,
+    follow: bool = False,
+    every: float = 2.0,
+) -> Iterator[Tracked]:
+    """Runs of a folder sent to a tracking tool; what it has already is not sent again.
+
+    Args:
+        folder: a run, study or sweep.
+        to: name of the tool.
+        at: where it keeps runs; empty for its own choice.
+        names: other names than those of folder and recipe.
+        files: whether recipe, summary and report go along.
+        follow: whether to go on until no process is at work in the folder.
+        every: seconds between looks at the files.
+
+    Yields:
+        A note for every run that was looked at first or had something new.
+
+    Raises:
+        ValueError: an unknown, missing or broken tool, or a folder without runs.
+    """
+    backend = backend_of(to)
+    send = backend.load()
+    seen: dict[str, TrackedRun] = {}
+    while True:
+        runs = tracked_runs(folder, names, files)
+        for run in runs:
+            current = run.whole if backend.whole_rounds else run
+            if seen.get(run.id) != current:
+                seen[run.id] = current
+                try:
+                    sent = send(current, at)
+                except ImportError as error:
+                    raise ValueError(f"{backend.package} is installed and cannot be imported: {error}") from error
+                name = f"{run.group}/{run.name}" if run.group else run.name
+                yield Tracked(run.project, name, run.state, max(run.rounds, default=0), sent.values, sent.where)
+        if not follow or all(run.state != "running" for run in runs):
+            return
+        time.sleep(every)

@@ -1,0 +1,254 @@
+"""Tracked runs: parameters, metrics by round and files of a run folder, under names that every tracking tool takes.
+
+Only what runs write anyway is read, so tracking changes no number of a run and may begin at any time.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from confed.results.folder import kind_of, read_jsonl
+from confed.results.headline import HEADLINES
+from confed.results.metric import place_metric
+from confed.results.privacy_spent import FIELD
+from confed.results.runs import Run, Summary, average, load, number, numbers
+from confed.results.settings import flat
+from confed.results.watching import RunState, folders_of, states_of
+
+__all__ = ["MANY_PLACES", "Names", "TrackedRun", "tracked_runs"]
+
+Values = dict[str, float]
+
+MANY_PLACES = 32
+"""With more clients or places than this only their means are tracked."""
+
+VIEWS = ("personal", "global", "unseen")
+
+FILES = ("recipe.toml", "summary.json", "report.html", "modalities.csv")
+"""Files of a run or study that tools keep with it."""
+
+COSTS = ("bytes_total", "seconds", "cpu_seconds", "peak_memory_bytes")
+
+STUDY = "study"
+"""Name of the tracked run that holds the files of a whole study."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names under which runs are tracked, where they are not those of the folder and the recipe.
+
+    Attributes:
+        project: instead of the recipe's name.
+        group: instead of the study folder's name.
+        name: of a run on its own, instead of its folder's.
+    """
+
+    project: str = ""
+    group: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """One run as tracking tools get it.
+
+    Attributes:
+        id: a digest of its names and of the recipe that it began with: the same whenever and wherever the folder is
+            read, and another one where a folder's name is used again for another recipe.
+        project: of the tool, by default the recipe's name.
+        group: the study's name; empty for a run on its own.
+        name: within the group.
+        state: as in :class:`confed.results.watching.RunState`.
+        parameters: key of the recipe -> value: a text, number or truth value.
+        tags: short facts.
+        rounds: round -> metric -> value; the metrics of the final test stand at the last round.
+        times: round -> when it ended, in seconds since 1970, estimated from the age of the files.
+        files: those to be kept with the run.
+    """
+
+    id: str
+    project: str
+    group: str
+    name: str
+    state: str
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    rounds: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    times: Mapping[int, float] = field(default_factory=dict[int, float])
+    files: Sequence[Path] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will be added."""
+        return self.state == "finished"
+
+    @property
+    def whole(self) -> "TrackedRun":
+        """The same without the last round, which may lack its evaluation, unless the run is over."""
+        if self.over or not self.rounds:
+            return self
+        last = max(self.rounds)
+        return replace(self, rounds={r: values for r, values in self.rounds.items() if r != last})
+
+    def without(self, there: set[tuple[str, int]]) -> dict[int, Values]:
+        """The values that are not ``there`` yet, round by round; pairs are (metric, round)."""
+        left = {r: {m: v for m, v in self.rounds[r].items() if (m, r) not in there} for r in sorted(self.rounds)}
+        return {r: values for r, values in left.items() if values}
+
+
+def tracked_runs(folder: Path, names: Names | None = None, files: bool = True) -> list[TrackedRun]:
+    """The runs of a run, study or sweep folder that have begun, finished or not, and the study itself for its files.
+
+    Args:
+        folder: the folder.
+        names: other names than those of folder and recipe.
+        files: whether files are listed.
+
+    Raises:
+        ValueError: the folder is none of these, a file of it is damaged, or a name is given for several runs.
+    """
+    names, folder = names or Names(), folder.resolve()
+    states = states_of(folder)
+    single = kind_of(folder) in ("run", "federation")
+    if names.name and not single:
+        raise ValueError(f"--name is for a run on its own, {folder} holds {len(states)}; use --group for their study")
+    found = [
+        _tracked(load(place).runs[0], state, names, "" if single else names.group or folder.name, files)
+        for state, (_, place) in zip(states, folders_of(folder), strict=True)
+        if state.state != "waiting" and (place / "recipe.toml").is_file()
+    ]
+    if files and not single and found:
+        found.append(_study(folder, states, found[0]))
+    return found
+
+
+def _tracked(run: Run, state: RunState, names: Names, group: str, files: bool) -> TrackedRun:
+    project = names.project or str(run.summary.get("recipe") or run.recipe.get("name") or "confed")
+    name = names.name or state.name
+    rounds = _rounds(run)
+    tags = {
+        "method": run.label, "algorithm": str(run.summary.get("algorithm", "")), "seed": str(run.seed),
+        "metric": run.metric, **{k: f"{v}" for k, v in dict(run.summary.get("versions", {})).items() if k == "confed"},
+    }  # fmt: skip
+    return TrackedRun(
+        _digest(run.folder, project, group, name),
+        project,
+        group,
+        name,
+        state.state,
+        {key: value if isinstance(value, str | int | float) else str(value) for key, value in flat(run.recipe).items()},
+        tags,
+        rounds,
+        _times(run, rounds),
+        _files(run.folder) if files else (),
+    )
+
+
+def _study(folder: Path, states: Sequence[RunState], first: TrackedRun) -> TrackedRun:
+    """The study's own files, as a run without rounds."""
+    over = all(state.state in ("finished", "failed") for state in states)
+    id = _digest(folder, first.project, first.group, STUDY)
+    state = "finished" if over else "running"
+    return TrackedRun(id, first.project, first.group, STUDY, state, files=_files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [folder / name for name in FILES if (folder / name).is_file()]
+
+
+def _digest(folder: Path, *names: str) -> str:
+    # A recipe may be edited where that changes no number (workers, devices), and the run is the same.
+    began = next((f for f in (folder / "begun.toml", folder / "recipe.toml") if f.is_file()), None)
+    recipe = began.read_bytes() if began else b""
+    return blake2b(b"\0".join([recipe, *(name.encode() for name in names)]), digest_size=8).hexdigest()
+
+
+def _rounds(run: Run) -> dict[int, Values]:
+    """Metrics by round, in ascending order."""
+    found: dict[int, Values] = {}
+    for line in run.rounds:
+        found.setdefault(int(line["round"]), {}).update(_training(line))
+    for line in run.evaluations:
+        found.setdefault(int(line["round"]), {}).update(_evaluated(run, line))
+    for line in run.timings:
+        times = {f"time/{key}": number(line.get(key)) for key in ("seconds", "evaluation_seconds")}
+        found.setdefault(int(line["round"]), {}).update({k: v for k, v in times.items() if v is not None})
+    for round, epsilon in _at_site(run):
+        found.setdefault(round, {})["privacy/epsilon"] = epsilon
+    if run.complete and (tested := _tested(run.summary)):
+        found.setdefault(max(found, default=int(run.summary.get("rounds", 0))), {}).update(tested)
+    return {r: found[r] for r in sorted(found)}
+
+
+def _training(line: Mapping[str, Any]) -> Values:
+    """Losses, traffic, failures, and privacy spent, of one round's line."""
+    found = _by_place("train/loss", numbers(line.get("loss")))
+    for key in ("bytes_up", "bytes_down"):
+        found[f"traffic/{key}"] = sum(numbers(line.get(key)).values())
+    found["train/failed_clients"] = float(len(line.get("errors") or ()))
+    if (clock := number(line.get("clock"))) is not None:
+        found["time/clock"] = clock
+    spent = numbers((line.get(FIELD) or {}).get("epsilon"))
+    return found | ({"privacy/epsilon": max(spent.values())} if spent else {})
+
+
+def _evaluated(run: Run, line: Mapping[str, Any]) -> Values:
+    """Means over places of every metric, and the headline metric of each place."""
+    found: Values = {}
+    split = str(line.get("split", "validation"))
+    for view in VIEWS:
+        places = {str(place): numbers(values) for place, values in (line.get(view) or {}).items()}
+        headline = {p: x for p, v in places.items() if (x := v.get(place_metric(run, p, v))) is not None}
+        metrics = {m for values in places.values() for m in values if "/" not in m}  # with one: by type of question
+        for metric in sorted(metrics):
+            mean = average([values.get(metric) for values in places.values()])
+            found |= {} if mean is None else {f"{split}/{view}/{metric}": mean}
+        if headline:
+            found |= _by_place(f"{split}/{view}/{run.metric}", headline)
+    for view, pooled in (line.get("pooled") or {}).items():
+        found |= {f"{split}/{portable(str(view))}/{portable(m)}": value for m, value in numbers(pooled).items()}
+    return found
+
+
+def _tested(summary: Summary) -> Values:
+    """Headline values, places, and costs of a finished run."""
+    found = {f"test/{name}": value for name in HEADLINES if (value := number(summary.get(name))) is not None}
+    for view in ("personal", "global_seen", "global_unseen", "deployed"):
+        places = numbers(summary.get(view))
+        found |= {name: value for name, value in _by_place(f"test/{view}", places).items() if name != f"test/{view}"}
+    costs = {f"cost/{name}": number(summary.get(name)) for name in COSTS}
+    return found | {name: value for name, value in costs.items() if value is not None}
+
+
+def _by_place(name: str, values: Mapping[str, float]) -> Values:
+    """The mean under the name itself, and each place's value below, unless there are many."""
+    mean = average(list(values.values()))
+    found = {} if mean is None else {name: mean}
+    return found | ({f"{name}/{portable(p)}": v for p, v in values.items()} if len(values) <= MANY_PLACES else {})
+
+
+def _at_site(run: Run) -> Iterator[tuple[int, float]]:
+    """Privacy spent by a site of a federation, whose journal stands beside its run folder."""
+    if "site" in run.summary:
+        for line in read_jsonl(run.folder.parent / "privacy.jsonl"):
+            if (epsilon := number(line.get("epsilon"))) is not None:
+                yield int(line["round"]), epsilon
+
+
+def _times(run: Run, rounds: Mapping[int, Values]) -> dict[int, float]:
+    """When each round ended: the history has no dates, but its file and the length of each round are known."""
+    history = run.folder / "metrics.jsonl"
+    end = (history if history.is_file() else run.folder).stat().st_mtime
+    found: dict[int, float] = {}
+    for round in sorted(rounds, reverse=True):
+        found[round] = end
+        end -= sum(rounds[round].get(f"time/{key}", 0.0) for key in ("seconds", "evaluation_seconds"))
+    return found
+
+
+def portable(name: str) -> str:
+    """A name in letters, digits, ``_``, ``-``, ``.`` and spaces; other characters become their code point."""
+    return re.sub(r"[^\w.\- ]", lambda sign: f"_x{ord(sign[0]):X}_", name)

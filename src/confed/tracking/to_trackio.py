@@ -1,0 +1,70 @@
+"""Tracked runs in the local databases of Trackio."""
+
+import io
+import os
+from contextlib import redirect_stdout
+
+from confed.tracking.backends import Sent
+from confed.tracking.records import TrackedRun
+
+__all__ = ["send"]
+
+ID = "confed_run"
+"""Key of the configuration that says which run it is: Trackio finds runs by name."""
+
+
+def send(run: TrackedRun, place: str) -> Sent:
+    """A run in the project's SQLite database, with its parameters, and its files as a versioned artifact.
+
+    Args:
+        run: what is tracked.
+        place: the folder of the databases; it holds for the whole process, whose first one is kept.
+
+    Raises:
+        ValueError: Trackio is set to a server, which is not asked for what it has.
+    """
+    for key in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        if os.environ.get(key):
+            raise ValueError(
+                f"{key} is set: runs are tracked in a local database; unset it, and copy with `trackio sync`"
+            )
+    if place:
+        os.environ["TRACKIO_DIR"] = place  # read when the module is imported
+    import trackio  # pyright: ignore[reportMissingImports]
+
+    with redirect_stdout(io.StringIO()):
+        name = _name(run)
+        new = run.without(_there(run.project, name))
+        tracked = trackio.init(
+            run.project, name, run.group or None, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False,
+            config={**run.parameters, **run.tags, ID: run.id},
+        )  # fmt: skip
+        for round, values in new.items():
+            tracked.log(values, step=round)
+        if run.files and run.over:
+            artifact = trackio.Artifact(f"confed-{run.id}", "run", description=name)
+            for file in run.files:
+                artifact.add_file(file, name=file.name)
+            tracked.log_artifact(artifact)  # the same content makes no new version
+        trackio.finish()  # now, and not at the end of the process, where it would write to standard output
+    return Sent(sum(map(len, new.values())), str(trackio.utils.TRACKIO_DIR))
+
+
+def _name(run: TrackedRun) -> str:
+    """Name in the project, with a part of the digest where another run has it."""
+    import trackio  # pyright: ignore[reportMissingImports]
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+    name = f"{run.group}/{run.name}" if run.group else run.name
+    if run.project not in SQLiteStorage.get_projects():
+        return name
+    owners = [(found.config or {}).get(ID) for found in trackio.Api().runs(run.project) if found.name == name]
+    others = {owner for owner in owners if owner} - {run.id}  # a run without metrics has no configuration
+    return f"{name}-{run.id[:6]}" if others and run.id not in owners else name
+
+
+def _there(project: str, name: str) -> set[tuple[str, int]]:
+    """Metrics and rounds that the database has."""
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+    return {(metric, int(line["step"])) for line in SQLiteStorage.get_logs(project, name) for metric in line}
