@@ -78,7 +78,7 @@ def test_unpacked_folder_is_a_dataset_again(tmp_path: Path) -> None:
         mine = read.clients[name].train
         assert sorted(mine.answers) == sorted(split.train.answers)
         wanted = sorted(picture.tobytes() for picture in np.asarray(split.train.images))
-        assert sorted(np.asarray(mine.images[int(index[0])]).tobytes() for index in mine.image_index) == wanted
+        assert sorted(np.asarray(mine.images[int(index)]).tobytes() for index in mine.image_index) == wanted
 
 
 def test_labels_and_kinds_of_pictures(tmp_path: Path) -> None:
