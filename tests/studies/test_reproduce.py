@@ -22,6 +22,7 @@ from confed.studies.published_sources import Published, read_published
 from confed.studies.reproduce import judge, repeat
 from confed.studies.runner import run_study
 from confed.studies.study import create_study
+from repository import ROOT
 from tiny_runs import TINY
 
 with warnings.catch_warnings():
@@ -281,3 +282,10 @@ def test_commands_write_and_repeat(study: Path, tmp_path: Path, capfd: pytest.Ca
         assert command("reproduce", *words) == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert message in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*-*.json")), ids=lambda file: file.stem)
+def test_published_rows_of_the_documentation_repeat(file: Path, tmp_path: Path) -> None:
+    published = read_published(str(file))
+    assert repeat(published, published.seeds[0], tmp_path / "run").word != "different"
