@@ -216,7 +216,7 @@ def _metadata(
     what = f"Federated dataset of {clients} clients and {unseen} unseen places.{made} {facts}".strip()
     licence = dataset.facts.get("licence") or dataset.facts.get("license")
     files = [_file(folder / _TABLE, "text/csv")]
-    records = [
+    records: list[Mapping[str, Any]] = [
         {
             "@type": "cr:RecordSet", "@id": "examples", "name": "examples",
             "description": "An example in each row, with the client that has it.",
