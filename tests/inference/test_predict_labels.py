@@ -11,6 +11,10 @@ from safetensors.numpy import load_file
 
 from coloured_labels import RECIPE, SHIFT, colours_dataset
 from confed.cli.app import main
+from confed.inference.ask import ask
+from confed.inference.export import export
+from confed.inference.exported_run import ExportedRun
+from confed.inference.finished_run import FinishedRun
 from confed.inference.label_page import write_page
 from confed.inference.predict import predict
 from confed.inference.predict_labels import known_labels, predict_labels
@@ -137,3 +141,13 @@ def test_a_page_about_a_text_shades_its_words(tmp_path: Path) -> None:
     assert "cars &lt;b&gt;" in html
     assert 'rgb(var(--heat) / 0.60)">car</span><span' in html
     assert "[CLS]" not in html
+
+
+def test_export_gives_the_labels_of_its_run(finished: Path, picture: Path, tmp_path: Path) -> None:
+    export(finished, tmp_path / "exported")
+    run = ExportedRun(tmp_path / "exported")
+    wanted, found = (ask(one, picture) for one in (FinishedRun(finished), run))
+    assert found["labels"] == wanted["labels"]
+    assert found["threshold"] == wanted["threshold"]
+    told = "red=yes"
+    assert ask(run, picture, known=[told])["known"] == ask(FinishedRun(finished), picture, known=[told])["known"]

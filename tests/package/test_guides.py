@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 GUIDES = (
     "tutorial", "own_data", "own_model", "own_method", "reading_a_report", "tuning", "exporting", "how_it_works", "faq",
-    "which_method",
+    "which_method", "reproducing",
 )  # fmt: skip
 BLOCK = re.compile(r"^(?:<!-- (?P<why>[^\n]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 

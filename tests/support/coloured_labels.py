@@ -123,7 +123,7 @@ class Told(Colours):
 
 def told(answers, vocab_size: int = 0, *, seed: int = 0) -> Told:
     del vocab_size
-    return Told(len(answers), torch.Generator().manual_seed(seed))
+    return Told(answers if isinstance(answers, int) else len(answers), torch.Generator().manual_seed(seed))
 
 
 told.tokenizer = WordTokenizer  # type: ignore[attr-defined]

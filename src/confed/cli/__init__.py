@@ -9,6 +9,7 @@ from confed.cli import run as running
 from confed.cli import watch as watching
 from confed.cli import track as tracking
 from confed.cli import compare as comparing
+from confed.cli import reproduce as reproducing
 from confed.cli import sweep as sweeping
 from confed.cli import cell as computing
 from confed.cli import tune as tuning
@@ -47,6 +48,7 @@ __all__ = [
     "main",
     "pretraining",
     "provisioning",
+    "reproducing",
     "running",
     "sweeping",
     "telling",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import Json, Judged, app, complain, console, default_workers, plain, print_json, print_table
+from confed.cli.app import Json, Judged, app, complain, console, default_workers, plain, print_json, print_table, say
 from confed.cli.cluster import Before, On, Slurm, Submit, carry_out, check_cluster, show_cells, with_address
 from confed.cli.plan import Plan, rows_of_study, show_plan
 from confed.cli.study import Margin, Methods, Seeds, Tuned, Workers, judged_by, tuned_values
@@ -60,6 +60,10 @@ def compare(
         Path | None,
         typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs."),
     ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results files: JSON per method, predictions beside it; see `confed reproduce`."),
+    ] = None,
     on: On = "",
     slurm: Slurm = None,
     submit: Submit = False,
@@ -81,6 +85,8 @@ def compare(
     judged = judged_by(reference, margin, headline, relative)
     check_cluster(on, slurm, submit, before)
     address, overrides = ("", []) if recipe is None else with_address(on, recipe, folders or [])
+    if recipe is not None and results is not None:
+        raise ValueError("--results is of runs that are there: `confed compare STUDY --results DIR`, without --recipe")
     if recipe is not None and plan:
         rows = _planned(recipe, overrides, methods, models, seeds, tuned, headline)
         count = workers or default_workers(next(iter(rows.values())))
@@ -103,7 +109,21 @@ def compare(
     if len(folders or ()) == 1 and _on_cluster(Path((folders or [""])[0])) and out is None:
         show_cells(Path((folders or [""])[0]), as_json)
         return
-    _compare_folders(list(map(Path, folders or ())), reference, judged, headline, out, as_json)
+    places = list(map(Path, folders or ()))
+    if results is not None:
+        _write_rows(places, results)
+    _compare_folders(places, reference, judged, headline, out, as_json)
+
+
+def _write_rows(folders: Sequence[Path], results: Path) -> None:
+    """Results files of the folders' methods."""
+    from confed.results.runs import load
+    from confed.studies.published import write_rows
+
+    for folder in _places(folders):
+        written = write_rows(load(folder), results)
+        names = ", ".join(path.name for path in written)
+        say(escape(f"written into {results}: {names}, and what each predicted as .safetensors"))
 
 
 def _on_cluster(folder: Path) -> bool:

@@ -35,12 +35,16 @@ def describe(
     html: Annotated[
         Path | None, typer.Option(help="Write a page here: clients, splits, answers, examples with pictures, faults.")
     ] = None,
+    croissant: Annotated[
+        Path | None,
+        typer.Option(help="Write the examples here, as a table and pictures with Croissant metadata (croissant.json)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Clients, splits, answers, sources, floors and faults of a dataset, with examples as a page (--html)."""
     from confed.cli.dataset_description import describe as describe_data
 
-    description = describe_data(name, options or [], out, html)
+    description = describe_data(name, options or [], out, html, croissant)
     if as_json:
         print_json(description)
         return
@@ -64,7 +68,7 @@ def describe(
         shown.print(f"[yellow]mind:[/] {escape(fault)}")
     if not description["faults"]:
         shown.print("no faults found")
-    for file in (out, html):
+    for file in (out, html, *description.get("files", ())):
         if file is not None:
             shown.print(f"written: {escape(str(file))}", soft_wrap=True)
 

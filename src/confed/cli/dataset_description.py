@@ -24,7 +24,11 @@ LISTED = 100
 
 
 def describe(
-    name: str, options: Sequence[str] = (), out: Path | None = None, html: Path | None = None
+    name: str,
+    options: Sequence[str] = (),
+    out: Path | None = None,
+    html: Path | None = None,
+    croissant: Path | None = None,
 ) -> dict[str, Any]:
     """Counts, answers, faults and facts of a dataset, a sheet of sample pictures, and a page.
 
@@ -33,12 +37,14 @@ def describe(
         options: ``key=value`` of its constructor, values as in TOML; ``missing`` as in recipes.
         out: a PNG file for the sheet.
         html: an HTML file for the page.
+        croissant: a folder for the examples as files with Croissant metadata.
 
     Returns:
         ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
         ``answers``, ``most_frequent``; where examples lack modalities or have others, also ``modalities``, ``sounds``
-        and ``series``), ``facts``, ``faults``, with ``out`` ``sheet``, and with ``html`` ``page``. Of multi-label data
-        answers are labels, and questions pictures or texts; the first clients have a row each.
+        and ``series``), ``facts``, ``faults``, with ``out`` ``sheet``, with ``html`` ``page``, and with ``croissant``
+        ``files``. Of multi-label data answers are labels, and questions pictures or texts; the first clients have a row
+        each.
 
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
@@ -74,10 +80,14 @@ def describe(
     if card is not None:
         found.append(f"the terms of the card {card} are not applied here")
     description = {**_described(name, dataset, out), "faults": found}
+    source = " ".join([f"data.name = {name}", *(f"{key}={value}" for key, value in given.items())])
+    if croissant is not None:
+        from confed.data.croissant import write_croissant
+
+        description["files"] = [str(path) for path in write_croissant(dataset, croissant, source)]
     if html is not None:
         from confed.report.html.dataset_page import dataset_page
 
-        source = " ".join([f"data.name = {name}", *(f"{key}={value}" for key, value in given.items())])
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(dataset_page(dataset, description["rows"], found, source), encoding="utf-8")
         description["page"] = str(html)

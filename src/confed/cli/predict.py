@@ -20,7 +20,8 @@ def predict(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A finished run, a study (its main method's first seed), or a site's private folder.",
+            help="A finished run, a study (its main method's first seed), a site's private folder, a folder of "
+            "`confed export`, or an export on the hub: hf:OWNER/NAME, hf:OWNER/NAME@REVISION.",
             autocompletion=complete_folder,
         ),
     ],
@@ -62,10 +63,8 @@ def predict(
     --question in turn, with what was said before in the prompt; without --question, every line of the input.
     """
     from confed.inference.ask import ask, kind_of_answers, unwanted
-    from confed.inference.finished_run import FinishedRun
 
-    folder, client = _run_of(folder, client)
-    run = FinishedRun(folder)
+    run, client = _asked(folder, client)
     kind = kind_of_answers(run)
     given = {"question": question, "image2": picture2, "choices": choice, "text": text, "known": known}
     if error := unwanted(kind, given | {"attention": page, "top": top}, _OPTIONS):
@@ -178,21 +177,71 @@ def export(
     client: Annotated[
         str | None, typer.Option(help="With --merged: the client whose personal model; the global one by default.")
     ] = None,
+    hub: Annotated[
+        str | None, typer.Option(help="Also upload to this model repository of the Hugging Face hub, OWNER/NAME.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --hub: a private repository.")] = False,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="With --hub: upload personal models too, which are personal data.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Export the global and all personal models, for confed, transformers and peft."""
+    """Export the global and all personal models, for confed, transformers and peft.
+
+    With --hub the folder has a model card with results, recipe, digests and privacy ledger, and is uploaded as it is;
+    personal models are written and uploaded only with --personal. The token is that of HF_TOKEN or `hf auth login`.
+    """
     from confed.inference.export import export as write
     from confed.inference.merge import export_merged
 
-    folder, _ = _run_of(folder)
+    if hub is None and (private or personal):
+        raise ValueError(f"{'--private' if private else '--personal'} goes with --hub OWNER/NAME")
     if client is not None and not merged:
         raise typer.BadParameter("--client goes with --merged; without it all models are exported")
-    written = export_merged(folder, target, client) if merged else write(folder, target)
+    if hub is not None and merged:
+        raise ValueError("--hub goes without --merged: an export as it is can be loaded by name")
+    folder, _ = _run_of(folder)
+    if hub is not None:
+        written = _published(folder, target, hub, private, personal)
+    else:
+        written = export_merged(folder, target, client) if merged else write(folder, target)
     if as_json:
         print_json(written)
         return
     for name, path in written.items():
         print(f"{name}: {path}")
+
+
+def _published(folder: Path, target: Path, hub: str, private: bool, personal: bool) -> dict[str, str]:
+    """An export with its model card, uploaded; under "hub" the address of the commit."""
+    from confed.inference.export import export as write
+    from confed.inference.finished_run import FinishedRun
+    from confed.inference.hub import hub_name, publish, token_and_access
+    from confed.inference.hub_card import write_card
+
+    name = hub_name(hub)
+    token_and_access(name)
+    run = FinishedRun(folder)
+    written = write(folder, target, personal=personal)
+    write_card(target, run, name.repository)
+    if personal:
+        say("[yellow]personal models are uploaded:[/] they are personal data of the clients")
+    address = publish(target, name, private=private, message=f"{run.summary['label']}, {run.recipe.name}")
+    return {**written, "hub": address}
+
+
+def _asked(folder: Path, client: str | None) -> "tuple[FinishedRun, str | None]":
+    """The run or the export, here or on the hub, and the client whose model answers."""
+    from confed.inference.exported_run import ExportedRun, is_exported
+    from confed.inference.finished_run import FinishedRun
+    from confed.inference.hub import PREFIX, fetch, hub_name
+
+    if str(folder).startswith(PREFIX):
+        return ExportedRun(fetch(hub_name(str(folder)))), client
+    if is_exported(folder):
+        return ExportedRun(folder), client
+    folder, client = _run_of(folder, client)
+    return FinishedRun(folder), client
 
 
 def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:

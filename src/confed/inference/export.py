@@ -37,7 +37,7 @@ PLAIN: Mapping[str, tuple[str, str]] = {
 """Our class -> where its configuration is, and the class of ``transformers`` whose tensors have the same names."""
 
 
-def export(folder: Path, target: Path) -> dict[str, str]:
+def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, str]:
     """Writes what the clients share and every client's own model of a finished run.
 
     LoRA and IA3 are in the layout of ``peft``; a model of which everything was trained is in that of
@@ -47,6 +47,8 @@ def export(folder: Path, target: Path) -> dict[str, str]:
     Args:
         folder: a run folder.
         target: the folder to write; it appears only when it is complete.
+        personal: whether clients' own models, and their names, are written; without them a method must have a global
+            model that can answer.
 
     Returns:
         "global" and "clients/<name>", as far as the method has them -> folder.
@@ -55,6 +57,13 @@ def export(folder: Path, target: Path) -> dict[str, str]:
         ValueError: the folder is not that of a finished run, or the target exists.
     """
     run = FinishedRun(folder)
+    if not personal:
+        if not run.global_file.is_file() or run.own_heads:
+            raise ValueError(
+                f"{run.summary['label']} has no global model that can answer, and personal models are personal data: "
+                "ask for them with --personal"
+            )
+        run.owners = []
     if target.exists():
         raise ValueError(f"{target} exists already; name a folder that does not")
     run.load()

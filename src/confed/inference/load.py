@@ -52,6 +52,7 @@ __all__ = [
     "from_peft",
     "load_exported",
     "read_tensors",
+    "task_of",
     "to_peft",
 ]
 
@@ -96,7 +97,7 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     answers: tuple[str, ...] = tuple(own["answers"])
     model: nn.Module = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, known_words(tokenizer))
-    task = _task(recipe, own["task"], answers, tokenizer)
+    task = task_of(recipe, own["task"], answers, tokenizer)
     if isinstance(task, WrapsModel):
         wrapping = _without_glove(task, directory) if facts["backbone"]["copied"] else task
         model = wrapping.wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
@@ -196,8 +197,15 @@ def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
     return AnswerTokenizer(questions, facts["closing"]) if facts["answers"] else questions
 
 
-def _task(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> Any:
-    """What is asked of the model; it selects the head, or says which answers a model that writes them chooses from."""
+def task_of(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> Any:
+    """What is asked of a model; it selects the head, or says which answers a model that writes them chooses from.
+
+    Args:
+        recipe: the run's.
+        name: the task's, as the model's configuration has it.
+        answers: the model's.
+        tokenizer: the model's.
+    """
     listed = recipe.sections["task"]["name"]  # of a task of one's own "module:Class", where `name` is the class's
     if name not in (listed, task_spec(registered_tasks[listed]).name):
         return registered_tasks[name]()

@@ -1,6 +1,7 @@
 """``summary.json``: a run's results in one machine-readable file."""
 
 import platform
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,11 +16,13 @@ from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.metric import SEVERAL
 from confed.runs.controls import KEYS, summarise_controls
+from confed.runs.digests import result_digests, source_digests
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 from confed.runs.example_privacy import spent_on_examples
 from confed.runs.pooled_metrics import summarise_labels
 from confed.runs.privacy_spent import ledger_of, summary_of
+from confed.system.packages import packages
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
@@ -106,8 +109,11 @@ def summarise_run(
         ],
         "facts": dict(run_data.dataset.facts),
         "versions": versions(),
+        "packages": packages(),
+        "digests": source_digests(run_data.dataset) | result_digests(folder),
         "machine": machine(),
         **({} if model_spec(workspace.model).exact else {"exact": False}),
+        "resolved": tomllib.loads(recipe.to_toml()),
         **(engine or {}),
         "notes": examined.notes
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])

@@ -1,0 +1,176 @@
+"""SHA-256 digests of what a run computes from, and of what comes of it, for repeating published results."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.ragged import Ragged
+from confed.results.folder import RunFolder
+from confed.system.packages import code_digest, digest_of, packages
+
+__all__ = ["LOOKED_AT", "data_digest", "file_digest", "result_digests", "source_digests"]
+
+LOOKED_AT = 64
+"""Rows that count for the digest of pictures in files and of features of regions, spread evenly."""
+
+
+def source_digests(dataset: FederatedDataset | LabelDataset) -> dict[str, str]:
+    """Digests of what decides a run's numbers beside its recipe: "code", "packages" and, where they are here, "data".
+
+    Args:
+        dataset: the run's.
+    """
+    data = {} if dataset.elsewhere is not None else {"data": data_digest(dataset)}
+    return {"code": code_digest(), "packages": digest_of(packages()), **data}
+
+
+def result_digests(folder: RunFolder) -> dict[str, str]:
+    """Digests of a finished run's "history", "predictions" and "models", as far as it has them.
+
+    Args:
+        folder: the run folder.
+    """
+    found = {"history": folder.metrics, "predictions": folder.predictions}
+    digests = {name: file_digest([file]) for name, file in found.items() if file.is_file()}
+    models = sorted(folder.models.rglob("*.safetensors"))
+    return digests | ({"models": file_digest(models, folder.models)} if models else {})
+
+
+def file_digest(files: Sequence[Path], root: Path | None = None) -> str:
+    """SHA-256 of files one behind the other.
+
+    Args:
+        files: in the order in which they count.
+        root: below which their paths count too; None for their contents alone.
+    """
+    found = hashlib.sha256()
+    for path in files:
+        if root is not None:
+            found.update(f"{path.relative_to(root).as_posix()}\n{path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+    return found.hexdigest()
+
+
+def data_digest(dataset: FederatedDataset | LabelDataset) -> str:
+    """SHA-256 over all examples of all clients and unseen places: texts, answers, who has them in which role, inputs.
+
+    Pictures, recordings and series in memory count byte by byte; of pictures in files and of features of regions
+    :data:`LOOKED_AT` rows do.
+
+    Args:
+        dataset: whose examples are here.
+    """
+    parts = _label_parts(dataset) if isinstance(dataset, LabelDataset) else _question_parts(dataset)
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(f"{len(part)}\n".encode())
+        found.update(part)
+    return found.hexdigest()
+
+
+def _question_parts(dataset: FederatedDataset) -> Iterator[bytes]:
+    tables: dict[int, tuple[bytes, object]] = {}  # the table is kept, so that no other one gets its number
+
+    def table(of: Any) -> bytes:
+        if id(of) not in tables:
+            tables[id(of)] = (_table(of), of)
+        return tables[id(of)][0]
+
+    yield _json([dataset.name, dataset.answers, dict(dataset.answer_sets), dict(dataset.tasks)])
+    for place, role, part in _placed(dataset):
+        texts = (part.names, part.questions, part.answers, part.types, part.annotations, part.choices, part.captions)
+        yield _json([place, role, *map(_listed, texts), _listed(part.before), _listed(part.conversations)])
+        for held in (part.images, part.regions, part.sounds, part.series):
+            yield b"" if held is None else table(held)
+        for index in (part.image_index, part.sound_index, part.series_index):
+            yield b"" if index is None else _array(index)
+        for name, there in (part.present or {}).items():
+            yield name.encode() + _array(there)
+
+
+def _placed(dataset: FederatedDataset) -> Iterator[tuple[str, str, Examples]]:
+    for client, split in dataset.clients.items():
+        for role, part in split.roles.items():
+            yield client, role, part
+    for place, part in dataset.unseen.items():
+        yield place, "unseen", part
+
+
+def _label_parts(dataset: LabelDataset) -> Iterator[bytes]:
+    tables: dict[int, tuple[bytes, object]] = {}
+
+    def content(part: LabelExamples) -> bytes:
+        if id(part.table) not in tables:
+            table = part.table
+            held = [table.present, table.names, *([] if table.texts is None else [table.texts])]
+            pictures = b"" if part.pictures is None else _table(part.pictures)
+            kinds = b"" if part.types is None else _json(part.types.tolist())
+            tables[id(table)] = (b"".join([*map(_table, held), pictures, kinds]), table)
+        return tables[id(part.table)][0]
+
+    yield _json([dataset.name, dataset.labels, dict(dataset.coarse)])
+    first: set[int] = set()
+
+    def rows(place: str, role: str, part: LabelExamples) -> Iterator[bytes]:
+        if id(part.table) not in first:  # once, and not for each of tens of thousands of clients
+            first.add(id(part.table))
+            yield content(part)
+        yield _json([place, role]) + _array(part.rows)
+
+    for client in dataset.clients:
+        for role, part in dataset.clients[client].roles.items():
+            yield from rows(client, role, part)
+    for place, part in dataset.unseen.items():
+        yield from rows(place, "unseen", part)
+
+
+def _table(held: Any) -> bytes:
+    """SHA-256 of a table of pictures, features, recordings, series or packed rows."""
+    found = hashlib.sha256()
+    if isinstance(held, Ragged):
+        found.update(_array(held.offsets) + _array(held.values))
+    elif isinstance(held, np.ndarray):
+        found.update(_array(held))
+    else:
+        found.update(_json(list(held.shape)))
+        if len(held) and not isinstance(held, NoPictures):
+            rows = np.unique(np.linspace(0, len(held) - 1, LOOKED_AT).astype(np.int64))
+            for array in _rows(held, rows):
+                found.update(_array(array))
+    return found.digest()
+
+
+def _rows(held: Pictures | Any, rows: np.ndarray) -> list[np.ndarray]:
+    """Some rows of a table that lies in files: pictures, or features of regions with their boxes."""
+    taken = held[rows]
+    return list(taken) if isinstance(taken, tuple) else [taken]
+
+
+def _array(values: np.ndarray | Tensor) -> bytes:
+    array = np.ascontiguousarray(values)
+    head = f"{array.dtype.str} {array.shape}\n".encode()
+    return head + hashlib.sha256(array.data if array.size else b"").digest()
+
+
+@cache
+def _encoder() -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def _json(value: Any) -> bytes:
+    return _encoder().encode(value).encode("utf-8", "surrogatepass")
+
+
+def _listed(values: Sequence[Any] | None) -> Any:
+    return None if values is None else [*values]

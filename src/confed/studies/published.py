@@ -1,0 +1,238 @@
+"""Results files: a row of a table with everything that a leaderboard, or a repetition, needs of it, as JSON.
+
+A row is one method with one or more seeds. ``NAME.json`` holds it, ``NAME.safetensors`` beside it what each seed
+predicted on each test example, so that methods of different files can be compared in pairs. ``docs/reproducing.md``
+describes the keys; :data:`FORMAT` changes with them.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import file_name
+from confed.metrics.statistics import mean
+from confed.results.folder import RunFolder
+from confed.results.metric import place_metric
+from confed.results.runs import Run, Study, number, numbers
+from confed.results.settings import flat
+from confed.runs.digests import result_digests
+
+__all__ = ["CONFIDENCE", "FORMAT", "LISTED", "MEANS", "PLACES", "row_of", "seed_differences", "write_rows"]
+
+FORMAT = "confed-results/1"
+"""What the key "format" of a results file says."""
+CONFIDENCE = 0.95
+"""Of all intervals."""
+MEANS = ("personal_mean", "personal_worst", "global_seen_mean", "global_unseen_mean", "deployed_mean")
+"""Figures of a run as a whole, each where its method has it."""
+PLACES: Mapping[str, str] = {"personal": "personal", "global_seen": "global", "global_unseen": "unseen"}
+"""Figures of single clients or unseen places -> view of the predictions that they are means of."""
+LISTED = 100
+"""Places that a line of the history lists."""
+_MEAN_OF = {"personal_mean": "personal", "global_seen_mean": "global_seen", "global_unseen_mean": "global_unseen"}
+
+
+def write_rows(study: Study, folder: Path, command: str = "") -> list[Path]:
+    """Results files of a study, one for each method, or of a run on its own.
+
+    Args:
+        study: with at least one finished run.
+        folder: where the files go; those of the same names are replaced.
+        command: what made the study, for readers.
+
+    Returns:
+        The JSON files, in the order of the methods.
+
+    Raises:
+        ValueError: no run is finished, or the seeds of a method differ in more than the seed.
+    """
+    methods = {method: [run for run in study.of(method) if run.complete] for method in study.methods}
+    methods = {method: runs for method, runs in methods.items() if runs}
+    if not methods:
+        raise ValueError(f"{study.folder} has no finished run, so there is no row to write")
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for method, runs in methods.items():
+        name = file_name(f"{study.recipe or 'run'}-{method}")
+        tensors = _shared({run.seed: run.predictions() for run in runs})
+        content = save(tensors, {"format": FORMAT})
+        row = row_of(runs)
+        if tensors:
+            row["predictions"] = {"file": f"{name}.safetensors", "sha256": sha256(content).hexdigest()}
+            write_atomically(folder / f"{name}.safetensors", content)
+        row["commands"] = {**({"made": command} if command else {}), "repeat": f"confed reproduce {name}.json"}
+        write_atomically(folder / f"{name}.json", _text(row).encode())
+        written.append(folder / f"{name}.json")
+    return written
+
+
+def row_of(runs: Sequence[Run]) -> dict[str, Any]:
+    """Content of a results file: finished runs of one method that differ in the seed alone.
+
+    Args:
+        runs: at least one, each of another seed.
+
+    Raises:
+        ValueError: they differ in another setting as well (names one).
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if found := seed_differences(first.recipe, run.recipe):
+            key, (one, other) = next(iter(found.items()))
+            raise ValueError(f"{run.folder}: a row is one setting, and {key} is {other} here, {one} in {first.folder}")
+    figures = {run.seed: _figures(run) for run in runs}
+    common = [key for key in figures[first.seed] if all(key in found for found in figures.values())]
+    alone = _example_intervals(first) if len(runs) == 1 else {}
+    return {
+        "format": FORMAT,
+        "method": first.method,
+        "label": first.label,
+        "recipe": str(first.summary.get("recipe", "")),
+        "metric": first.metric,
+        "seeds": [run.seed for run in runs],
+        "metrics": {key: _stated([figures[run.seed][key] for run in runs], alone.get(key)) for key in common},
+        "resolved": first.recipe,
+        "packages": first.summary.get("packages", {}),
+        "runs": [
+            {
+                "seed": run.seed,
+                "figures": figures[run.seed],
+                "digests": _digests(run),
+                "versions": run.summary.get("versions", {}),
+                "machine": run.summary.get("machine", {}),
+                "history": _history(run),
+            }
+            for run in runs
+        ],
+    }
+
+
+def _shared(of: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Predictions of several seeds as "seed-N/KEY", and what all seeds have alike, such as names, as "all/KEY"."""
+    first = next(iter(of.values()))
+    alike = [k for k, v in first.items() if all(k in own and np.array_equal(v, own[k]) for own in of.values())]
+    found = {f"all/{key}": first[key] for key in alike}
+    return found | {f"seed-{n}/{key}": v for n, own in of.items() for key, v in own.items() if key not in alike}
+
+
+def seed_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings, by key, in which two resolved recipes differ beside the name and the seed."""
+    a, b = flat(one), flat(other)
+    return {
+        key: (a.get(key), b.get(key))
+        for key in dict.fromkeys([*a, *b])
+        if key not in ("name", "run.seed") and a.get(key) != b.get(key)
+    }
+
+
+def _figures(run: Run) -> dict[str, float]:
+    """Name -> value on test data: means, single places as "personal/NAME", and metrics over all labelled examples."""
+    summary = run.summary
+    found = {key: value for key in MEANS if (value := number(summary.get(key))) is not None}
+    for key in PLACES:
+        found |= {f"{key}/{place}": value for place, value in numbers(summary.get(key)).items()}
+    labelled = summary.get("multilabel")
+    for view, values in labelled.items() if isinstance(labelled, Mapping) else ():
+        if view not in ("clients", "co_occurrence"):
+            found |= {f"multilabel/{view}/{name}": value for name, value in numbers(values).items()}
+    return found
+
+
+def _stated(values: Sequence[float], alone: tuple[float, float] | None) -> dict[str, Any]:
+    """A figure over seeds: mean, standard deviation, the interval of the mean and that of one more run."""
+    found = mean(values)
+    if found.n < 2:
+        return {"mean": found.mean, "sd": None, "interval": None, "one_run": None if alone is None else [*alone]}
+    from scipy import stats
+
+    t = float(stats.t.ppf((1 + CONFIDENCE) / 2, found.n - 1))
+    ends = {"interval": t * found.sd / math.sqrt(found.n), "one_run": t * found.sd * math.sqrt(1 + 1 / found.n)}
+    return {"mean": found.mean, "sd": found.sd} | {
+        key: [found.mean - half, found.mean + half] for key, half in ends.items()
+    }
+
+
+def _example_intervals(run: Run) -> dict[str, tuple[float, float]]:
+    """Normal intervals of a single run's figures over its test examples, as far as they are means of these."""
+    scores = {key: values for key, values in run.predictions().items() if key.endswith("/correct") and len(values) > 1}
+    errors: dict[str, dict[str, float]] = {}
+    for key, view in PLACES.items():
+        for place, value in numbers(run.summary.get(key)).items():
+            own = scores.get(f"{view}/{place}/correct")
+            if own is not None and math.isclose(float(own.mean(dtype=np.float64)), value, abs_tol=1e-6):
+                errors.setdefault(key, {})[place] = float(own.std(ddof=1, dtype=np.float64)) / math.sqrt(len(own))
+    found: dict[str, tuple[float, float]] = {}
+    for key, places in errors.items():
+        for place, error in places.items():
+            found[f"{key}/{place}"] = _around(numbers(run.summary[key])[place], error)
+    for name, key in _MEAN_OF.items():
+        counted = [place for place in numbers(run.summary.get(key)) if place not in run.left]
+        value, own = number(run.summary.get(name)), errors.get(key, {})
+        if value is not None and counted and all(place in own for place in counted):
+            found[name] = _around(value, math.sqrt(sum(own[place] ** 2 for place in counted)) / len(counted))
+    return found
+
+
+def _around(value: float, error: float) -> tuple[float, float]:
+    from scipy import stats
+
+    half = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * error
+    return value - half, value + half
+
+
+def _digests(run: Run) -> dict[str, str]:
+    """Those of the summary; of an older one those of the files that are there."""
+    said = run.summary.get("digests")
+    there = result_digests(RunFolder(run.folder)) if run.folder.is_dir() else {}
+    return there | ({str(key): str(value) for key, value in said.items()} if isinstance(said, Mapping) else {})
+
+
+def _history(run: Run) -> list[dict[str, Any]]:
+    """Lines of a run's history: the digest of each, and losses and headline values of up to :data:`LISTED` places."""
+    return [
+        {
+            "event": line.get("event"),
+            "round": line.get("round"),
+            "digest": sha256(json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:16],
+            "values": _values(run, line),
+        }
+        for line in sorted([*run.rounds, *run.evaluations], key=lambda line: (line["round"], line["event"] != "round"))
+    ]
+
+
+def _values(run: Run, line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    if line.get("event") != "evaluation":
+        return {"loss": dict(list(numbers(line.get("loss")).items())[:LISTED])}
+    found: dict[str, dict[str, float]] = {}
+    for view in ("personal", "global", "unseen"):
+        places: Mapping[str, Mapping[str, Any]] = line.get(view) or {}
+        for place, metrics in list(places.items())[:LISTED]:
+            for name in (place_metric(run, place, metrics), "loss"):
+                if (value := number(metrics.get(name))) is not None:
+                    found.setdefault(f"{view} {name}", {})[place] = value
+    return found
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and for each run and figure."""
+    lines: list[str] = []
+    for key, value in row.items():
+        if key == "metrics":
+            inner = ",\n".join(f"  {_json(name)}: {_json(figure)}" for name, figure in value.items())
+            lines.append(f' "metrics": {{\n{inner}\n }}')
+        elif key == "runs":
+            lines.append(' "runs": [\n' + ",\n".join(f"  {_json(run)}" for run in value) + "\n ]")
+        else:
+            lines.append(f" {_json(key)}: {_json(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

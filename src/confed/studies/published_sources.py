@@ -1,0 +1,212 @@
+"""Published results, read from a results file, a run folder, a ``summary.json``, or the address of such a file."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urljoin, urlsplit
+
+import numpy as np
+import tomli_w
+
+from confed.federation.reading import faults_of
+from confed.recipes.recipe import Recipe, parse_recipe
+from confed.results.folder import kind_of
+from confed.results.runs import Run, load
+from confed.studies.published import FORMAT, row_of
+
+__all__ = ["MOST_BYTES", "Published", "read_published"]
+
+MOST_BYTES = 256 * 2**20
+"""Largest file that is fetched from an address."""
+_KEYS: Mapping[str, type] = {
+    "method": str, "label": str, "recipe": str, "metric": str, "seeds": list, "metrics": dict, "resolved": dict,
+    "packages": dict, "runs": list,
+}  # fmt: skip
+_RUN_KEYS: Mapping[str, type] = {
+    "seed": int, "figures": dict, "digests": dict, "versions": dict, "machine": dict, "history": list,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published row.
+
+    Attributes:
+        source: where it was read.
+        row: content of a results file.
+        predictions: seed -> content of the run's ``predictions.safetensors``, where that is known.
+        folder: of the run, where it is a run folder.
+    """
+
+    source: str
+    row: Mapping[str, Any]
+    predictions: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict[int, Mapping[str, np.ndarray]])
+    folder: Path | None = None
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the row's runs."""
+        return list(self.row["seeds"])
+
+    @property
+    def name(self) -> str:
+        """Recipe and method, for folders."""
+        return "-".join(filter(None, (self.row["recipe"], self.row["method"])))
+
+    def run(self, seed: int) -> Mapping[str, Any]:
+        """The entry of a seed.
+
+        Raises:
+            ValueError: the row has no such seed.
+        """
+        for run in self.row["runs"]:
+            if run["seed"] == seed:
+                return run
+        raise ValueError(f"{self.source} has no seed {seed}; it has {', '.join(map(str, self.seeds))}")
+
+    def recipe(self, seed: int, overrides: list[str]) -> Recipe:
+        """The recipe of a seed's run, to be computed on this machine.
+
+        An unknown seed, a recipe that is not valid here and a faulty override are a ValueError.
+
+        Args:
+            seed: one of the row's.
+            overrides: as of ``confed run``.
+        """
+        self.run(seed)
+        with faults_of(f"{self.source}: resolved", "a recipe"):
+            text = tomli_w.dumps(dict(self.row["resolved"]))
+        here = [f"run.seed={seed}", 'run.engine="local"', 'run.address=""']  # never another's cluster
+        return parse_recipe(text, self.row["recipe"], [*here, *overrides])
+
+
+def read_published(source: str) -> Published:
+    """A published row from wherever it is.
+
+    An address that cannot be fetched is a RuntimeError.
+
+    Args:
+        source: a results file, a run folder, its ``summary.json``, or the address (http, https) of a results file or
+            of a ``summary.json``.
+
+    Raises:
+        ValueError: there is nothing, or something else.
+    """
+    if urlsplit(source).scheme in ("http", "https"):
+        content = _fetched(source)
+        return _of_text(content, source, lambda name: _fetched(urljoin(source, name)))
+    path = Path(source)
+    if path.name == "summary.json" and (path.parent / "recipe.toml").is_file():
+        path = path.parent
+    if path.is_dir():
+        return _of_folder(path)
+    if not path.is_file():
+        raise ValueError(f"no published result at {source!r}: give a results file, a run folder or its summary.json")
+    return _of_text(path.read_bytes(), source, lambda name: (path.parent / name).read_bytes())
+
+
+def _of_folder(folder: Path) -> Published:
+    kind = kind_of(folder)
+    if kind in ("study", "sweep"):
+        first = next((run.folder for run in load(folder).runs if run.complete), None) if kind == "study" else None
+        raise ValueError(
+            f"{folder} is a {kind}: give one of its runs{'' if first is None else f', such as {first}'}, or a results "
+            "file that `confed compare STUDY --results DIR` writes"
+        )
+    if kind == "federation":
+        raise ValueError(f"{folder} was made by sites of a federation, whose data are not here; it cannot be repeated")
+    if kind != "run":
+        raise ValueError(f"{folder} is no run folder (recipe.toml)")
+    (run,) = load(folder).runs
+    if not run.complete:
+        raise ValueError(f"{folder} is not finished: `confed resume {folder}` goes on with it")
+    return Published(str(folder), row_of([run]), {run.seed: run.predictions()}, folder)
+
+
+def _of_text(content: bytes, source: str, beside: Callable[[str], bytes]) -> Published:
+    with faults_of(source, "a results file or a summary.json"):
+        found = json.loads(content)
+        if not isinstance(found, dict):
+            raise TypeError(f"it holds {type(found).__name__}, no object")
+        if "format" in found:
+            return _of_row(found, source, beside)
+        if "algorithm" not in found:
+            raise KeyError("format")
+        if not isinstance(found.get("resolved"), dict):
+            raise ValueError(
+                f"{source}: this summary has no resolved recipe (confed 0.2.0 writes it); give the run folder, which "
+                "has recipe.toml"
+            )
+        method, label = str(found["algorithm"]), str(found.get("label", found["algorithm"]))
+        nowhere = Path(source) / "no folder"  # the summary alone
+        run = Run(nowhere, method, label, int(found["seed"]), found, found["resolved"])
+        return Published(source, row_of([run]))
+
+
+def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes]) -> Published:
+    if row["format"] != FORMAT:
+        raise ValueError(f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r}")
+    _check(row, _KEYS, source)
+    if not row["runs"]:
+        raise ValueError(f"{source} has no runs")
+    for number, run in enumerate(row["runs"]):
+        _check(run, _RUN_KEYS, f"{source}: runs[{number}]")
+    if [run["seed"] for run in row["runs"]] != row["seeds"]:
+        raise ValueError(f"{source}: seeds must be those of its runs, got {row['seeds']}")
+    said = row.get("predictions")
+    if said is None:
+        return Published(source, row)
+    _check(said, {"file": str, "sha256": str}, f"{source}: predictions")
+    if "/" in said["file"] or "\\" in said["file"]:
+        raise ValueError(f"{source}: predictions must lie beside it, got {said['file']!r}")
+    try:
+        content = beside(said["file"])
+    except (OSError, RuntimeError):
+        return Published(source, row)  # the row stands without them
+    if sha256(content).hexdigest() != said["sha256"]:
+        raise ValueError(f"{said['file']} beside {source} is not the file that belongs to it (another SHA-256)")
+    return Published(source, row, _by_seed(content, said["file"], row["seeds"]))
+
+
+def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load as load_tensors
+
+    found: dict[int, dict[str, np.ndarray]] = {seed: {} for seed in seeds}
+    with faults_of(name, "a safetensors file of predictions"):
+        try:
+            tensors = load_tensors(content)
+        except SafetensorError as error:
+            raise TypeError(str(error)) from error
+        for key, values in tensors.items():
+            whose, _, rest = key.partition("/")
+            for seed in seeds if whose == "all" else [int(whose.removeprefix("seed-"))]:
+                found[seed][rest] = values
+    return found
+
+
+def _check(content: Any, keys: Mapping[str, type], where: str) -> None:
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{where} must be an object, got {str(content)[:40]!r}")
+    for key, kind in keys.items():
+        if key not in content:
+            raise ValueError(f"{where} lacks the key {key!r}")
+        if not isinstance(content[key], kind) or isinstance(content[key], bool):
+            raise ValueError(f"{where}: {key} must be {kind.__name__}, got {str(content[key])[:40]!r}")
+
+
+def _fetched(address: str) -> bytes:
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(address, timeout=30) as answer:
+            content = answer.read(MOST_BYTES + 1)
+    except (URLError, OSError, ValueError) as error:
+        raise RuntimeError(f"{address} cannot be fetched: {error}") from error
+    if len(content) > MOST_BYTES:
+        raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
+    return content

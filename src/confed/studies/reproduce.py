@@ -1,0 +1,206 @@
+"""Repetition of a published result, and the verdict: equal bits, within the interval, or different and where."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.results.runs import Run, load
+from confed.results.settings import flat
+from confed.runs.same_recipe import INDIFFERENT
+from confed.studies.published import MEANS, row_of, seed_differences
+from confed.studies.published_sources import Published
+from confed.studies.runner import run_single
+from confed.system.events import Progress, ignore
+from confed.system.packages import packages
+from confed.system.processor import machine_differences
+
+__all__ = ["Figure", "Verdict", "Word", "judge", "repeat"]
+
+Word = Literal["equal bits", "within the interval", "different"]
+_BITS = ("history", "predictions", "models")
+_LISTED = 5
+"""Differences of a kind that a verdict names."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the published run and of its repetition.
+
+    Attributes:
+        published: value of the same seed.
+        found: value of the repetition; None where it has none.
+        interval: where one more run of the published row is expected; None where it states none, such as for the worst
+            client of a single run.
+    """
+
+    published: float
+    found: float | None
+    interval: tuple[float, float] | None
+
+    @property
+    def inside(self) -> bool:
+        """Whether the repetition has a value, and none that is outside the interval."""
+        if self.found is None or self.found == self.published or self.interval is None:
+            return self.found is not None
+        return self.interval[0] <= self.found <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a repetition showed.
+
+    Attributes:
+        word: the verdict.
+        label: the method.
+        seed: of the run.
+        folder: of the repetition.
+        compared: what was compared bit by bit: "history", "predictions", "models"; empty where the published result has
+            no digests, and its figures alone were compared.
+        figures: means on test data.
+        where: the differences, the first ones in time first; empty for equal bits.
+        causes: what else differs: settings, data, code, packages, instruction set.
+    """
+
+    word: Word
+    label: str
+    seed: int
+    folder: Path
+    compared: tuple[str, ...]
+    figures: Mapping[str, Figure]
+    where: tuple[str, ...] = ()
+    causes: tuple[str, ...] = field(default=())
+
+
+def repeat(
+    published: Published, seed: int, folder: Path, overrides: Sequence[str] = (), progress: Progress = ignore
+) -> Verdict:
+    """One run of a published row again.
+
+    Args:
+        published: the row.
+        seed: one of its seeds.
+        folder: for the run; must not exist.
+        overrides: settings that are to differ, as of ``confed run``, such as where the data are.
+        progress: called with every progress event.
+
+    Raises:
+        ValueError: the row has no such seed, the folder exists, or the run is refused here.
+    """
+    recipe = published.recipe(seed, [*overrides])
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; give another folder with --out")
+    run_single(recipe, folder, progress)
+    (run,) = load(folder).runs
+    return judge(published, run)
+
+
+def judge(published: Published, run: Run) -> Verdict:
+    """Verdict on a run that repeats one of a published row; one without that seed is a ValueError.
+
+    Args:
+        published: the row.
+        run: the finished repetition, with a seed of the row.
+    """
+    before, (now,) = published.run(run.seed), row_of([run])["runs"]
+    compared = tuple(name for name in _BITS if name in before["digests"] and name in now["digests"])
+    other_bits = [name for name in compared if before["digests"][name] != now["digests"][name]]
+    other_figures = [key for key, value in before["figures"].items() if now["figures"].get(key) != value]
+    figures = {
+        key: Figure(before["figures"][key], now["figures"].get(key), _interval(published.row["metrics"].get(key)))
+        for key in _heads(before["figures"])
+    }
+    word: Word = "different"
+    if not other_bits and not other_figures:
+        word = "equal bits"
+    elif all(figure.inside for figure in figures.values()) and any(f.interval for f in figures.values()):
+        word = "within the interval"
+    where = () if word == "equal bits" else tuple(_differences(published, run, before, now, other_bits))
+    causes = tuple(_causes(published, run, before, now))
+    return Verdict(word, published.row["label"], run.seed, run.folder, compared, figures, where, causes)
+
+
+def _heads(figures: Mapping[str, float]) -> list[str]:
+    """The figures that are judged: means; of labelled examples those over all of them in the first view."""
+    labelled = [key for key in figures if key.startswith("multilabel/")]
+    first = "/".join(labelled[0].split("/")[:2]) + "/" if labelled else ""
+    return [key for key in figures if key in MEANS] + [key for key in labelled if key.startswith(first)]
+
+
+def _interval(figure: Any) -> tuple[float, float] | None:
+    ends = figure.get("one_run") if isinstance(figure, Mapping) else None
+    return (float(ends[0]), float(ends[1])) if isinstance(ends, Sequence) and len(ends) == 2 else None
+
+
+def _differences(
+    published: Published, run: Run, before: Mapping[str, Any], now: Mapping[str, Any], other_bits: Sequence[str]
+) -> Iterator[str]:
+    if "history" in other_bits:
+        yield _first_line(before["history"], now["history"])
+    there, here = published.predictions.get(run.seed, {}), run.predictions()
+    changed = [(key, _changed(there[key], here[key])) for key in there if key in here and key.endswith("/prediction")]
+    yield from _some([f"predictions of {key[:-11]}: {text}" for key, text in changed if text])
+    if "predictions" in other_bits and not any(text for _, text in changed):
+        yield "predictions: other bits" + ("" if there else " (the published ones are not here)")
+    values = [
+        f"{key}: {_number(now['figures'].get(key))}, published {_number(value)}"
+        for key, value in before["figures"].items()
+        if now["figures"].get(key) != value
+    ]
+    yield from _some(values)
+    if "models" in other_bits:
+        yield "trained models: other bits"
+
+
+def _some(texts: Sequence[str]) -> Iterator[str]:
+    yield from texts[:_LISTED]
+    if len(texts) > _LISTED:
+        yield f"and {len(texts) - _LISTED} more like these"
+
+
+def _first_line(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
+    """The first line of the history that differs: its round, and the first value, if one of those listed does."""
+    for one, other in zip(before, now, strict=False):
+        if one.get("digest") == other.get("digest"):
+            continue
+        when = f"first in round {other['round']} ({'training' if other['event'] == 'round' else 'on validation data'})"
+        for name, places in other["values"].items():
+            known = one.get("values", {}).get(name, {})
+            for place, value in places.items():
+                if place in known and known[place] != value:
+                    return f"{when}: {name} of {place!r} {value!r}, published {known[place]!r}"
+        return f"{when}: not in the values that are listed"
+    if len(before) != len(now):
+        return f"the history has {len(now)} lines, the published one {len(before)}"
+    return "history: other bits"
+
+
+def _changed(one: np.ndarray, other: np.ndarray) -> str:
+    if one.shape != other.shape:
+        return f"{len(other)} examples, published {len(one)}"
+    count = int((one != other).reshape(len(one), -1).any(axis=1).sum())
+    return f"{count} of {len(one)} examples" if count else ""
+
+
+def _causes(published: Published, run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    changed = {
+        key: values
+        for key, values in seed_differences(published.row["resolved"], run.recipe).items()
+        if key not in INDIFFERENT and (key in flat(published.row["resolved"]) or values[1] is not None)
+    }
+    yield from (f"setting {key}: {new!r}, published {old!r}" for key, (old, new) in changed.items())
+    for name, what in (("data", "data: not the same examples"), ("code", "confed: not the same source code")):
+        if name in before["digests"] and name in now["digests"] and before["digests"][name] != now["digests"][name]:
+            yield what
+    found = machine_differences(now, before)  # "here, not there"
+    known, here = published.row["packages"], packages()
+    for name in sorted({*known, *here}):
+        if known and here and known.get(name) != here.get(name):
+            found.setdefault(name, f"{here.get(name, 'none')}, not {known.get(name, 'none')}")
+    yield from (f"{name}: {text}" for name, text in found.items())
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, int | float) else "none"

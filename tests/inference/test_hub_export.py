@@ -1,0 +1,206 @@
+"""Exports on a stand-in of the hub: what is uploaded, what stays at home, asking by name, and one line per error."""
+
+import json
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from huggingface_hub import close_session
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from PIL import Image
+
+import confed
+from confed.inference.hub import HubName, fetch, hub_name, publish
+from confed.inference.load import load_exported
+from hub_server import TOKEN, Hub, serving
+from tiny_runs import TINY
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+SHORT = {"run.rounds": 1, "run.controls": "none", "run.evaluate_every": 0}
+NOISE = {"algorithm.update_privacy": {"clip": 1.0, "noise": 0.8, "at": "client"}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> confed.Run:
+    folder = tmp_path_factory.mktemp("hub") / "run"
+    named = {"study.methods": [], "algorithm.name": "fedavg"}
+    return confed.run("fedvqa_scenes", {**TINY, **SHORT, **NOISE, **named}, folder=folder, progress=False)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # which the other tests need
+    disable_progress_bars()
+    close_session()  # the session is made with the settings of then
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with serving() as found:
+        monkeypatch.setenv("HF_ENDPOINT", found.endpoint)
+        yield found
+    enable_progress_bars()
+    close_session()
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("picture") / "grey.png"
+    Image.fromarray(np.full((64, 64, 3), 200, np.uint8)).save(path)
+    return path
+
+
+def command(*words: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_only_the_shared_model_is_uploaded_unless_asked(run: confed.Run, hub: Hub, tmp_path: Path) -> None:
+    target = tmp_path / "exported"
+    assert command("export", run.folder, target, "--hub", "me/shared") == 0
+    repository = hub.repositories["me/shared"]
+    files = repository.commits[repository.head]
+    assert files == {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
+    assert not any(name.startswith("clients/") for name in files)
+    assert json.loads(files["confed.json"])["clients"] == []
+    told = b"".join(content for name, content in files.items() if not name.endswith(".safetensors"))
+    assert not any(f'"{name}"'.encode() in told or f"`{name}`".encode() in told for name in run.clients)
+    assert not repository.private
+
+
+def test_model_card_states_results_recipe_digests_and_privacy(run: confed.Run, hub: Hub, tmp_path: Path) -> None:
+    command("export", run.folder, tmp_path / "a", "--hub", "me/card")
+    repository = hub.repositories["me/card"]
+    text = repository.commits[repository.head]["README.md"].decode()
+    _, head, body = text.split("---\n", 2)
+    facts = yaml.safe_load(head)
+    assert facts["library_name"] == "confed"
+    assert {"federated-learning", "fedavg"} <= set(facts["tags"])
+    values = [metric["value"] for result in facts["model-index"][0]["results"] for metric in result["metrics"]]
+    assert round(run.summary["global_seen_mean"], 6) in values
+    assert f"| global model, clients' test data | {100 * run.summary['global_seen_mean']:.1f} |" in body
+    most = max(run.summary["update_privacy"]["epsilon"].values())
+    assert f"ε = {most:.3g}" in body
+    assert "confed predict hf:me/card" in body
+    assert run.summary["digests"]["data"] in body
+    assert tomllib.loads(body.split("```toml\n")[1].split("```")[0]) == tomllib.loads(run.recipe.to_toml())
+    assert "no personal models" in body
+    assert "personal data" not in body
+
+
+def test_personal_models_are_private_marked_and_warned_of(
+    run: confed.Run, hub: Hub, tmp_path: Path, picture: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("export", run.folder, tmp_path / "b", "--hub", "me/all", "--private", "--personal")
+    assert command(*words) == 0
+    assert "personal models are uploaded" in capfd.readouterr().err
+    repository = hub.repositories["me/all"]
+    assert repository.private
+    files = repository.commits[repository.head]
+    assert {f"clients/{name}/config.json" for name in run.clients} <= set(files)
+    card = files["README.md"].decode()
+    assert "**Warning: this repository holds personal models, which are personal data.**" in card
+    assert f"| personal model, warm | {100 * run.summary['personal']['warm']:.1f} |" in card
+    for client in ("warm", None):
+        option = () if client is None else ("--client", client)
+        ask = ("--image", picture, "--question", "which colour is this?", "--json", *option)
+        assert command("predict", "hf:me/all", *ask) == 0
+        found = json.loads(capfd.readouterr().out)
+        assert command("predict", run.folder, *ask) == 0
+        assert found == json.loads(capfd.readouterr().out)
+    assert command("predict", "hf:me/all", *ask, "--client", "nobody") == 2
+    assert "no client is called 'nobody'; there are warm, cold, both" in capfd.readouterr().err
+
+
+def test_new_export_replaces_the_models_of_an_earlier_one(run: confed.Run, hub: Hub, tmp_path: Path) -> None:
+    command("export", run.folder, tmp_path / "c", "--hub", "me/both", "--personal")
+    first = hub.repositories["me/both"].head
+    hub.repositories["me/both"].commits[first]["notes.md"] = b"mine"
+    command("export", run.folder, tmp_path / "d", "--hub", "me/both")
+    files = hub.repositories["me/both"].commits[hub.repositories["me/both"].head]
+    assert not any(name.startswith("clients/") for name in files)
+    assert files["notes.md"] == b"mine"
+    older = fetch(HubName("me/both", first))  # the revision that was asked for
+    assert load_exported(older, "warm").answers == load_exported(fetch(HubName("me/both"))).answers
+
+
+def test_cached_export_is_found_without_the_hub(
+    run: confed.Run, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("export", run.folder, tmp_path / "e", "--hub", "me/cached")
+    there = fetch(hub_name("hf:me/cached"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert fetch(hub_name("me/cached")) == there
+    with pytest.raises(
+        RuntimeError, match=r"http://127.0.0.1:9 cannot be reached, and hf:me/other is not in the cache"
+    ):
+        fetch(hub_name("me/other"))
+
+
+def test_every_error_of_a_download_is_one_line(
+    hub: Hub, picture: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("me/gated").gated = True
+    empty = hub.add("me/empty")
+    empty.commit({"README.md": b"# nothing"}, "a card")
+    hub.add("me/secret", private=True)
+    monkeypatch.delenv("HF_TOKEN")
+    for name, message in [
+        ("hf:me/none", "no repository me/none on the hub, or a private one"),
+        ("hf:me/secret", "no repository me/secret on the hub, or a private one"),
+        ("hf:me/gated", "me/gated is gated: ask for access on its page"),
+        ("hf:me/empty@v9", "me/empty has no revision 'v9'"),
+        ("hf:me/empty", "hf:me/empty holds no export of confed: it has no confed.json"),
+        ("hf:me", "must be OWNER/NAME or OWNER/NAME@REVISION, got 'hf:me'"),
+        ("hf:../../x", "must be OWNER/NAME"),
+    ]:
+        assert command("predict", name, "--image", picture, "--question", "what?") == 2, name
+        err = capfd.readouterr().err
+        assert message in err
+        assert len(err.splitlines()) == 1, err
+
+
+def test_every_error_of_an_upload_is_one_line(
+    run: confed.Run, hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("me/public")
+    number = iter(range(100))
+
+    def refused(*words: str) -> str:
+        assert command("export", run.folder, tmp_path / str(next(number)), *words) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        return line
+
+    assert "me/public is there already and public" in refused("--hub", "me/public", "--private")
+    assert hub.repositories["me/public"].messages == ["initial commit"]
+    assert "the hub refuses others/x (403): the token needs write access" in refused("--hub", "others/x")
+    assert "leave @v1 out" in refused("--hub", "me/x@v1")
+    assert "--personal goes with --hub" in refused("--personal")
+    assert "--private goes with --hub" in refused("--private")
+    assert "--hub goes without --merged" in refused("--hub", "me/x", "--merged")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert "the hub refuses me/x (401): the token needs write access" in refused("--hub", "me/x")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    before = len(hub.requests)
+    assert "no token to upload me/x with" in refused("--hub", "me/x")
+    assert len(hub.requests) == before
+    with pytest.raises(ValueError, match=r"it has no confed\.json"):
+        publish(run.folder, HubName("me/x"))
+
+
+def test_method_without_a_global_model_needs_the_word(
+    hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    local = confed.run("fedvqa_scenes", {**TINY, **SHORT}, method="local", folder=tmp_path / "run", progress=False)
+    assert command("export", local.folder, tmp_path / "x", "--hub", "me/local") == 2
+    assert "has no global model that can answer, and personal models are personal data" in capfd.readouterr().err
+    assert "me/local" not in hub.repositories
+    assert command("export", local.folder, tmp_path / "x", "--hub", "me/local", "--personal") == 0

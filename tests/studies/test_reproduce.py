@@ -1,0 +1,291 @@
+"""Published results, written, read and run again: equal bits, within the interval, or different and where."""
+
+import functools
+import json
+import math
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import confed
+from confed.results.runs import load
+from confed.studies.published import write_rows
+from confed.studies.published_sources import Published, read_published
+from confed.studies.reproduce import judge, repeat
+from confed.studies.runner import run_study
+from confed.studies.study import create_study
+from repository import ROOT
+from tiny_runs import TINY
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+NAME = "fedvqa_scenes-fedavg"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published") / "study"
+    create_study(confed.load_recipe("fedvqa_scenes", {**TINY, "run.rounds": 2}).with_rows(["fedavg"]), folder, seeds=2)
+    run_study(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(study: Path) -> Path:
+    folder = study.parent / "results"
+    write_rows(load(study), folder)
+    return folder
+
+
+@pytest.fixture
+def copied(results: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(results, tmp_path / "results"))
+
+
+@pytest.fixture(scope="module")
+def repeated(results: Path, study: Path) -> confed.Run:
+    published = read_published(str(results / f"{NAME}.json"))
+    verdict = repeat(published, 1, study.parent / "again")
+    assert (verdict.word, verdict.where, verdict.causes) == ("equal bits", (), ())
+    assert verdict.compared == ("history", "predictions", "models")
+    return confed.load_run(verdict.folder)
+
+
+def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> Published:
+    row = json.loads(file.read_text())
+    change(row)
+    file.write_text(json.dumps(row))
+    return read_published(str(file))
+
+
+def test_row_has_every_seed_and_its_statistics(study: Path, results: Path) -> None:
+    row = json.loads((results / f"{NAME}.json").read_text())
+    values = [
+        json.loads((study / f"fedavg/seed-{seed}/summary.json").read_text())["global_seen_mean"] for seed in (0, 1)
+    ]
+    middle, sd = sum(values) / 2, abs(values[0] - values[1]) / math.sqrt(2)
+    found, t = row["metrics"]["global_seen_mean"], 12.706204736432095  # Student's t, one degree of freedom, 97.5%
+    assert (found["mean"], found["sd"]) == pytest.approx((middle, sd))
+    assert found["interval"] == pytest.approx([middle - t * sd / math.sqrt(2), middle + t * sd / math.sqrt(2)])
+    assert found["one_run"] == pytest.approx([middle - t * sd * math.sqrt(1.5), middle + t * sd * math.sqrt(1.5)])
+    assert (row["method"], row["label"], row["seeds"]) == ("fedavg", "FedAvg", [0, 1])
+    assert row["resolved"]["data"]["train"] == 6
+    assert row["commands"] == {"repeat": f"confed reproduce {NAME}.json"}
+    assert set(row["runs"][0]["digests"]) == {"code", "packages", "data", "history", "predictions", "models"}
+    assert row["runs"][0]["digests"]["data"] != row["runs"][1]["digests"]["data"]  # another seed draws other noise
+    assert row["packages"]["torch"] == row["runs"][0]["versions"]["torch"]
+
+
+def test_paired_predictions_lie_beside(study: Path, results: Path) -> None:
+    published = read_published(str(results / f"{NAME}.json"))
+    for seed in (0, 1):
+        there = load_file(study / f"fedavg/seed-{seed}/predictions.safetensors")
+        assert set(published.predictions[seed]) == set(there)
+        assert all(np.array_equal(values, published.predictions[seed][key]) for key, values in there.items())
+
+
+def test_single_runs_interval_is_over_examples(study: Path) -> None:
+    folder = study / "fedavg/seed-0"
+    scores = [v for k, v in load_file(folder / "predictions.safetensors").items() if k.startswith("global/")]
+    scores = [v.astype(float) for v in scores if v.dtype == np.float32]
+    error = math.sqrt(sum(v.var(ddof=1) / len(v) for v in scores)) / len(scores)
+    figure = read_published(str(folder)).row["metrics"]["global_seen_mean"]
+    assert figure["interval"] is None
+    assert np.diff(figure["one_run"])[0] == pytest.approx(2 * 1.959963984540054 * error)
+
+
+def test_values_within_the_interval_are_told_with_the_first_difference(copied: Path, repeated: confed.Run) -> None:
+    def change(row: dict[str, Any]) -> None:
+        run = row["runs"][1]
+        run["digests"]["history"] = run["digests"]["predictions"] = "0"
+        line = next(line for line in run["history"] if line["event"] == "round" and line["round"] == 2)
+        line["digest"], line["values"]["loss"]["cold"] = "0", 9.5
+        run["figures"]["global_seen_mean"] += 1e-3
+        row["metrics"]["global_seen_mean"]["one_run"] = [0.0, 1.0]
+        run["machine"]["instructions"] = "ABACUS"
+        row["packages"]["numpy"] = "0.1"
+
+    predictions = load_file(copied / f"{NAME}.safetensors")
+    predictions["seed-1/global/warm/prediction"] = predictions["seed-1/global/warm/prediction"] + 1
+    save_file(predictions, copied / f"{NAME}.safetensors")
+    from hashlib import sha256
+
+    digest = sha256((copied / f"{NAME}.safetensors").read_bytes()).hexdigest()
+    published = changed(copied / f"{NAME}.json", lambda row: (change(row), row["predictions"].update(sha256=digest)))
+    verdict = judge(published, load(repeated.folder).runs[0])
+    assert verdict.word == "within the interval"
+    loss = load(repeated.folder).runs[0].rounds[1]["loss"]["cold"]
+    assert verdict.where[0] == f"first in round 2 (training): loss of 'cold' {loss!r}, published 9.5"
+    assert verdict.where[1] == "predictions of global/warm: 4 of 4 examples"
+    assert verdict.where[2].startswith("global_seen_mean: ")
+    assert any(cause.startswith("instructions: ") and cause.endswith("not ABACUS") for cause in verdict.causes)
+    assert any(cause.startswith("numpy: ") and cause.endswith("not 0.1") for cause in verdict.causes)
+
+
+def test_value_outside_the_interval_is_different(copied: Path, repeated: confed.Run) -> None:
+    def change(row: dict[str, Any]) -> None:
+        row["runs"][1]["figures"]["global_seen_mean"] = 0.95
+        row["metrics"]["global_seen_mean"]["one_run"] = [0.9, 1.0]
+        row["runs"][1]["digests"]["data"] = row["runs"][1]["digests"]["code"] = "0"
+
+    verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
+    assert verdict.word == "different"
+    assert [name for name, figure in verdict.figures.items() if not figure.inside] == ["global_seen_mean"]
+    assert verdict.causes == ("data: not the same examples", "confed: not the same source code")
+
+
+def test_bits_alone_are_no_equality_where_no_interval_is_known(copied: Path, repeated: confed.Run) -> None:
+    def change(row: dict[str, Any]) -> None:
+        row["runs"][1]["digests"]["models"] = "0"
+        for figure in row["metrics"].values():
+            figure["one_run"] = None
+
+    verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
+    assert (verdict.word, verdict.where) == ("different", ("trained models: other bits",))
+
+
+def test_run_folder_and_its_summary_alone_can_be_judged(study: Path, tmp_path: Path, repeated: confed.Run) -> None:
+    run = load(repeated.folder).runs[0]
+    folder = study / "fedavg" / "seed-1"
+    assert judge(read_published(str(folder)), run).word == "equal bits"
+    assert read_published(str(folder / "summary.json")).folder == folder
+    shutil.copy(folder / "summary.json", tmp_path / "summary.json")
+    alone = judge(read_published(str(tmp_path / "summary.json")), run)
+    assert (alone.word, alone.compared) == ("equal bits", ("history", "predictions", "models"))
+
+
+def test_changed_setting_is_named(results: Path, tmp_path: Path) -> None:
+    published = read_published(str(results / f"{NAME}.json"))
+    verdict = repeat(published, 0, tmp_path / "run", ["run.rounds=1", "run.threads=2"])
+    assert "setting run.rounds: 1, published 2" in verdict.causes
+    assert not any("threads" in cause for cause in verdict.causes)
+    assert verdict.word != "equal bits"
+
+
+@pytest.fixture
+def address(results: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(results)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_published_row_is_read_from_an_address(results: Path, address: str) -> None:
+    there, here = read_published(f"{address}/{NAME}.json"), read_published(str(results / f"{NAME}.json"))
+    assert there.row == here.row
+    assert set(there.predictions[1]) == set(here.predictions[1])
+    with pytest.raises(RuntimeError, match=r"nothing\.json cannot be fetched: HTTP Error 404"):
+        read_published(f"{address}/nothing.json")
+
+
+def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
+    return lambda row: [row.pop(key) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop("format"), "results file or a summary.json: it has no 'format'"),
+        (lambda row: row.update(format="confed-results/9"), "has the format 'confed-results/9'; this version reads"),
+        (drop("metrics"), "lacks the key 'metrics'"),
+        (lambda row: row.update(seeds=[0]), r"seeds must be those of its runs, got \[0\]"),
+        (lambda row: row["runs"][1].pop("figures"), r"runs\[1\] lacks the key 'figures'"),
+        (lambda row: row["runs"][0].update(seed="0"), r"runs\[0\]: seed must be int, got '0'"),
+        (lambda row: row["predictions"].update(file="../x"), "predictions must lie beside it"),
+        (lambda row: row["predictions"].update(sha256="0"), "is not the file that belongs to it"),
+        (lambda row: row.update(runs=[], seeds=[]), "has no runs"),
+    ],
+)
+def test_faulty_results_file_is_refused(copied: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        changed(copied / f"{NAME}.json", change)
+
+
+def test_what_is_no_result_is_refused(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[1")
+    for source, message in [
+        (tmp_path / "x.json", "must be a results file or a summary.json"),
+        (tmp_path / "none.json", "no published result at"),
+        (tmp_path, "is no run folder"),
+        (study, "is a study: give one of its runs, such as .*seed-0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            read_published(str(source))
+    shutil.copytree(study / "fedavg/seed-0", tmp_path / "old")
+    summary = json.loads((tmp_path / "old/summary.json").read_text())
+    (tmp_path / "old.json").write_text(json.dumps({k: v for k, v in summary.items() if k != "resolved"}))
+    with pytest.raises(ValueError, match="this summary has no resolved recipe"):
+        read_published(str(tmp_path / "old.json"))
+    (tmp_path / "old/summary.json").unlink()
+    with pytest.raises(ValueError, match="is not finished: `confed resume"):
+        read_published(str(tmp_path / "old"))
+
+
+def test_foreign_code_in_a_published_recipe_is_not_run(copied: Path) -> None:
+    published = changed(
+        copied / f"{NAME}.json", lambda row: row["resolved"].update(algorithm={"name": "shutil:rmtree"})
+    )
+    with pytest.raises(ValueError, match="shutil"):
+        published.recipe(0, [])
+
+
+def test_seeds_that_differ_in_more_than_the_seed_are_no_row(study: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(study, tmp_path / "study"))
+    recipe = other / "fedavg/seed-1/recipe.toml"
+    recipe.write_text(recipe.read_text().replace("rounds = 2", "rounds = 3"))
+    with pytest.raises(ValueError, match=r"a row is one setting, and run\.rounds is 3 here, 2 in"):
+        write_rows(load(other), tmp_path / "results")
+
+
+def command(*words: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_commands_write_and_repeat(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert command("compare", study, "--results", tmp_path / "rows", "--json") == 0
+    file = tmp_path / "rows" / f"{NAME}.json"
+    capfd.readouterr()
+    assert command("reproduce", file, "--out", tmp_path / "again", "--quiet") == 0
+    out = capfd.readouterr().out
+    assert out.startswith("equal bits (history, predictions, models): FedAvg, seed 0\n")
+    assert "global_seen_mean" in out
+    changed(file, lambda row: row["runs"][0]["figures"].update(global_seen_mean=5.0))
+    changed(file, lambda row: row["metrics"]["global_seen_mean"].update(one_run=[4.0, 6.0]))
+    assert command("reproduce", file, "--out", tmp_path / "other", "--json") == 1
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    assert (run["word"], run["figures"]["global_seen_mean"]["interval"]) == ("different", [4.0, 6.0])
+    for words, message in [
+        ((file, "--seed", 7), "has no seed 7; it has 0, 1"),
+        ((file, "--seed", 0, "--all-seeds"), "exclude each other"),
+        ((file, "--out", tmp_path / "again"), "exists already"),
+        ((tmp_path / "none",), "no published result at"),
+    ]:
+        assert command("reproduce", *words) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert message in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*-*.json")), ids=lambda file: file.stem)
+def test_published_rows_of_the_documentation_repeat(file: Path, tmp_path: Path) -> None:
+    published = read_published(str(file))
+    assert repeat(published, published.seeds[0], tmp_path / "run").word != "different"
