@@ -31,6 +31,7 @@ def send(run: TrackedRun, place: str) -> Sent:
     if place:
         os.environ["TRACKIO_DIR"] = place  # read when the module is imported
     import trackio  # pyright: ignore[reportMissingImports]
+    from trackio.utils import TRACKIO_DIR  # pyright: ignore[reportMissingImports]
 
     with redirect_stdout(io.StringIO()):
         name = _name(run)
@@ -47,7 +48,7 @@ def send(run: TrackedRun, place: str) -> Sent:
                 artifact.add_file(file, name=file.name)
             tracked.log_artifact(artifact)  # the same content makes no new version
         trackio.finish()  # now, and not at the end of the process, where it would write to standard output
-    return Sent(sum(map(len, new.values())), str(trackio.utils.TRACKIO_DIR))
+    return Sent(sum(map(len, new.values())), str(TRACKIO_DIR))
 
 
 def _name(run: TrackedRun) -> str:
