@@ -200,7 +200,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
                     continue
                 raise RuntimeError(f"evaluation on {call.client.id!r} failed: {reply.error}")
             name, (scored, told) = call.client.id, (reply.message.scalars, reply.message.tensors)
-            views = {view: (read_tallies(scored, view), read_counts(told, view)) for view in ("global", "personal")}
+            views: dict[str, tuple[Tallies, Mapping[str, Tensor]]] = {
+                view: (read_tallies(scored, view), read_counts(told, view)) for view in ("global", "personal")
+            }
             views["personal"] = known.get(name, views["personal"])
             if alone and name not in self.setup.observers:
                 self._personal.setdefault(name, {})[key] = views["personal"]

@@ -151,7 +151,7 @@ class Client:
             ValueError: a shared name is missing or unknown.
         """
         names, remote = self.names(Scope.SHARED), [n for n in self.names(Scope.SERVER) if n in shared]
-        if shared.keys() != {*names, *remote}:
+        if set(shared) != {*names, *remote}:
             missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - {*names, *remote})
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = {n: shared[n] for n in names}

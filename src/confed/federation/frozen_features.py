@@ -13,7 +13,7 @@ A tensor of the frozen stages that was changed ends it all.
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -128,7 +128,7 @@ class FrozenFeatures:
         return model.through(state, first, self.cut, batch)
 
     @contextmanager
-    def given(self, batch: Batch, state: Any) -> Iterator[None]:
+    def given(self, batch: Batch, state: Any) -> Generator[None]:
         """See :class:`confed.federation.stages.KeptStates`."""
         self._given = batch, state
         try:
