@@ -22,6 +22,8 @@ from confed.datasets.scenes.making import (
     make_neutral,
     make_public,
     make_scene,
+    own_answers,
+    scene_answers,
 )
 from confed.datasets.scenes.questions import ANSWERS, TYPE_NAMES, WORDING_SHIFT, WORDS
 from confed.datasets.scenes.tasks import TASK_ANSWERS, TASK_CLIENTS, TASK_WORDS, TASKS, make_task
@@ -214,7 +216,7 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     typed = _by_answer if knobs.types == "answers" else _as_made
     return FederatedDataset(
         name="scenes",
-        answers=tuple(dict.fromkeys(a for pool in pools.values() for a in pool)) or ANSWERS,
+        answers=_vocabulary(kind, knobs, clients, pools),
         clients={c: Split(*(typed(made[role].examples) for role in ROLES)) for c, made in clients.items()},
         unseen={scene: typed(made.examples) for scene, made in unseen.items()},
         words=kind.words,
@@ -223,6 +225,19 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
         tasks=kind.tasks,
         type_names=TYPE_NAMES,
     )
+
+
+def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """All answers: of the clients' answer sets, of all training answers where these stand for them, or plain ones."""
+    if pools:
+        return tuple(dict.fromkeys(a for pool in pools.values() for a in pool))
+    if kind.pools:
+        return tuple(sorted({answer for made in clients.values() for answer in made["train"].examples.answers}))
+    if not knobs.own_answers:
+        return ANSWERS
+    own = {scene: own_answers(scene, knobs.own_answers, knobs.test_seed) for scene in SCENES}
+    plain = {answer for scene, words in own.items() for answer in scene_answers(scene) if answer not in words}
+    return (*(a for a in ANSWERS if a in plain), *(word for words in own.values() for word in words.values()))
 
 
 def _as_made(examples: Examples) -> Examples:
@@ -264,6 +279,10 @@ def _shifts(knobs: Knobs, kind: Preset) -> dict[str, str]:
         examples = ", ".join(f"{old} is {new}" for old, new in list(WORDING_SHIFT.items())[:4])
         facts["wording"] = (
             f"ten words of every client's questions are put into Scots ({examples}); the backbone has never read them"
+        )
+    if knobs.own_answers:
+        facts["answers"] = (
+            f"each scene gives {100 * knobs.own_answers:.0f} % of its answers, but yes and no, in words of its own"
         )
     if knobs.conflict and kind.styled:
         facts["colours"] = (
