@@ -118,7 +118,6 @@ def test_every_mini_learns_and_what_it_writes_is_what_its_factory_reads(name, tm
     assert facts["accuracy"] == result
     assert facts["epochs_done"] == 1
     assert facts.get("start") == ("vilt_mini" if mini.start else None)
-    assert file.stat().st_size <= 3_000_000
     saved = load_file(file)
     vocabulary = len(WordTokenizer(facts["words"]).vocabulary)
     model = create_model(name, answers=facts["answers"], vocab_size=vocabulary, pretrained=file, seed=5)
@@ -150,7 +149,8 @@ def test_packaged_weights_answer_questions_they_never_saw(name):
     if material.candidates is not None:
         model.begin(Generation(len(material.answers)).choosing(material.candidates))
     # 400 answers: three standard errors of a share of 0.85 are 0.054. (Average precision of labels varies less.)
-    assert accuracy(model, material.table, material.types)["overall"] >= mini.bar - 0.055
+    rows = None if material.sides is None else material.sides[1]
+    assert accuracy(model, material.table, material.types, rows)["overall"] >= mini.bar - 0.055
 
 
 def test_packaged_vilt_mini():
