@@ -4,9 +4,9 @@ The three losses of ViLT (Kim, Son and Kim, ICML 2021, sections 3.2 and 4.1): no
 benchmark of questions is new to the backbone, as VQA is to the published ``vilt-b32-mlm``. The alignment of words and
 patches, which ViLT infers by optimal transport, is known here, because captions are made from what stands in the cells.
 
-A caption tells of some of a picture's things, in one of the ways of :mod:`confed.datasets.scene_captions`. Half of the
-captions have masked words; of the others half do not belong to their picture: they are another picture's, or
-have the colour or the noun of one thing changed.
+A caption tells of some of a picture's things, in one of the ways of :mod:`confed.datasets.scene_captions`. Most
+captions have masked words; of the others half do not belong to their picture: they are another one's, or have the
+colour or the noun of one thing changed.
 """
 
 import itertools
@@ -38,7 +38,9 @@ KINDS = ("this picture", "another picture", "one word changed", "masked")
 """Kinds of examples."""
 CAPTIONS = 4
 """Captions of a picture."""
-MASKED = 0.3
+SHARES = (0.15, 0.1, 0.05, 0.7)
+"""How often each kind is learned from."""
+MASKED = 0.4
 """Share of the words with a meaning of their own that are masked, one at least."""
 NO_CELL = -1
 
@@ -69,7 +71,7 @@ def captioned_scenes(count: int, validation: int, seed: int) -> tuple[Table, Ten
     things = [objects(tags, picture) for picture in range(pictures)]
     rng = generator(seed, "masked captions", "public")
     index = np.repeat(np.arange(pictures), CAPTIONS)[:count]
-    kinds = rng.choice(4, size=count, p=(0.25, 0.125, 0.125, 0.5))
+    kinds = rng.choice(4, size=count, p=SHARES)
     held = np.arange(count) >= (count - validation) // CAPTIONS * CAPTIONS
     kinds[held] = rng.choice(3, size=int(held.sum()), p=(0.5, 0.25, 0.25))
     told: list[str] = []

@@ -227,7 +227,7 @@ MINIS: Mapping[str, Mini] = {
         Mini(
             "vilt_mlm_mini",
             bar=0.8,
-            settings=Settings(96000, 4000, epochs=5),
+            settings=Settings(48000, 2000, epochs=3),
             material=masked_captions,
             learner=partial(CaptionLearner, "vilt_mlm_mini"),
         ),
