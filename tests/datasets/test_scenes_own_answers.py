@@ -33,6 +33,8 @@ def test_domains_can_share_one_vocabulary():
     shared, apart = (scenes(preset="domain", pools=pools, annotators=0, **SIZES) for pools in (0, None))
     assert not shared.answer_sets
     assert {*shared.answers} == {a for pool in apart.answer_sets.values() for a in pool}
+    for split in shared.clients.values():  # a test answer that nobody has learned is left out
+        assert {*split.validation.answers, *split.test.answers} <= {*shared.answers}
     assert shared.clients["art"].train.answers == apart.clients["art"].train.answers
 
 

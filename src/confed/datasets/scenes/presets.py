@@ -209,6 +209,9 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     if size:
         pools = {name: kind.fixed.get(name) or _pool(made["train"].examples, size) for name, made in clients.items()}
         clients = {name: _inside(name, made, pools[name]) for name, made in clients.items()}
+    vocabulary = _vocabulary(kind, knobs, clients, pools)
+    if kind.pools and not size:
+        clients = {name: _inside(name, made, vocabulary) for name, made in clients.items()}
     unseen = {s: make_scene(s, "test", UNSEEN_SIZE, knobs) for s in SCENES if s in knobs.unseen}
     facts = {**_shifts(knobs, kind), **describe(clients, unseen)}
     if pools:
@@ -216,7 +219,7 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     typed = _by_answer if knobs.types == "answers" else _as_made
     return FederatedDataset(
         name="scenes",
-        answers=_vocabulary(kind, knobs, clients, pools),
+        answers=vocabulary,
         clients={c: Split(*(typed(made[role].examples) for role in ROLES)) for c, made in clients.items()},
         unseen={scene: typed(made.examples) for scene, made in unseen.items()},
         words=kind.words,
