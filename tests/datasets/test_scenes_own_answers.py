@@ -24,12 +24,15 @@ def test_own_words_rename_some_answers_and_change_nothing_else():
     assert all(len(mine) >= 5 for mine in words.values())
     assert all(mine < {*own.answers} for mine in words.values())
     assert "100.0 %" in own.facts["oracle"]
+    assert own.ceilings == dict.fromkeys(SCENES, 1.0)
     assert "50 %" in own.facts["answers"]
     everything = scenes(own_answers=1.0, **SIZES)
     assert {*everything.answers} & {*ANSWERS} == {"yes", "no"}
 
 
 def test_domains_can_share_one_vocabulary():
+    # Ten people's answers follow from nothing but the people.
+    assert {"photos", "art", "relations"} == {*scenes(preset="domain", **SIZES).ceilings}
     shared, apart = (scenes(preset="domain", pools=pools, annotators=0, **SIZES) for pools in (0, None))
     assert not shared.answer_sets
     assert {*shared.answers} == {a for pool in apart.answer_sets.values() for a in pool}

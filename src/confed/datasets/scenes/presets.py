@@ -227,7 +227,17 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
         answer_sets=pools,
         tasks=kind.tasks,
         type_names=TYPE_NAMES,
+        ceilings=_ceilings({**{name: made["test"] for name, made in clients.items()}, **unseen}),
     )
+
+
+def _ceilings(tests: Mapping[str, Made]) -> dict[str, float]:
+    """Place -> share of its test answers that follow from question and scene graph; not where several people answer."""
+    plain = {place: made for place, made in tests.items() if made.examples.annotations is None}
+    return {
+        place: float(np.mean([a == b for a, b in zip(made.truth(), made.examples.answers, strict=True)]))
+        for place, made in plain.items()
+    }
 
 
 def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
