@@ -65,7 +65,7 @@ def tests(file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", type=Path)
     parser.add_argument("--tests", action="store_true")
     given = parser.parse_args()

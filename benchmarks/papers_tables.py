@@ -149,7 +149,7 @@ JOBS: tuple[Job, ...] = (
 
 def main() -> int:
     """The number of commands that failed; 0 where they are printed only."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("paper", nargs="?", choices=sorted({job.paper for job in JOBS}))
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/papers"))
