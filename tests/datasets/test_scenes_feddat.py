@@ -355,7 +355,7 @@ def test_pools_of_the_most_frequent_answers():
     ("changes", "message"),
     [
         ({"preset": "tasks"}, "preset must be one of scene, .*, task, got 'tasks'"),
-        ({"preset": "domain", "pools": 0}, "pools must be at least 2 for the preset 'domain'"),
+        ({"preset": "task", "pools": 0}, "pools must be at least 2 for the preset 'task'"),
         ({"preset": "function", "pools": 1}, r"pools must be 0 .* or at least 2 answers, got 1"),
         ({"pools": -1}, "pools must be at least 0, got -1"),
         ({"pools": 100, "unseen": ("home",)}, "unseen must be empty where clients have answer sets .*got home"),

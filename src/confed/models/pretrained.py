@@ -127,9 +127,13 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
     return found
 
 
-def mini_words() -> tuple[str, ...]:
-    """The words that the packaged mini models were pre-trained with; empty if the package has no weights."""
-    return tuple(describe()["words"]) if MINI_WEIGHTS.is_file() else ()
+def mini_words(model: str = "vilt_mini") -> tuple[str, ...]:
+    """The words that a packaged mini model was pre-trained with; empty if the package has no weights of it.
+
+    Args:
+        model: its name; most minis start from ``vilt_mini`` and share its words.
+    """
+    return tuple(describe(weights_file(model))["words"]) if packaged(model) else ()
 
 
 def load_into(

@@ -1,4 +1,4 @@
-"""ViLT in three sizes, each with weights, tokenizer and finetuning options.
+"""ViLT in five variants, each with weights, tokenizer and finetuning options.
 
 The model itself is :class:`confed.models.vilt_module.Vilt`.
 """
@@ -12,7 +12,7 @@ import torch
 from confed.federation.specs import ModelSpec
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.heads import count
-from confed.models.pretrained import MINI_WEIGHTS, load_into, mini_words
+from confed.models.pretrained import load_into, mini_words, weights_file
 from confed.models.published import published, seeded
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
@@ -22,7 +22,16 @@ from confed.registry import register_model
 if TYPE_CHECKING:
     from transformers import ViltModel
 
-__all__ = ["Vilt", "b32_tokenizer", "mini_tokenizer", "vilt_b32", "vilt_mini", "vilt_tiny"]
+__all__ = [
+    "Vilt",
+    "b32_tokenizer",
+    "mini_tokenizer",
+    "mlm_tokenizer",
+    "vilt_b32",
+    "vilt_mini",
+    "vilt_mlm_mini",
+    "vilt_tiny",
+]
 
 
 def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
@@ -31,6 +40,14 @@ def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
     So a dataset's known words keep their trained embeddings, and its other words get rows of their own.
     """
     return WordTokenizer((*mini_words(), *words), max_length)
+
+
+def mlm_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
+    """The tokenizer of :func:`vilt_mlm_mini`: the words of its captions, then the unseen ones of ``words``.
+
+    A dataset's words that captions have not, such as "what", get rows of their own, which are not trained yet.
+    """
+    return WordTokenizer((*mini_words("vilt_mlm_mini"), *words), max_length)
 
 
 def b32_tokenizer(
@@ -56,6 +73,7 @@ def small(
     trainable: Trainable = "all",
     peft: Finetuning = USUAL,
     heads: tuple[str, ...] = (),
+    weights: str = "vilt_mini",
     seed: int = 0,
 ) -> Vilt:
     """A ViLT of any size for small pictures.
@@ -77,6 +95,7 @@ def small(
         trainable: which parameters learn beside the heads.
         peft: options of that finetuning.
         heads: heads of further tasks: "nlvr2", "entailment", "choice".
+        weights: whose packaged weights they are.
         seed: of all fresh values.
     """
     body = _body(
@@ -87,7 +106,7 @@ def small(
     rng = torch.Generator().manual_seed(seed)
     model = Vilt(body, count(answers), rng)
     if pretrained:
-        file = MINI_WEIGHTS if pretrained is True else Path(pretrained)
+        file = weights_file(weights, pretrained)
         load_into(model, file, answers=None if isinstance(answers, int) else tuple(answers))
     model.add_heads(heads, rng)
     finetune(model, trainable, peft, model.places(8), rng)
@@ -107,6 +126,21 @@ vilt_mini = variant(
     "which puts the pre-trained words first; embeddings of further words and text positions start fresh.",
     "answers vocab_size max_length pretrained dropout trainable peft heads seed",
     spec=ModelSpec(tokenizer=mini_tokenizer), width=64, layers=3, pretrained=True,
+)  # fmt: skip
+vilt_mlm_mini = variant(
+    small, "vilt_mlm_mini",
+    "The ViLT of :func:`vilt_mini`, pretrained on captions alone: it has read no question and no answer.\n\n"
+    "Its weights were made by masked words, picture-text matching and word-patch alignment\n"
+    "(:mod:`confed.prepare.pretraining.captions`). Token ids must come from :func:`mlm_tokenizer`.",
+    "answers vocab_size max_length pretrained dropout trainable peft heads seed",
+    spec=ModelSpec(tokenizer=mlm_tokenizer), width=64, layers=3, pretrained=True, weights="vilt_mlm_mini",
+)  # fmt: skip
+vilt_mlm_middle = variant(
+    small, "vilt_mlm_middle",
+    "The ViLT of :func:`vilt_mlm_mini` with four blocks, d = 128 and 0.8 million parameters.\n\n"
+    "It comes without weights: ``confed pretrain vilt_mlm_middle --out FILE`` makes them, for ``pretrained``.",
+    "answers vocab_size max_length pretrained dropout trainable peft heads seed",
+    spec=ModelSpec(tokenizer=mlm_tokenizer), width=128, layers=4, pretrained=False, weights="vilt_mlm_middle",
 )  # fmt: skip
 
 

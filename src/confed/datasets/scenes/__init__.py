@@ -49,6 +49,7 @@ def scenes(
     pools: int | None = None,
     annotators: Literal[0, 10] = 10,
     types: Literal["families", "answers"] = "families",
+    own_answers: float = 0.0,
     alpha: float = 0.5,
     questions_per_picture: int = 4,
     test_seed: int = 0,
@@ -83,8 +84,12 @@ def scenes(
             their pictures and each of full size; more of them do not change the first ones.
         pools: answers of a client's own answer set: its most frequent training answers, at most so many. Examples
             with another answer are left out. 0: all clients share one vocabulary. None takes the preset's: 100 for
-            "domain", "function" and "task", else 0.
+            "domain", "function" and "task", else 0. For "domain" and "function" 0 takes all clients' training answers,
+            of which a client sees its own alone, so that centralised training has a row.
         annotators: simulated people who answer each question of the domains "blurred" and "abstract"; 0 for none.
+        own_answers: of the preset "scene": share of the answers, but "yes" and "no", that each scene gives in words of
+            its own, from 0 to 1. A client then knows many answers that nobody else gives, and training elsewhere
+            forgets them. Above 0 all six scenes take part, as nobody knows the words of a scene without a client.
         types: what counts as a question's type: its family, or VQA's type of its answer: "yes/no", "number", "other".
         alpha: concentration of the preset "dirichlet"; smaller is more uneven.
         questions_per_picture: questions that share a picture.
@@ -97,7 +102,7 @@ def scenes(
     _one_of("setting", setting, SETTINGS)
     _one_of("preset", preset, PRESETS)
     if unseen is None:
-        unseen = () if pools else PRESETS[preset].unseen
+        unseen = () if pools or own_answers else PRESETS[preset].unseen
     if isinstance(unseen, str):
         raise ValueError(f"unseen must be a sequence of scenes such as ('home',), got the text {unseen!r}")
     for scene in unseen:
@@ -124,6 +129,7 @@ def scenes(
         pools=pools,
         annotators=annotators,
         types=types,
+        own_answers=own_answers,
     )
     _one_of("types", types, ("families", "answers"))
     if types == "answers" and PRESETS[preset].tasks:
@@ -131,6 +137,7 @@ def scenes(
     for label in ("train", "validation", "test", "clients", "clients_per_scene", "shards"):
         _at_least(label, getattr(knobs, label), 1)
     _check_pools(preset, knobs)
+    _check_own_answers(preset, knobs)
     if clients_per_scene > 1 and preset != "scene":
         raise ValueError(
             f"clients_per_scene is for the preset 'scene', got {clients_per_scene} with {preset!r}; that preset's "
@@ -166,6 +173,19 @@ def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> t
     return made.examples, made.tags
 
 
+def _check_own_answers(preset: str, knobs: Knobs) -> None:
+    """Check that scenes can have answers in words of their own."""
+    if not 0 <= knobs.own_answers <= 1:
+        raise ValueError(f"own_answers must lie between 0 and 1, got {knobs.own_answers}")
+    if knobs.own_answers and preset != "scene":
+        raise ValueError(f"own_answers is for the preset 'scene', got {knobs.own_answers} with {preset!r}")
+    if knobs.own_answers and knobs.unseen:
+        raise ValueError(
+            f"unseen must be empty with own_answers, got {', '.join(knobs.unseen)}: nobody knows the words of a scene "
+            "without a client"
+        )
+
+
 def _check_pools(preset: str, knobs: Knobs) -> None:
     """Check that answer sets, shards and unseen scenes go together."""
     kind = PRESETS[preset]
@@ -173,7 +193,7 @@ def _check_pools(preset: str, knobs: Knobs) -> None:
     _at_least("pools", size, 0)
     if size == 1:
         raise ValueError("pools must be 0 (one vocabulary) or at least 2 answers, got 1")
-    if kind.pools and not size:
+    if kind.fixed and not size:
         raise ValueError(f"pools must be at least 2 for the preset {preset!r}, whose clients share no answers, got 0")
     if size and knobs.unseen:
         raise ValueError(

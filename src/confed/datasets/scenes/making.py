@@ -1,14 +1,14 @@
 """Generation of questions about new pictures, common to all presets."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from confed.data.examples import Examples
 from confed.data.seeding import generator
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, Tags, colour_prior, objects, sample
-from confed.datasets.scenes.questions import FAMILIES, TEMPLATES, Balance, Templates, ask, oracle
+from confed.datasets.scenes.questions import ANSWERS, FAMILIES, TEMPLATES, Balance, Templates, ask, oracle
 from confed.datasets.scenes.render import render_neutral, render_public, render_scene
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "make_neutral",
     "make_public",
     "make_scene",
+    "own_answers",
+    "scene_answers",
 ]
 
 UNIFORM = np.full(len(COLOURS), 1 / len(COLOURS))
@@ -64,6 +66,7 @@ class Knobs:
     pools: int | None = None
     annotators: int = 10
     types: str = "families"
+    own_answers: float = 0.0
 
     def size(self, role: str) -> int:
         """Questions per client in a role."""
@@ -182,7 +185,7 @@ def make_scene(
         prior: how often each colour occurs; the client's own by default.
     """
     client = scene if client is None else client
-    return make(
+    made = make(
         role=role,
         number=number,
         label=client,
@@ -195,6 +198,39 @@ def make_scene(
         seen=seen,
         stream=stream,
     )
+    own = own_answers(scene, knobs.own_answers, knobs.test_seed)
+    return _answered(made, own) if own else made
+
+
+def scene_answers(scene: str) -> tuple[str, ...]:
+    """The answers that questions about a scene's pictures can have."""
+    foreign = {noun for nouns in OWN_NOUNS.values() for noun in nouns} - {*OWN_NOUNS[scene]}
+    return tuple(answer for answer in ANSWERS if answer not in foreign)
+
+
+def own_answers(scene: str, share: float, seed: int) -> dict[str, str]:
+    """Answers that a scene gives in words of its own -> those words; never "yes" and "no".
+
+    Args:
+        scene: which place.
+        share: of its other answers, which are drawn at random.
+        seed: decides which ones.
+    """
+    others = [answer for answer in scene_answers(scene) if answer not in ("yes", "no")]
+    order = generator(seed, "own answers", scene).permutation(len(others))
+    chosen = {others[i] for i in order[: round(share * len(others))].tolist()}
+    return {answer: f"{scene} {answer}" for answer in others if answer in chosen}
+
+
+def _answered(made: Made, own: Mapping[str, str]) -> Made:
+    """The same questions with some answers in other words."""
+
+    def truth(examples: Examples, tags: Tags) -> list[str | None]:
+        plain = oracle(examples.questions, examples.image_index, tags)
+        return [None if answer is None else own.get(answer, answer) for answer in plain]
+
+    given = [own.get(answer, answer) for answer in made.examples.answers]
+    return Made(replace(made.examples, answers=given), made.tags, truth)
 
 
 def make_neutral(role: str, number: int, knobs: Knobs) -> Made:

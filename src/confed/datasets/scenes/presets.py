@@ -22,6 +22,8 @@ from confed.datasets.scenes.making import (
     make_neutral,
     make_public,
     make_scene,
+    own_answers,
+    scene_answers,
 )
 from confed.datasets.scenes.questions import ANSWERS, TYPE_NAMES, WORDING_SHIFT, WORDS
 from confed.datasets.scenes.tasks import TASK_ANSWERS, TASK_CLIENTS, TASK_WORDS, TASKS, make_task
@@ -207,6 +209,9 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     if size:
         pools = {name: kind.fixed.get(name) or _pool(made["train"].examples, size) for name, made in clients.items()}
         clients = {name: _inside(name, made, pools[name]) for name, made in clients.items()}
+    vocabulary = _vocabulary(kind, knobs, clients, pools)
+    if kind.pools and not size:
+        clients = {name: _inside(name, made, vocabulary) for name, made in clients.items()}
     unseen = {s: make_scene(s, "test", UNSEEN_SIZE, knobs) for s in SCENES if s in knobs.unseen}
     facts = {**_shifts(knobs, kind), **describe(clients, unseen)}
     if pools:
@@ -214,7 +219,7 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     typed = _by_answer if knobs.types == "answers" else _as_made
     return FederatedDataset(
         name="scenes",
-        answers=tuple(dict.fromkeys(a for pool in pools.values() for a in pool)) or ANSWERS,
+        answers=vocabulary,
         clients={c: Split(*(typed(made[role].examples) for role in ROLES)) for c, made in clients.items()},
         unseen={scene: typed(made.examples) for scene, made in unseen.items()},
         words=kind.words,
@@ -222,7 +227,30 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
         answer_sets=pools,
         tasks=kind.tasks,
         type_names=TYPE_NAMES,
+        ceilings=_ceilings({**{name: made["test"] for name, made in clients.items()}, **unseen}),
     )
+
+
+def _ceilings(tests: Mapping[str, Made]) -> dict[str, float]:
+    """Place -> share of its test answers that follow from question and scene graph; not where several people answer."""
+    plain = {place: made for place, made in tests.items() if made.examples.annotations is None}
+    return {
+        place: float(np.mean([a == b for a, b in zip(made.truth(), made.examples.answers, strict=True)]))
+        for place, made in plain.items()
+    }
+
+
+def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """All answers: of the clients' answer sets, of all training answers where these stand for them, or plain ones."""
+    if pools:
+        return tuple(dict.fromkeys(a for pool in pools.values() for a in pool))
+    if kind.pools:
+        return tuple(sorted({answer for made in clients.values() for answer in made["train"].examples.answers}))
+    if not knobs.own_answers:
+        return ANSWERS
+    own = {scene: own_answers(scene, knobs.own_answers, knobs.test_seed) for scene in SCENES}
+    plain = {answer for scene, words in own.items() for answer in scene_answers(scene) if answer not in words}
+    return (*(a for a in ANSWERS if a in plain), *(word for words in own.values() for word in words.values()))
 
 
 def _as_made(examples: Examples) -> Examples:
@@ -264,6 +292,10 @@ def _shifts(knobs: Knobs, kind: Preset) -> dict[str, str]:
         examples = ", ".join(f"{old} is {new}" for old, new in list(WORDING_SHIFT.items())[:4])
         facts["wording"] = (
             f"ten words of every client's questions are put into Scots ({examples}); the backbone has never read them"
+        )
+    if knobs.own_answers:
+        facts["answers"] = (
+            f"each scene gives {100 * knobs.own_answers:.0f} % of its answers, but yes and no, in words of its own"
         )
     if knobs.conflict and kind.styled:
         facts["colours"] = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,6 +15,8 @@ from confed.models import create_model, create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.hf.prompts import ChatTokenizer
 from confed.models.tokenizer import SPECIAL_TOKENS, WordTokenizer
+from confed.prepare.pretraining.captions import ANSWERS as MATCHES
+from confed.prepare.pretraining.captions import KINDS, CaptionLearner, captioned_scenes
 from confed.prepare.pretraining.chat import CAPTION, QUESTIONS, ChatLearner, captions, trained_processor, word_ids
 from confed.prepare.pretraining.dual import DualLearner, coloured_things_told
 from confed.prepare.pretraining.labels import LABELS, public_pictures
@@ -22,6 +25,10 @@ from confed.prepare.pretraining.tags import cell_targets, tag_words
 from confed.tasks.generation import Generation
 
 __all__ = ["MINIS", "Material", "Mini", "Settings"]
+
+
+HELD_OUT = 25
+"""One in so many captions is measured on, where the material decides which."""
 
 
 class Settings(NamedTuple):
@@ -90,8 +97,9 @@ class Mini:
         material: from the model's name, a number of questions and a seed to what it learns from.
         start: which tensors begin with values of the packaged ``vilt_mini``.
         together: rows of the table that stay together in a batch: the questions about a picture.
-        learner: makes the untrained model from the tokenizer and a seed, where its weights are a folder that
-            ``transformers`` reads; None for a registered model, whose weights are one file.
+        learner: makes the untrained model from the tokenizer and a seed, where it learns with more than a registered
+            model has; it writes its weights itself.
+        folder: whether the weights are a folder that ``transformers`` reads, instead of one file.
     """
 
     name: str
@@ -101,11 +109,7 @@ class Mini:
     start: Start = ()
     together: int = 1
     learner: Callable[[Any, int], nn.Module] | None = None
-
-    @property
-    def folder(self) -> bool:
-        """Whether the weights are a folder that ``transformers`` reads, instead of one file."""
-        return self.learner is not None
+    folder: bool = False
 
     def create(self, material: Material, seed: int) -> nn.Module:
         """The untrained model, with the values of ``vilt_mini`` where it starts from them.
@@ -197,6 +201,13 @@ def captioned_things(model: str, questions: int, seed: int) -> Material:
     return Material(table, {}, RESERVED, (), tokenizer, sides=(learned, held))
 
 
+def masked_captions(model: str, questions: int, seed: int) -> Material:
+    """Captions of as many public pictures, masked and mismatched; nothing is asked."""
+    del model
+    table, learned, held, tokenizer = captioned_scenes(questions, questions // HELD_OUT, seed)
+    return Material(table, {}, MATCHES, KINDS, tokenizer, sides=(learned, held))
+
+
 def _words(tokenizer: Any) -> dict[str, Tensor]:
     # The first token opens the text.
     return tag_words(lambda words: tokenizer(words)[0][:, 1], SPECIAL_TOKENS.index("[PAD]"))
@@ -213,6 +224,20 @@ MINIS: Mapping[str, Mini] = {
     mini.name: mini
     for mini in (
         Mini("vilt_mini", bar=0.85),
+        Mini(
+            "vilt_mlm_mini",
+            bar=0.8,
+            settings=Settings(48000, 2000, epochs=3),
+            material=masked_captions,
+            learner=partial(CaptionLearner, "vilt_mlm_mini"),
+        ),
+        Mini(
+            "vilt_mlm_middle",
+            bar=0.8,
+            settings=Settings(192000, 4000, epochs=10, lr=1e-3),
+            material=masked_captions,
+            learner=partial(CaptionLearner, "vilt_mlm_middle"),
+        ),
         Mini("vit_mini", bar=0.85, settings=Settings(24000, 2000, epochs=10), material=single_things),
         Mini("vault_mini", bar=0.85, settings=Settings(48000, epochs=3, lr=1e-3), start=VAULT),
         Mini("albef_mini", bar=0.8, settings=Settings(48000, epochs=6), start=ALBEF),
@@ -230,6 +255,7 @@ MINIS: Mapping[str, Mini] = {
             material=conversations_about_scenes,
             together=QUESTIONS,
             learner=ChatLearner,
+            folder=True,
         ),
         Mini(
             "clip_mini",
@@ -237,6 +263,7 @@ MINIS: Mapping[str, Mini] = {
             settings=Settings(16000, 2000, epochs=4, lr=1e-3),
             material=captioned_things,
             learner=DualLearner,
+            folder=True,
         ),
     )
 }

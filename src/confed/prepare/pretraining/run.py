@@ -65,7 +65,7 @@ def pretrain(
             if "labels" in material.table.columns:
                 facts["metric"] = "C-AP"
             facts |= {"words": list(material.tokenizer.words), "answers": list(material.answers)}
-            if mini.folder:
+            if mini.learner is not None:
                 cast("Any", run.model).save(out, facts)
             else:
                 save(run.model, out, **facts)
