@@ -168,12 +168,14 @@ class Slow(Scaffold):
 
 
 class Disturbed:
-    """Executor that does something once, between the first and the second reply."""
+    """Executor that does something once, between the first and the second reply, and waits before each later round."""
 
-    def __init__(self, inner: RayActors, what: Callable[[], object]) -> None:
-        self._inner, self._what, self.timeline = inner, what, Timeline(0)
+    def __init__(self, inner: RayActors, what: Callable[[], object], wait: Callable[[], object]) -> None:
+        self._inner, self._what, self._wait, self.timeline = inner, what, wait, Timeline(0)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        if round:
+            self._wait()
         for number, reply in enumerate(self._inner(calls, store, round)):
             yield reply
             if round == number == 0:
@@ -205,12 +207,24 @@ def kills() -> Mapping[str, Any]:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     made, said = source("ray_scenarios:Slow", 5), []
     how = actors(made, 4, progress=lambda event: said.append(event.text))
+    before = {node["NodeID"] for node in ray.nodes()}
+
+    def joining() -> None:
+        """On a busy machine a node and its actors take longer to start than the rounds last."""
+        until = time.monotonic() + 120
+        while not any(node["Alive"] and node["NodeID"] not in before for node in ray.nodes()):
+            if time.monotonic() > until:
+                return
+            time.sleep(0.2)
+        how.crew.fill()
+        if coming := list(how.crew.coming()):
+            ray.wait(coming, num_returns=len(coming), timeout=max(0.0, until - time.monotonic()))
 
     def disturb() -> None:
         cluster.remove_node(two[0], allow_graceful=False)
         cluster.add_node(num_cpus=2, object_store_memory=150 * 2**20, wait=False)
 
-    found = {"one": outcome(made), "ray": outcome(made, Disturbed(how, disturb))}
+    found = {"one": outcome(made), "ray": outcome(made, Disturbed(how, disturb, joining))}
     found |= {"said": said, "described": how.described()}
     how.close()
     deadly = source("ray_scenarios:Deadly", 3)

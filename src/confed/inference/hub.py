@@ -135,10 +135,10 @@ def _endpoint() -> str | None:
 @contextmanager
 def _plainly(name: HubName) -> Generator[None]:
     """Errors of the hub in one sentence that says what to do."""
-    from httpx2 import HTTPError
     from huggingface_hub import errors, is_offline_mode
 
     repo = name.repository
+    unreachable = errors.HTTPError  # pyright: ignore[reportPrivateImportUsage] (httpx or httpx2, by version)
     try:
         yield
     except errors.GatedRepoError as error:
@@ -156,7 +156,7 @@ def _plainly(name: HubName) -> Generator[None]:
         if status in (401, 403):
             raise ValueError(f"the hub refuses {repo} ({status}): the token needs write access to it") from error
         raise RuntimeError(f"the hub answered {status} about {repo}: {_short(error)}") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, HTTPError, ConnectionError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, unreachable, ConnectionError) as error:
         where = _endpoint() or "the hub"
         why = "HF_HUB_OFFLINE is set" if is_offline_mode() else _short(error)
         cached = f", and {name} is not in the cache" if isinstance(error, errors.LocalEntryNotFoundError) else ""
