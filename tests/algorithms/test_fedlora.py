@@ -100,7 +100,7 @@ def test_the_dimension_wise_mean_is_over_those_who_have_the_dimension() -> None:
         dimension_wise([same], [], same, 0)
 
 
-def test_widened() -> None:
+def test_a_widened_matrix_has_zeros_behind_its_values() -> None:
     matrix = torch.arange(1.0, 7.0).reshape(2, 3)
     assert widened(matrix, 3, 0).tolist() == [[1, 2, 3], [4, 5, 6], [0, 0, 0]]
     assert widened(matrix, 4, 1).tolist() == [[1, 2, 3, 0], [4, 5, 6, 0]]

@@ -51,5 +51,5 @@ def test_heads_learn_in_the_last_pass(method: type[FedPEFT | FedDAT]) -> None:
 
 @pytest.mark.parametrize("check", ["finite and deterministic", "resumes exactly", "sends only what is shared"])
 @pytest.mark.parametrize("method", [FedPEFT(head_epochs=1), FedDAT(head_epochs=1)], ids=["fedpeft", "feddat"])
-def test_contract(method: Algorithm, check: str) -> None:
+def test_methods_with_a_last_pass_over_heads_keep_the_contract(method: Algorithm, check: str) -> None:
     CHECKS[check](method)

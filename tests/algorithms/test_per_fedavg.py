@@ -171,7 +171,7 @@ def test_modalities_that_are_not_in_the_batch_are_not_moved() -> None:
         ({"weighting": "none"}, "weighting must be one of"),
     ],
 )
-def test_bad_input(options, message: str) -> None:
+def test_options_out_of_range_are_named(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PerFedAvg(**options)
     if set(options) <= {"alpha", "adapt_steps"}:

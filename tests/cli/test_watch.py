@@ -49,7 +49,7 @@ def test_quiet_prints_results_alone(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "round 1/1" in capfd.readouterr().err  # the next command speaks again
 
 
-def test_finished_runs(study: Path) -> None:
+def test_states_of_finished_runs_have_rounds_and_results(study: Path) -> None:
     states = states_of(study)
     assert [(state.name, state.state, state.round, state.rounds) for state in states] == [
         ("local/seed-0", "finished", 2, 2),

@@ -100,7 +100,7 @@ def test_clove_sample_is_read_by_scene(samples: Path):
     assert function.answer == "green"
 
 
-def test_nlvr2_pairs(samples: Path):
+def test_nlvr2_records_have_two_pictures_and_a_label(samples: Path):
     (one,) = nlvr2_records(samples / "nlvr2", "train")
     assert one.pictures == ("12/train-90000-0-img0.png", "12/train-90000-0-img1.png")
     dev = list(nlvr2_records(samples / "nlvr2", "dev"))
@@ -332,7 +332,7 @@ def test_the_most_frequent_answers():
         frequent_answers(records, 0)
 
 
-def test_amounts():
+def test_amounts_draw_by_number_share_or_shots():
     answers = ["x"] * 50 + ["y"] * 30 + ["z"] * 2
 
     def drawn(amount: Amount) -> list[int]:

@@ -168,7 +168,7 @@ def table_of(data: FederatedDataset) -> Any:
     return table
 
 
-def test_domain(domain: Path):
+def test_the_domain_benchmark_keeps_answers_of_the_pool(domain: Path):
     data = feddat_domain(domain, answers=2, max_train=20, max_test=8, image_size=4)
     assert list(data.clients) == ["art", "abstract", "vizwiz", "cocoqa", "gqa"]
     assert set(data.answer_sets.values()) == {("red", "blue")}
@@ -298,7 +298,7 @@ def test_shards_for_many_clients(tmp_path: Path):
         feddat_function(tmp_path, shards=6)
 
 
-def test_tasks(tasks: Path):
+def test_the_task_benchmark_has_heads_and_answers_of_each_client(tasks: Path):
     data = feddat_task(tasks, answers=2, shots=5, test_shots=2, share=0.2, validation=0.2, image_size=4)
     assert data.tasks == {"nlvr2": "nlvr2", "snli_ve": "entailment", "vcr": "choice"}
     assert data.answer_sets["nlvr2"] == ("False", "True")

@@ -453,7 +453,7 @@ def test_pictures_are_read_when_a_batch_asks_for_them(root: Path, gqa: Path):
         table.batch(torch.arange(4))
 
 
-def test_picture_files(tmp_path: Path):
+def test_picture_files_are_found_by_stem_and_read_when_asked(tmp_path: Path):
     for name in ("a.jpg", "a.png", "b.PNG", "c.txt"):
         Image.new("RGB", (6, 4), "red").save(tmp_path / name, format="PNG")
     found = find_pictures(tmp_path)

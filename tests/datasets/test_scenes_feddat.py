@@ -280,7 +280,7 @@ def test_blurring_and_painting_by_hand():
     assert painted[0, 11, 10].tolist() == [16, 16, 16]
 
 
-def test_annotators(datasets):
+def test_some_clients_have_answers_of_ten_annotators(datasets):
     domain = datasets["domain"]
     assert {c for c, s in domain.clients.items() if s.train.annotations} == {"blurred", "abstract"}
     for client in ("blurred", "abstract"):

@@ -112,7 +112,7 @@ def test_a_misspelt_split_is_refused_and_no_question_is_lost(folder):
 
 
 @needs_data
-def test_real_counts():
+def test_the_real_files_have_the_published_counts():
     data = ucm_vqa(REAL, unseen=(), max_train=None, max_test=None)
     parts = [part for s in data.clients.values() for part in (s.train, s.validation, s.test)]
     assert sum(map(len, parts)) == 11398

@@ -167,7 +167,7 @@ def test_batch_normalisation_needs_two_examples() -> None:
         (Local(schedule="linear", warmup=0.1), {0.0: 0, 0.05: 0.5, 0.1: 1, 0.55: 0.5}),
     ],
 )
-def test_schedules(local: Local, wanted: dict[float, float]) -> None:
+def test_a_schedule_has_its_factor_at_each_share_of_the_steps(local: Local, wanted: dict[float, float]) -> None:
     assert {p: local.factor(p) for p in wanted} == pytest.approx(wanted, abs=1e-9)
 
 
@@ -231,7 +231,7 @@ def test_bf16_trains_and_keeps_fp32_weights() -> None:
     assert all(t.dtype == torch.float32 for t in client.model.parameters())
 
 
-def test_derived_randomness() -> None:
+def test_derived_seeds_differ_by_every_part_and_leave_the_global_generator() -> None:
     assert derive(0, 1, "ann", "order") == derive(0, 1, "ann", "order")
     others = {derive(s, r, c, p) for s in (0, 1) for r in (0, 1) for c in ("ann", "bob") for p in ("a", "b")}
     assert len(others) == 16
@@ -243,7 +243,7 @@ def test_derived_randomness() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_cohorts() -> None:
+def test_cohorts_are_sorted_without_repeats_and_fair() -> None:
     assert sample_cohort(5, 5, 0, 0) == [0, 1, 2, 3, 4]
     assert sample_cohort(10**9, 3, 0, 0) != sample_cohort(10**9, 3, 1, 0)
     counts = [0] * 10
@@ -277,7 +277,7 @@ def test_when_everybody_fails_the_run_says_why() -> None:
             list(simulate(simulation, simulation.start(simulation.executor.workspace)))
 
 
-def test_zero_clients() -> None:
+def test_a_federation_without_clients_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one client, got 0"):
         Simulation(toy_setup(FedAvg(), clients={}), MemoryStore())
 

@@ -155,7 +155,7 @@ def test_single_precision_under_autocast():
     assert torch.equal(half, info_nce(v.bfloat16().float(), u.bfloat16().float()))
 
 
-def test_similarities():
+def test_similarities_are_cosines_or_products():
     got = similarities(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0], [1.0, 0.0], [0.0, 0.0]]))
     assert got.tolist() == [[pytest.approx(0.8), pytest.approx(0.6), 0.0]]
     assert similarities(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), "dot").tolist() == [[8.0]]

@@ -40,7 +40,7 @@ def test_distillation_ignores_classes_masked_on_both_sides():
     assert torch.isfinite(wide.grad).all()
 
 
-def test_distillation_gradient():
+def test_distillation_has_the_numerical_gradient_for_the_student_alone():
     student, teacher = STUDENT.clone().requires_grad_(), TEACHER.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda s: knowledge_preserving(s, TEACHER, 2.0), student)
     knowledge_preserving(student, teacher, 2.0).backward()

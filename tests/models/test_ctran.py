@@ -229,7 +229,7 @@ def test_baseline_equals_pooling_by_hand():
 
 
 @pytest.mark.parametrize("kind", ["frozen", "group"])
-def test_other_normalisations(kind):
+def test_frozen_and_group_normalisation_see_no_other_example(kind):
     body = mini_resnet(False, "batch", 0)
     rng = torch.Generator().manual_seed(2)
     for layer in body.modules():

@@ -52,7 +52,7 @@ def run(line: str) -> None:
 @pytest.mark.slow  # half a minute for the tutorial, as long again for all others
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", GUIDES)
-def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_code_blocks_of_a_guide_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv(ALLOWED, "")

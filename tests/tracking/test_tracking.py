@@ -272,7 +272,9 @@ def confed(*arguments: str | Path) -> int:
     return stop.value.code
 
 
-def test_command(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_tracks_a_run_and_says_where_to_look(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(BACKENDS, "recorder", Backend("", "json", "json", "", show="look at {where}"))
     monkeypatch.setattr(Backend, "load", lambda self: Recorder())
     assert confed("track", run, "--to", "recorder", "--at", "here", "--project", "mine", "--json") == 0
@@ -290,7 +292,7 @@ def test_command(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], m
         (["--to", "recorder", "--name", "one"], "--name is for a run on its own"),
     ],
 )
-def test_faulty_commands(
+def test_a_faulty_command_is_refused_in_one_line(
     tmp_path: Path, arguments: list[str], message: str, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
