@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
-from confed.models.resnet import Constants, PictureModel, uniform_linear
+from confed.models.normalisation import Constants
+from confed.models.resnet import PictureModel, uniform_linear
 
 if TYPE_CHECKING:
     from transformers import ResNetModel

@@ -18,7 +18,7 @@ from confed.models.ctran_module import EncoderLayer, LabelGraph, LabelReadout, L
 from confed.models.heads import count
 from confed.models.inputs import additive_mask
 from confed.models.label_embeddings import constant_tokens
-from confed.models.resnet import constant_names
+from confed.models.normalisation import constant_names
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 

@@ -1,13 +1,13 @@
 """ResNet for multi-label classification: C-Tran's picture encoder, and a baseline with a linear head.
 
 He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016; the modules, and hence the checkpoint
-names, are those of ``transformers``' ``ResNetModel``. Group normalisation: Wu and He, "Group Normalization", ECCV 2018.
+names, are those of ``transformers``' ``ResNetModel``.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.heads import count
 from confed.models.inputs import checked_image
+from confed.models.normalisation import Norm, constant_names, renormalise
 from confed.models.pretrained import States, describe, weights_file
 from confed.models.published import published, seeded
 from confed.models.tokenizer import WordTokenizer
@@ -25,96 +26,18 @@ if TYPE_CHECKING:
     from transformers import ResNetModel
 
 __all__ = [
-    "Constants",
-    "FrozenBatchNorm2d",
-    "Norm",
     "PictureModel",
     "ResNetMultilabel",
-    "constant_names",
     "freeze_body",
     "mini_resnet",
-    "renormalise",
     "resnet18",
     "resnet_multilabel",
     "resnet_multilabel_mini",
     "uniform_linear",
 ]
 
-Norm = Literal["batch", "frozen", "group"]
-"""Batch normalisation; the same with all four of its tensors constant; group normalisation in its place."""
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-CHANNELS_PER_GROUP = 16
-
-
-class Constants(nn.Module):
-    """A module whose buffers are constants, which need not be sent; other modules' are running statistics."""
-
-
-def constant_names(model: nn.Module) -> set[str]:
-    """Names of the buffers in a model that are constants."""
-    return {
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if isinstance(module, Constants)
-        for name, _ in module.named_buffers()
-    }
-
-
-class FrozenBatchNorm2d(Constants):
-    """Batch normalisation with constant statistics, scale and shift: an affine map of every channel.
-
-    Args:
-        layer: a batch normalisation whose values are taken over.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, layer: nn.BatchNorm2d) -> None:
-        super().__init__()
-        self.eps = layer.eps
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, getattr(layer, name).detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The map, (B, c, h, w) to the same shape."""
-        scale = self.weight * (self.running_var + self.eps).rsqrt()
-        shift = self.bias - self.running_mean * scale
-        return x * scale[:, None, None] + shift[:, None, None]
-
-
-def renormalise(body: nn.Module, norm: Norm) -> None:
-    """Puts another kind of normalisation in the place of every batch normalisation.
-
-    Groups have 16 channels. Scales and shifts are taken over.
-
-    Args:
-        body: changed in place.
-        norm: the kind; nothing happens for "batch".
-
-    Raises:
-        ValueError: an unknown kind.
-    """
-    if norm not in get_args(Norm):
-        raise ValueError(f"model.norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
-    if norm == "batch":
-        return
-    for parent in list(body.modules()):
-        for name, layer in parent.named_children():
-            if isinstance(layer, nn.BatchNorm2d):
-                setattr(parent, name, FrozenBatchNorm2d(layer) if norm == "frozen" else _group_norm(layer))
-
-
-def _group_norm(layer: nn.BatchNorm2d) -> nn.GroupNorm:
-    channels = layer.num_features
-    groups = channels // CHANNELS_PER_GROUP if channels % CHANNELS_PER_GROUP == 0 else 1
-    fresh = nn.GroupNorm(groups, channels)
-    fresh.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
-    return fresh
 
 
 def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
