@@ -108,7 +108,7 @@ def test_names_are_completed(study: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert completion.complete_recipe("fedvqa_sc")[0] == "fedvqa_scenes"
     assert completion.complete_method("fedavg,fedpr") == ["fedavg,fedprox"]
     assert "local.lr=" in completion.complete_key("local.l")
-    assert completion.complete_key("model.name=vilt_m") == ["model.name=vilt_mini"]
+    assert completion.complete_key("model.name=vilt_mi") == ["model.name=vilt_mini"]
     assert completion.complete_folder(f"{study.parent}/") == [str(study)]
     assert "recipes" in completion.complete_kind("")
     assert (tmp_path / "confed/names.json").is_file()

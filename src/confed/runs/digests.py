@@ -145,16 +145,22 @@ def _table(held: Any) -> bytes:
     else:
         found.update(_json(list(held.shape)))
         if len(held) and not isinstance(held, NoPictures):
-            rows = np.unique(np.linspace(0, len(held) - 1, LOOKED_AT).astype(np.int64))
-            for array in _rows(held, rows):
-                found.update(_array(array))
+            for row in np.unique(np.linspace(0, len(held) - 1, LOOKED_AT).astype(np.int64)):
+                for array in _row(held, row):
+                    found.update(_array(array))
     return found.digest()
 
 
-def _rows(held: Pictures | Any, rows: np.ndarray) -> list[np.ndarray]:
-    """Some rows of a table that lies in files: pictures, or features of regions with their boxes."""
-    taken = held[rows]
-    return list(taken) if isinstance(taken, tuple) else [taken]
+def _row(held: Pictures | Any, row: int) -> Sequence[np.ndarray]:
+    """A row of a table that lies in files: a picture, or features of regions with their boxes.
+
+    Nothing of a picture that cannot be read: its examples are left out, or its client has failed.
+    """
+    try:
+        taken = held[np.array([row])]
+    except (OSError, ValueError):
+        return ()
+    return taken if isinstance(taken, tuple) else [taken]
 
 
 def _array(values: np.ndarray | Tensor) -> bytes:
