@@ -243,7 +243,7 @@ def test_a_site_with_another_backbone_is_told(tmp_path: Path) -> None:
     letters.sites[0] = Site(replace(setup, build=other), client_named(setup, "client-0"), tmp_path / "other")
     remote = Remote(setup, letters, timeouts=QUICK)
     remote.sites.gather(CLIENTS, wait=0.02)
-    assert "frozen backbone, must be the same" in remote.sites.status["client-0"].note
+    assert "such as those of its frozen backbone" in remote.sites.status["client-0"].note
 
 
 def test_two_sites_cannot_be_the_same_client(tmp_path: Path) -> None:
