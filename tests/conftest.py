@@ -50,7 +50,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def undrawn_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports have empty figures, which take most of a report's time: for tests of what its text says."""
-    monkeypatch.setattr("confed.report.figures.style.Drawing._save", lambda *_: b'<svg width="1" height="1"></svg>')
+    from matplotlib.figure import Figure
+
+    empty = b'<svg width="1" height="1"></svg>', Figure()
+    monkeypatch.setattr("confed.report.figures.style.Drawing._save", lambda *_: empty)
 
 
 @pytest.fixture(scope="session")

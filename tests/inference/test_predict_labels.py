@@ -139,7 +139,7 @@ def test_a_page_about_a_text_shades_its_words(tmp_path: Path) -> None:
     write_page(tmp_path / "p.html", found, None, "cars <b>")
     html = (tmp_path / "p.html").read_text()
     assert "cars &lt;b&gt;" in html
-    assert 'rgb(var(--heat) / 0.60)">car</span><span' in html
+    assert '--a:0.60">car</span><span' in html
     assert "[CLS]" not in html
 
 

@@ -141,7 +141,7 @@ def test_the_verdict_needs_both_a_picture_and_more_than_the_floors():
     assert good.p["permuted_image"] < 0.01
     blind = verdict(right, {"permuted_image": right, "permuted_text": other}, {"constant": low}, ["permuted_image"])
     assert not blind.passed
-    assert blind.reasons == ("no better than with permuted pictures (one-sided p = 1)",)
+    assert blind.reasons == ("not better by more than chance than with permuted pictures (one-sided p = 1)",)
     assert verdict(right, {"permuted_image": right, "permuted_audio": other}, {}).passed  # any modality will do
     floor = verdict(right, {"permuted_image": other}, {"constant": low, "words": high})
     assert floor.reasons == ("no better than an answer from the question's words alone (75.0 % against 80.0 %)",)
@@ -289,7 +289,7 @@ def test_labels_are_judged_by_how_probabilities_sort_and_not_by_a_threshold():
     assert found.values["right"] == 1.0 > found.values["permuted_image"]
     assert found.p["permuted_image"] == pytest.approx(1 / 201)
     same = label_verdict(sorted_well, {"permuted_image": sorted_well, "constant": constant}, truth)
-    assert same.reasons == ("no better than with permuted pictures (one-sided p = 1)",)
+    assert same.reasons == ("not better by more than chance than with permuted pictures (one-sided p = 1)",)
     flat = label_verdict(constant, {"constant": constant}, truth)
     assert len(flat.reasons) == 1
     assert "no better than the most frequent training answer (C-AP" in flat.reasons[0]

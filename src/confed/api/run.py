@@ -377,6 +377,8 @@ def _checked(folder: Path, recipe: Recipe) -> Path:
         if changed := differing_settings(load_recipe(before), recipe):
             keys = ", ".join(f"{key}={then}, not {now}" for key, (then, now) in changed.items())
             raise ValueError(f"{folder} holds a run with {keys}; give another folder, or none for a new one")
+    elif kind_of(folder) == "study":
+        raise ValueError(f"{folder} holds a study, which confed.load_study reads; give another folder")
     elif folder.exists() and (not folder.is_dir() or without_lock(folder)):
         raise ValueError(f"{folder} exists already and is no run folder; give another folder, or none for a new one")
     return folder

@@ -60,6 +60,8 @@ def list_things(
             console.print(f"[bold]{escape(group)}[/]")
         _print_group(console, [row for row in rows if row["group"] == group], wide, min(labels, _LABEL))
     console.print(f"\n{len(rows)} {escape(kind)}; everything about one: confed show NAME")
+    if kind == "methods":
+        console.print("also: confed list models | tasks | datasets | recipes | runs")
 
 
 _LABEL = 14

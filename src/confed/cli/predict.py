@@ -253,5 +253,5 @@ def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
         return site[0], client or (site[1] if site[1] in FinishedRun(site[0]).owners else None)
     run = run_of(folder)
     if run != folder:
-        say(f"this is a study; asking {escape(str(run))}")
+        say(f"this is a study: taken is {escape(str(run))}; the folder of another run takes that one")
     return run, client

@@ -55,7 +55,7 @@ def track(
     for sent in tracking(place, to, at=at, names=names, files=files, follow=follow, every=every):
         found.append(sent)
         if not as_json and not is_quiet():
-            new = f"{sent.values:,} new values" if sent.values else "nothing new"
+            new = f"{sent.values:,} new values" if sent.values else "no new values"
             say(f"{escape(sent.name)}: {sent.state}, round {sent.round}, {new}")
     if as_json:
         print_json(plain({"folder": str(place), "to": to, "runs": [asdict(sent) for sent in found]}))

@@ -134,7 +134,7 @@ def _against_permuted(p: Mapping[str, float], decisive: Sequence[str], level: fl
     if not chosen or min(p[name] for name in chosen) <= level / len(chosen):
         return []
     smallest = min(chosen, key=lambda name: p[name])
-    return [f"no better than with {_words(smallest)} (one-sided p = {p[smallest]:.2g})"]
+    return [f"not better by more than chance than with {_words(smallest)} (one-sided p = {p[smallest]:.2g})"]
 
 
 def no_better(a: Places, b: Places) -> float:

@@ -361,7 +361,10 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     overrides = {str(k): dict(v) for k, v in content.get("methods", {}).items()}
     for method in overrides:
         if method not in (*methods, *study["table"]):
-            raise ValueError(f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}")
+            raise ValueError(
+                f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}; study.methods "
+                "must name it"
+            )
     models, variants = tuple(study["models"]), {str(k): dict(v) for k, v in content.get("models", {}).items()}
     for model in variants:
         if model not in models:

@@ -40,8 +40,9 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
         if key not in names:
             near = get_close_matches(key, names, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
+            row = f"; of one method of a comparison: methods.NAME.{key}" if where == "algorithm" else ""
             raise ValueError(
-                f"unknown key {where}.{key}={values[key]!r}; {hint}valid keys: {', '.join(names) or 'none'}"
+                f"unknown key {where}.{key}={values[key]!r}; {hint}valid keys: {', '.join(names) or 'none'}{row}"
             )
     try:
         checked = model.model_validate(dict(values))

@@ -59,6 +59,10 @@ def _sentence(labels: Mapping[str, str], words: str, means: Mapping[str, float],
     level = [labels[m] for m, value in tested.items() if value > LEVEL or with_best[m].points >= 0]
     ahead = [labels[m] for m in tested if labels[m] not in level]
     if len(untested) == len(p):
+        percent = formats.percent(means[best])
+        level = [labels[m] for m, mean in means.items() if formats.percent(mean) == percent]
+        if len(level) > 1:
+            return f"Best {words}: {formats.names(level)} are level ({percent} %); nothing is tested."
         return f"{start}, {lead}; nothing is tested."
     seeds = min(len(with_best[m].seeds) for m in tested)
     few = f"on these test examples, which says nothing of other seeds ({formats.counted(seeds, 'seed')})"

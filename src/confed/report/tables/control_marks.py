@@ -31,10 +31,10 @@ SIGN = "†"
 """Behind the means of models that do not beat their controls."""
 
 MEANING = (
-    f"{SIGN} Not shown to use its input: no better than with permuted pictures (one-sided sign-flip test within "
-    "places, 5 %; of multi-label data a paired bootstrap of C-AP over examples), or no better than the most frequent "
-    "training answer or than an answer from the question's words alone; between two such models no difference is "
-    "tested."
+    f"{SIGN} Not shown to use its input: not better by more than chance than with permuted pictures (one-sided "
+    "sign-flip test within places, 5 %, which no model passes where fewer than five test examples differ; of "
+    "multi-label data a paired bootstrap of C-AP over examples), or no better than the most frequent training answer "
+    "or than an answer from the question's words alone; between two such models no difference is tested."
 )
 VIEWS: Mapping[str, str] = {
     "personal": "personal",
