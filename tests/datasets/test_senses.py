@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from confed.data.examples import Examples, presence
 from confed.data.modalities import check_ownership
 from confed.data.modality_names import set_names
-from confed.datasets.senses import ANSWERS, OWNED, SUBSETS, modalities
+from confed.datasets.senses import OWNED, SUBSETS, modalities
 from confed.datasets.sensor_series import sensor_series
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
@@ -69,8 +69,11 @@ def scores(inputs: Tensor, truth: Tensor, tests: Tensor) -> Tensor:
 
 
 def test_one_modality_tells_two_thirds_and_all_three_nearly_everything() -> None:
-    client = modalities().clients["image_text_audio"]
-    truth, tests = (torch.tensor([ANSWERS.index(a) for a in own.answers]) for own in (client.train, client.test))
+    dataset = modalities()
+    client = dataset.clients["image_text_audio"]
+    truth, tests = (
+        torch.tensor([dataset.answers.index(a) for a in own.answers]) for own in (client.train, client.test)
+    )
     alone = [scores(see(client.train), truth, see(client.test)) for see in (looked_at, heard, read)]
     accuracy = [float((each.argmax(1) == tests).float().mean()) for each in alone]
     together = float((torch.stack(alone).sum(0).argmax(1) == tests).float().mean())

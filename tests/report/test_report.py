@@ -270,7 +270,7 @@ def test_verdict_tells_what_is_not_tested_from_what_is_noise() -> None:
     alone = _sentence(labels, "models", {"a": 0.8, "d": 0.4}, found[2:3])
     assert alone == "Best models: A (80.0 %), 40.0 points ahead of D; nothing is tested."
     level = _sentence(labels, "models", {"a": 0.8, "d": 0.8}, found[2:3])
-    assert level == "Best models: A and D are level (80.0 %); nothing is tested."
+    assert level == "Best models: A, D are level (80.0 %); nothing is tested."
 
 
 def test_tables_have_captions_and_scopes_and_drawings_titles(html: str) -> None:

@@ -58,11 +58,13 @@ def run(
         overrides.insert(0, recipe)
         recipe = "fedvqa_scenes"
     overrides += [f"run.{key}={value}" for key, value in (("seed", seed), ("workers", workers)) if value is not None]
+    rows = [] if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
+    if methods is not None and (not rows or len(set(rows)) < len(rows)):
+        raise ValueError(f"--methods takes different names with commas between them, got {methods!r}")
+    if rows:  # known before the recipe is checked: overrides may have settings of these rows
+        overrides.append(f"study.methods={json.dumps(rows)}")
     loaded = load_recipe(recipe, overrides)
-    if methods is not None:
-        rows = [name.strip() for name in methods.split(",") if name.strip()]
-        if not rows or len(set(rows)) < len(rows):
-            raise ValueError(f"--methods takes different names with commas between them, got {methods!r}")
+    if rows:
         loaded = loaded.with_rows(rows)
     if plan:
         show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)

@@ -40,9 +40,11 @@ class CheckpointWriter:
             self._checkpoints.save(checkpoint)
             return
         self._places.acquire()
-        if self._error is not None:
+        try:
+            self._raise()
+        except Exception:
             self._places.release()
-        self._raise()
+            raise
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)
             self._thread.start()

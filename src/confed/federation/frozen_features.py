@@ -35,7 +35,7 @@ PATIENCE = 8
 """Batches in vain after which circumstances are given up, and batches after which costs are compared."""
 
 FEW = 8
-"""Batches of fewer examples are tried in two further orders instead of one."""
+"""The first batch is tried in at most so many further orders: backwards, and moved on by fewer places than this."""
 
 STALE = 1e-3
 """Difference that is no rounding: what a file holds was not made by these weights."""
@@ -274,10 +274,10 @@ class FrozenFeatures:
         first = states.packed(state, examples)
         if first is None:
             return  # refused for this in any case
-        orders = [torch.arange(examples).flip(0)]
-        if examples < FEW:  # so few rows are all remainders of kernels that take several at once
-            orders.append(torch.arange(examples).roll(1))
-        for order in orders:
+        # Kernels take several rows at once and round the remainder otherwise, some for some values only: several rows
+        # visit each place.
+        places = torch.arange(examples)
+        for order in [places.flip(0), *(places.roll(by) for by in range(1, min(examples, FEW)))]:
             moved = {key: tensor[order] for key, tensor in batch.items()}
             again = states.packed(model.through(None, 0, self.cut, moved), examples)
             apart = math.inf if again is None else states.gap(again[0], [tensor[order] for tensor in first[0]])

@@ -159,12 +159,18 @@ class _Passes:
             own: the clients' stacked tensors.
             batch: their stacked batches.
             each: one after the other.
+
+        Raises:
+            RuntimeError: the frozen layers draw random numbers.
         """
         kept = None if self._staged is None else self._staged.frozen_features
-        if self._staged is None or kept is None or not kept.active:
+        if self._staged is None or kept is None:
             return self._whole(own, batch, None)
-        staged, features = self._staged, kept
+        # Also once nothing is kept any more: inside of `vmap` these layers would round otherwise from then on.
+        staged, features, before = self._staged, kept, torch.get_rng_state()
         state, dims = stacked([features.state(staged, examples) for examples in each])
+        if not torch.equal(before, torch.get_rng_state()):
+            raise RuntimeError("the frozen layers draw random numbers, which would be others")
 
         def rest(own: dict[str, Tensor], batch: Batch, state: Any) -> Output:
             with features.given(batch, state):

@@ -73,6 +73,9 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
             _take_away(content, change)
         else:
             _set(content, change)
+    given = {change.parts for change in changes}
+    if ("model", "source") in given and ("model", "revision") not in given:
+        content.get("model", {}).pop("revision", None)  # another model has other commits
     if any(change.parts[0] == "study" for change in changes):
         study = content.get("study", {})
         # Rows of the file that the command left out are no mistake; rows the command names itself are.

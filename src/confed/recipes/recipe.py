@@ -212,7 +212,9 @@ class Recipe:
     def _own(self, section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         """A row's own section on top of the recipe's; another constructor has other keywords."""
         same = given.get("name", self.sections[section]["name"]) == self.sections[section]["name"]
-        before = self.sections[section]
+        before = dict(self.sections[section])
+        if "source" in given:
+            before.pop("revision", None)  # another model has other commits
         kept = before if same else kept_keys(section, str(given["name"]), before)
         return named_section(section, {**kept, **given}, where)
 

@@ -32,7 +32,7 @@ from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
 from confed.runs.example_names import examples_tried
 from confed.runs.executors import local_executor, ray_actors
-from confed.runs.pinned import pinned
+from confed.runs.pinned import pinned, pinned_as
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
 from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
@@ -100,7 +100,7 @@ def run_locked(
     check_device(recipe)
     if resume:
         check_same_recipe(RunFolder(root), recipe)
-    recipe = recipe if resume else pinned(recipe)
+    recipe = pinned_as(RunFolder(root), recipe) if resume else pinned(recipe)
     setup, run_data = prepare(recipe)
     if run_data.dataset.elsewhere is not None:
         raise ValueError(

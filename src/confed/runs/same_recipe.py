@@ -71,6 +71,8 @@ def differing_settings(
     there, here = (flat(tomllib.loads(recipe.to_toml())) for recipe in (before, now))
     if here.get("model.revision") == "":  # left open: the commit that the other one was pinned to will do
         here["model.revision"] = there.get("model.revision", "")
+    if here.get("run.batch_clients", 1) != 1:  # clients at once round otherwise where features are kept
+        indifferent = [key for key in indifferent if key != "run.features"]
     return {
         key: (there.get(key, "unset"), here.get(key, "unset"))
         for key in dict.fromkeys([*there, *here])

@@ -20,7 +20,8 @@ def personalise_all(method: Algorithm, server: ServerState, clients: Sequence[Cl
         clients: the clients that take part.
         **scalars: sent with the model, such as ``epochs``.
     """
-    messages = [Message(method.broadcast(server, client).tensors, scalars) for client in clients]
+    sent = [method.broadcast(server, client) for client in clients]
+    messages = [Message(message.tensors, {**message.scalars, **scalars}) for message in sent]
     for _ in (yield [Call(c, "personalise", message) for c, message in zip(clients, messages, strict=True)]):
         pass
     return server

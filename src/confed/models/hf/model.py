@@ -189,8 +189,8 @@ class HuggingFaceVLM(LibraryParts):
     @property
     def stages(self) -> Sequence[Stage]:
         """The picture encoder with the connector, and the language part."""
-        language = f"{self.part('language')}."
-        own = [n for n in self.state_dict(keep_vars=True) if not n.startswith(language) and not self.is_head(n)]
+        later = (f"{self.part('language')}.", "prompts.")
+        own = [n for n in self.state_dict(keep_vars=True) if not n.startswith(later) and not self.is_head(n)]
         return (
             Stage("picture encoder and connector", ("image", "image_count"), tuple(own)),
             Stage("language part", (), ("",)),
