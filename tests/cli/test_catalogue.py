@@ -1,6 +1,7 @@
 """Lists, descriptions and the state of the installation."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from confed.cli import installation
 from confed.cli.catalogue import listing
 from confed.cli.dataset_description import describe
 from confed.cli.installation import diagnose
+from confed.data.croissant import METADATA, write_croissant
+from toy_federation import squares
 
 SMALL = ["train=40", "validation=20", "test=40", 'unseen=["home"]']
 
@@ -114,6 +117,17 @@ def test_describe_writes_a_page_of_a_recipe_s_data(tmp_path: Path):
     assert labels["page"] == str(tmp_path / "labels.html")
     with pytest.raises(ValueError, match=r"ending \.html"):
         describe("scenes", SMALL, html=tmp_path / "page.png")
+
+
+def test_metadata_for_others_name_no_folder_of_this_machine(tmp_path: Path):
+    private = tmp_path / "hospital_alice"
+    write_croissant(squares(4, 2), private)
+    shutil.unpack_archive(private / "pictures.zip", private)
+    options = [f"root={private}", "partition=place", f'files=["{private}/examples.csv"]', "image_size=64"]
+    describe("chat_records", options, html=tmp_path / "page.html", croissant=tmp_path / "shared")
+    told = json.loads((tmp_path / "shared" / METADATA).read_text(encoding="utf-8"))["description"]
+    assert "data.name = chat_records partition=place image_size=64." in told
+    assert "hospital_alice" not in told + (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_describe_names_what_is_wrong(tmp_path: Path):

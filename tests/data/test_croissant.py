@@ -68,6 +68,18 @@ def test_examples_and_pictures_are_those_of_the_dataset(tmp_path: Path) -> None:
     assert {row["split"] for row in rows if row["place"] == "everything"} == {"test"}
 
 
+@pytest.mark.parametrize("text", ["two\rlines?", "two\nlines?", 'a "b", c\r\n?'])
+def test_texts_of_several_lines_are_read_back_as_they_are(tmp_path: Path, text: str) -> None:
+    dataset = squares(4, 2)
+    split = dataset.clients["warm"]
+    asked = replace(split.train, questions=[text, *split.train.questions[1:]])
+    clients = {"warm": replace(split, train=asked)}
+    write_croissant(replace(dataset, clients=clients, unseen={}), tmp_path / "a")
+    rows = rows_of(tmp_path / "a")
+    assert len(rows) == 4 + 2 + 2
+    assert rows[0]["question"] == text
+
+
 def test_unpacked_folder_is_a_dataset_again(tmp_path: Path) -> None:
     dataset = squares(4, 2)
     write_croissant(dataset, tmp_path / "a")

@@ -1,6 +1,8 @@
 """Exports on a stand-in of the hub: what is uploaded, what stays at home, asking by name, and one line per error."""
 
 import json
+import shlex
+import shutil
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
 
 import confed
+from confed.inference.finished_run import FinishedRun
 from confed.inference.hub import HubName, fetch, hub_name, publish
+from confed.inference.hub_card import card
 from confed.inference.load import load_exported
 from hub_server import TOKEN, Hub, serving
 from tiny_runs import TINY
@@ -63,13 +67,20 @@ def command(*words: object) -> int:
 
 
 def test_only_the_shared_model_is_uploaded_unless_asked(run: confed.Run, hub: Hub, tmp_path: Path) -> None:
-    target = tmp_path / "exported"
-    assert command("export", run.folder, target, "--hub", "me/shared") == 0
+    target, named = tmp_path / "exported", Path(shutil.copytree(run.folder, tmp_path / "named"))
+    changes = {"run.without": ["both"], "run.rounds": 2, "run.joins": {"warm": 1}, "run.leaves": {"cold": 2}}
+    changes |= {"data.missing": {"image": 0.0, "warm": {"text": 0.0}}}
+    (named / "recipe.toml").write_text(run.recipe.changed(changes).to_toml())
+    assert command("export", named, target, "--hub", "me/shared") == 0
     repository = hub.repositories["me/shared"]
     files = repository.commits[repository.head]
     assert files == {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
     assert not any(name.startswith("clients/") for name in files)
     assert json.loads(files["confed.json"])["clients"] == []
+    for text in (files["recipe.toml"].decode(), files["README.md"].decode().split("```toml\n")[1].split("```")[0]):
+        recipe = tomllib.loads(text)
+        assert [recipe["run"][key] for key in ("joins", "leaves", "without")] == [{}, {}, []]
+        assert recipe["data"]["missing"] == {"image": 0.0}
     told = b"".join(content for name, content in files.items() if not name.endswith(".safetensors"))
     assert not any(f'"{name}"'.encode() in told or f"`{name}`".encode() in told for name in run.clients)
     assert not repository.private
@@ -93,6 +104,19 @@ def test_model_card_states_results_recipe_digests_and_privacy(run: confed.Run, h
     assert tomllib.loads(body.split("```toml\n")[1].split("```")[0]) == tomllib.loads(run.recipe.to_toml())
     assert "no personal models" in body
     assert "personal data" not in body
+
+
+def test_names_of_clients_are_text_in_the_card_and_its_command(run: confed.Run) -> None:
+    name = "a `$(touch x)` | b's <img src=x>"
+    finished = FinishedRun(run.folder)
+    finished.summary = {**finished.summary, "personal": {name: 0.5}}
+    facts = {"clients": [name], "own_heads": False, "global": False, "backbone": {"source": None, "copied": True}}
+    text = card(finished, {**facts, "backbone": {**facts["backbone"], "sha256": "0"}}, "", "me/x")
+    (line,) = [line for line in text.splitlines() if line.startswith("confed predict")]
+    assert shlex.split(line)[-2:] == ["--client", name]
+    escaped = r"a \`$(touch x)\` \| b's \<img src=x>"
+    assert f"| personal model, {escaped} | 50.0 |" in text
+    assert f"chooses a personal model: {escaped}." in text
 
 
 def test_personal_models_are_private_marked_and_warned_of(
@@ -136,12 +160,13 @@ def test_cached_export_is_found_without_the_hub(
 ) -> None:
     command("export", run.folder, tmp_path / "e", "--hub", "me/cached")
     there = fetch(hub_name("hf:me/cached"))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://ann:secret@127.0.0.1:9")
     assert fetch(hub_name("me/cached")) == there
     with pytest.raises(
-        RuntimeError, match=r"http://127.0.0.1:9 cannot be reached, and hf:me/other is not in the cache"
-    ):
+        RuntimeError, match=r"^http://127.0.0.1:9 cannot be reached, and hf:me/other is not in the cache"
+    ) as error:
         fetch(hub_name("me/other"))
+    assert "secret" not in str(error.value)
 
 
 def test_every_error_of_a_download_is_one_line(

@@ -1,6 +1,7 @@
 """Gates of a benchmark, judged from the summaries of runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_a_row_without_longer_runs_leaves_convergence_open_unless_another_moved(
     assert judged(*runs, longer=still)["b"].passed is None
     assert judged(*runs, longer=moved)["b"].passed is False
     assert judged(*runs)["b"].passed is None
+
+
+def test_a_row_that_failed_leaves_convergence_open() -> None:
+    runs = (run("alone", 0, both(0.4)), run("central", 0, both(0.5)))
+    named = {"alone": "Alone", "central": "Central"}
+    for rows, passed in ((named, True), ({**named, "fedavg": "FedAvg"}, None)):
+        failed = replace(study(*runs), rows=rows)
+        (gate,) = [gate for gate in judge(failed, study(*runs), ROWS, {}, False) if gate.key == "b"]
+        assert gate.passed is passed
+        assert gate.found.endswith("; not run: FedAvg") is (passed is None)
 
 
 @pytest.mark.parametrize(

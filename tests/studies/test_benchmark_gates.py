@@ -1,6 +1,7 @@
 """Gates of a benchmark from its recipe: which rows are its references, and what is run for them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,33 @@ def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["gates"] == content["gates"]
 
 
-def test_a_study_with_too_few_rounds_more_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_that_is_not_the_same_with_more_rounds_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from confed.studies.runner import run_study
     from confed.studies.study import open_study
 
     recipe = load_recipe("modalities", [*SMALL, "run.evaluate_every=0"]).with_rows(["local"])
-    open_study(recipe, tmp_path / "study", [0])
+    open_study(recipe, tmp_path / "study", [0, 1])
     run_study(tmp_path / "study")
     assert confed("gates", tmp_path / "study", "--longer", tmp_path / "study") != 0
     assert "1.5 times the rounds" in capsys.readouterr().err
+    plain = "rounds = 1\n"
+    for changes, message in [
+        ({0: [(plain, "rounds = 2\n")], 1: []}, "first study, 1, got 1 in local/seed-1"),
+        ({0: [(plain, "rounds = 2\n"), ("train = 16", "train = 48")]}, "data.train of local/seed-0 is 48 here, 16 in"),
+        ({seed: [(plain, "rounds = 2\n"), ("memory = 1.0", "memory = 2.0")] for seed in (0, 1)}, ""),
+    ]:
+        longer = shutil.copytree(tmp_path / "study", tmp_path / "longer", dirs_exist_ok=True)
+        for seed, texts in changes.items():
+            file = longer / f"local/seed-{seed}/recipe.toml"
+            text = file.read_text()
+            for old, new in texts:
+                assert old in text
+                text = text.replace(old, new)
+            file.write_text(text)
+        assert (confed("gates", tmp_path / "study", "--longer", longer) == 0) is not bool(message)
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_multi_label_data_have_no_gates() -> None:

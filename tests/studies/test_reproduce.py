@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import confed
 from confed.results.runs import load
+from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
 from confed.studies.published import write_rows
 from confed.studies.published_sources import Published, read_published
 from confed.studies.reproduce import judge, repeat
@@ -251,6 +252,54 @@ def test_seeds_that_differ_in_more_than_the_seed_are_no_row(study: Path, tmp_pat
     recipe.write_text(recipe.read_text().replace("rounds = 2", "rounds = 3"))
     with pytest.raises(ValueError, match=r"a row is one setting, and run\.rounds is 3 here, 2 in"):
         write_rows(load(other), tmp_path / "results")
+
+
+def row_files(folder: Path) -> dict[str, dict[str, Any]]:
+    return {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+
+
+def test_no_row_is_written_over_another(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runs = [study / f"fedavg/seed-{seed}" for seed in (0, 1)]
+    assert command("compare", *runs, "--results", tmp_path / "seeds") == 0
+    (row,) = row_files(tmp_path / "seeds").values()
+    assert row["seeds"] == [0, 1]
+    assert row["metrics"]["global_seen_mean"]["sd"] is not None
+    sweep = tmp_path / "sweep"
+    for model in ("small", "large"):
+        shutil.copytree(study, sweep / model)
+    points = tuple(Point({MODELS: name}, name, name) for name in ("small", "large"))
+    write_sweep_index(sweep, Sweep("fedvqa_scenes", MODELS, points))
+    assert command("compare", sweep, "--results", tmp_path / "models") == 0
+    assert set(row_files(tmp_path / "models")) == {f"fedvqa_scenes-{m}-fedavg.json" for m in ("small", "large")}
+    other = shutil.copytree(runs[1], tmp_path / "other")
+    (other / "recipe.toml").write_text((other / "recipe.toml").read_text().replace("rounds = 2", "rounds = 3"))
+    for folders, message in [
+        ((study, sweep / "small"), f"would both be written as {NAME}.json"),
+        ((runs[0], other), "run.rounds is not the same"),
+        ((runs[0], runs[0]), f"would both be written as {NAME}.json"),
+    ]:
+        capfd.readouterr()
+        assert command("compare", *folders, "--results", tmp_path / "none") == 2
+        assert message in " ".join(capfd.readouterr().err.split())
+        assert not (tmp_path / "none").exists()
+
+
+def test_what_a_row_deploys_is_a_figure_of_its_repetition_too(
+    study: Path, tmp_path: Path, repeated: confed.Run
+) -> None:
+    other = Path(shutil.copytree(study, tmp_path / "study"))
+    index = json.loads((other / "summary.json").read_text())
+    (other / "summary.json").write_text(json.dumps({**index, "deploys": {"fedavg": "global_seen"}}))
+    (file,) = write_rows(load(other), tmp_path / "results")
+    published = read_published(str(file))
+    figures = published.row["metrics"]
+    assert figures["deployed_mean"] == figures["global_seen_mean"] != figures["personal_mean"]
+    verdict = judge(published, load(repeated.folder).runs[0])
+    assert verdict.word == "equal bits"
+    found = verdict.figures["deployed_mean"]
+    assert found.found == found.published == repeated.summary["global_seen_mean"]
+    with pytest.raises(ValueError, match=r"deploys must be one of personal, global_seen, got 'all'"):
+        changed(file, lambda row: row.update(deploys="all"))
 
 
 def command(*words: object) -> int:

@@ -4,11 +4,13 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -174,6 +176,20 @@ def test_each_value_is_sent_once_and_resumed_runs_go_on(
         wanted = {(m, r): [pytest.approx(x)] for r, values in whole.rounds.items() for m, x in values.items()}
         assert found == wanted
         assert {(name, ROUNDS) for name in tested} <= set(found)
+
+
+def test_password_of_a_tracking_address_is_not_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = MagicMock()
+    mlflow.get_tracking_uri.return_value = "postgresql://ann:secret@host:5432/runs?x=a@b"
+    found = MagicMock(data=MagicMock(metrics={}, params={}, tags={}))
+    mlflow.MlflowClient.return_value.search_runs.return_value = [found]
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", mlflow.entities)
+    (tracked,) = tracked_runs(run)
+    send = Backend("confed.tracking.to_mlflow:send", "json", "json", "").load()
+    assert send(tracked, "").where == "postgresql://host:5432/runs?x=a@b"
+    assert send(tracked, "sqlite:////tmp/a@b.db").where == "sqlite:////tmp/a@b.db"
+    mlflow.MlflowClient.assert_any_call("sqlite:////tmp/a@b.db")
 
 
 @pytest.mark.parametrize("tool", ["tensorboard", "trackio"])

@@ -120,10 +120,12 @@ def _write_rows(folders: Sequence[Path], results: Path) -> None:
     from confed.results.runs import load
     from confed.studies.published import write_rows
 
-    for folder in _places(folders):
-        written = write_rows(load(folder), results)
-        names = ", ".join(path.name for path in written)
-        say(escape(f"written into {results}: {names}, and what each predicted as .safetensors"))
+    studies: list[tuple[str, Study]] = []
+    for folder in folders:
+        models = {folder / row: row for row in _models(folder)}
+        studies += [(models.get(place, ""), load(place)) for place in _places([folder])]
+    names = ", ".join(path.name for path in write_rows(studies, results))
+    say(escape(f"written into {results}: {names}, and what each predicted as .safetensors"))
 
 
 def _on_cluster(folder: Path) -> bool:

@@ -3,9 +3,10 @@
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def describe(
     if card is not None:
         found.append(f"the terms of the card {card} are not applied here")
     description = {**_described(name, dataset, out), "faults": found}
-    source = " ".join([f"data.name = {name}", *(f"{key}={value}" for key, value in given.items())])
+    source = " ".join([f"data.name = {name}", *(f"{k}={v}" for k, v in _public(constructor, given).items())])
     if croissant is not None:
         from confed.data.croissant import write_croissant
 
@@ -114,6 +115,23 @@ def _described(name: str, dataset: "FederatedDataset | LabelDataset", out: Path 
         _sheet([(place, e) for place, role, e in parts if role in ("train", "unseen")], out)
         description["sheet"] = str(out)
     return description
+
+
+def _public(constructor: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a page or metadata may tell: without files and folders of this machine."""
+    parameters = signature(constructor, eval_str=True).parameters
+    hints = {name: parameter.annotation for name, parameter in parameters.items()}
+    private = {"root", "file"} | {name for name, hint in hints.items() if hint is Path or Path in get_args(hint)}
+    return {key: value for key, value in given.items() if key not in private and not _has_path(value)}
+
+
+def _has_path(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return "root" in value or any(map(_has_path, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_path, value))
+    text = str(value)
+    return text.startswith("~") or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -196,7 +196,8 @@ def _list(values: Any) -> str:
 
 def _write_table(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+        # Ends of lines as in RFC 4180: with "\n" alone a carriage return in a text would not be put in quotes.
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from enum import Enum
 from inspect import Parameter, signature
 from pathlib import Path
@@ -24,6 +25,7 @@ from confed.inference.trained_model import TrainedModel
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.finetuning import Finetunable, Finetuning
 from confed.models.hf.prompts import ChatTokenizer
+from confed.recipes.recipe import Recipe
 from confed.registry import models
 from confed.results.folder import RunFolder
 
@@ -47,8 +49,8 @@ def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, st
     Args:
         folder: a run folder.
         target: the folder to write; it appears only when it is complete.
-        personal: whether clients' own models, and their names, are written; without them a method must have a global
-            model that can answer.
+        personal: whether clients' own models, and their names (in the recipe too), are written; without them a method
+            must have a global model that can answer.
 
     Returns:
         "global" and "clients/<name>", as far as the method has them -> folder.
@@ -70,9 +72,19 @@ def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, st
     own = _own_tokenizer(run)
     unfinished = target.with_name(target.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
-    written = _Export(run, unfinished, own).write()
+    recipe = RunFolder(folder).recipe.read_bytes() if personal else _nameless(run.recipe).to_toml().encode()
+    written = _Export(run, unfinished, recipe, own).write()
     unfinished.replace(target)
     return {name: str(target / name) for name in written}
+
+
+def _nameless(recipe: Recipe) -> Recipe:
+    """A run's recipe without the settings that name single clients: joins, leaves, without, missing."""
+    data = dict(recipe.sections["data"])
+    if "missing" in data:
+        data["missing"] = {key: value for key, value in data["missing"].items() if not isinstance(value, Mapping)}
+    cleared = recipe.with_run(joins={}, leaves={}, without=())
+    return replace(cleared, sections={**cleared.sections, "data": data})
 
 
 def _own_tokenizer(run: FinishedRun) -> str:
@@ -96,11 +108,12 @@ class _Export:
     Args:
         run: the run, loaded, its network with initial values.
         root: the folder to write.
+        recipe: the text of its recipe.
         tokenizer: ``"module:Class"`` of a tokenizer that is not confed's; empty for one of ours.
     """
 
-    def __init__(self, run: FinishedRun, root: Path, tokenizer: str = "") -> None:
-        self.run, self.root, self.own_tokenizer = run, root, tokenizer
+    def __init__(self, run: FinishedRun, root: Path, recipe: bytes, tokenizer: str = "") -> None:
+        self.run, self.root, self.recipe, self.own_tokenizer = run, root, recipe, tokenizer
         self.workspace, self.model = run.workspace, run.workspace.model
         self.heads, self.frozen = heads_of(self.model), run.workspace.frozen
         self.generative = model_spec(self.model).writes == "answers"
@@ -136,7 +149,7 @@ class _Export:
             self._write_model(f"clients/{file_name(client)}", client, trained)
             written.append(f"clients/{file_name(client)}")
         assert trained is not None
-        (self.root / "recipe.toml").write_bytes(RunFolder(run.folder).recipe.read_bytes())
+        (self.root / "recipe.toml").write_bytes(self.recipe)
         tokenizer: Any = run.tokenizer
         several = "heads" in signature(models[run.recipe.sections["model"]["name"]]).parameters
         facts = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confed.inference.load import FACTS
+from confed.system.plain_text import without_password
 
 __all__ = ["PREFIX", "HubName", "fetch", "hub_name", "publish", "token_and_access"]
 
@@ -157,11 +158,11 @@ def _plainly(name: HubName) -> Generator[None]:
             raise ValueError(f"the hub refuses {repo} ({status}): the token needs write access to it") from error
         raise RuntimeError(f"the hub answered {status} about {repo}: {_short(error)}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, unreachable, ConnectionError) as error:
-        where = _endpoint() or "the hub"
+        where = without_password(_endpoint() or "the hub")
         why = "HF_HUB_OFFLINE is set" if is_offline_mode() else _short(error)
         cached = f", and {name} is not in the cache" if isinstance(error, errors.LocalEntryNotFoundError) else ""
         raise RuntimeError(f"{where} cannot be reached{cached}: {why}") from error
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return without_password(" ".join(str(error).split()))[:200]

@@ -1,6 +1,8 @@
 """Model card of an export on the Hugging Face hub: warning, results, use, recipe, provenance and privacy."""
 
 import json
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,23 +114,28 @@ def _results(run: FinishedRun, clients: list[str]) -> list[str]:
         return []
     metric = str(run.summary.get("metric", ""))
     rows = [(_NAMES.get(name, name), value) for name, value in values.items()]
-    rows += [(f"global model, {place}", v) for place, v in numbers(run.summary.get("global_unseen")).items()]
+    rows += [(f"global model, {_escaped(place)}", v) for place, v in numbers(run.summary.get("global_unseen")).items()]
     personal = numbers(run.summary.get("personal"))
-    rows += [(f"personal model, {name}", personal[name]) for name in clients if name in personal]
+    rows += [(f"personal model, {_escaped(name)}", personal[name]) for name in clients if name in personal]
     lines = "\n".join(f"| {name} | {100 * value:.1f} |" for name, value in rows)
     note = "" if clients else " Personal models were measured and are not here."
     kept = note if any("personal" in name for name, _ in rows) else ""
     return [f"## Results\n\n| test {metric} in %, one seed | |\n|---|---:|\n{lines}\n{kept and chr(10) + kept.strip()}"]
 
 
+def _escaped(name: str) -> str:
+    """A name as Markdown shows it, in a cell of a table too: no markup, no HTML."""
+    return re.sub(r"([\\`|<\[*])", r"\\\1", " ".join(name.split()))
+
+
 def _use(facts: Mapping[str, Any], clients: list[str], repository: str) -> list[str]:
-    who = f" --client {json.dumps(clients[0])}" if clients and (facts["own_heads"] or not facts["global"]) else ""
+    who = f" --client {shlex.quote(clients[0])}" if clients and (facts["own_heads"] or not facts["global"]) else ""
     lines = [
         "## Use\n",
         f'```sh\npip install confed-vl\nconfed predict hf:{repository} --image x.jpg --question "..."{who}\n```\n',
     ]
     if clients:
-        lines.append(f"`--client` chooses a personal model: {', '.join(f'`{name}`' for name in clients)}.\n")
+        lines.append(f"`--client` chooses a personal model: {', '.join(map(_escaped, clients))}.\n")
     lines.append(
         "The folders `global` and `clients/NAME` say in their own README how `transformers` and `peft` load them.\n"
     )

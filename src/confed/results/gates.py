@@ -124,7 +124,8 @@ def _converged(study: Study, longer: Study | None) -> Gate:
         before, after = (_value(each, row, seeds) for each in (study, longer))
         if before is not None and after is not None:
             values[study.labels[row]] = after - before
-    missing = [study.labels[row] for row in study.methods if study.labels[row] not in values]
+    # A row of which no run came to its end is one of the benchmark too.
+    missing = [label for label in {**study.rows, **study.labels}.values() if label not in values]
     if not values:
         return Gate("b", asked, "not judged: no row has runs of one seed with either number of rounds")
     worst = sorted(values, key=lambda row: -abs(values[row]))

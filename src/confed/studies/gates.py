@@ -13,6 +13,8 @@ from confed.recipes.schema import plain
 from confed.results.gates import LONGER, Gate, Rows, judge
 from confed.results.runs import Study, load
 from confed.runs.dataset import load_dataset
+from confed.runs.same_recipe import INDIFFERENT
+from confed.studies.published import seed_differences
 
 __all__ = ["judged", "rows_for_gates", "with_references", "with_rounds"]
 
@@ -73,15 +75,16 @@ def judged(recipe: Recipe, folder: Path, longer: Path | None) -> list[Gate]:
         longer: of the study with more rounds; None where there is none.
 
     Raises:
-        ValueError: multi-label data, or a folder that holds no study, or has no finished run.
+        ValueError: multi-label data, a folder that holds no study or has no finished run, or longer runs that differ
+            from the others in more than the rounds.
     """
     dataset = load_dataset(json.dumps(plain(recipe.sections["data"])), recipe.run.seed)
     if isinstance(dataset, LabelDataset):
         raise ValueError(f"{recipe.name}: gates compare accuracies, and multi-label results have none")
     study = _finished(folder)
     more = None if longer is None else _finished(longer)
-    if more is not None and (few := _too_few(study, more)):
-        raise ValueError(f"{longer}: {few}")
+    if more is not None and (why := _unlike(study, more)):
+        raise ValueError(f"{longer}: {why}")
     modal = bool(dataset.modalities)
     return judge(study, more, rows_for_gates(recipe), dataset.ceilings, modal)
 
@@ -95,9 +98,24 @@ def _finished(folder: Path) -> Study:
     return replace(study, runs=complete)
 
 
-def _too_few(study: Study, longer: Study) -> str:
-    """Reason why the rounds of a second study are not those that the gate asks for; "" if they are."""
-    before, after = (int(each.runs[0].recipe["run"]["rounds"]) for each in (study, longer))
-    if after >= LONGER * before:
-        return ""
-    return f"gate b needs at least {LONGER:g} times the rounds of the first study, {before}, got {after}"
+def _unlike(study: Study, longer: Study) -> str:
+    """Reason why a second study is not the first one with more rounds; "" if it is, row by row and seed by seed."""
+    there = {(run.method, run.seed): run for run in longer.runs}
+    for run in study.runs:
+        other = there.get((run.method, run.seed))
+        if other is None:
+            continue
+        for key, (before, after) in seed_differences(run.recipe, other.recipe).items():
+            # A key that an older run did not have yet, and that is empty in a newer one, is the same setting.
+            if key not in ("run.rounds", *INDIFFERENT) and (before or after):
+                return (
+                    f"gate b compares runs that differ in the rounds alone, and {key} of {run.place} is {after} here, "
+                    f"{before} in the first study"
+                )
+        before, after = (int(each.recipe["run"]["rounds"]) for each in (run, other))
+        if after < LONGER * before:
+            return (
+                f"gate b needs at least {LONGER:g} times the rounds of the first study, {before}, got {after} in "
+                f"{run.place}"
+            )
+    return ""

@@ -18,9 +18,10 @@ from safetensors.numpy import save
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.metrics.statistics import mean
+from confed.results.deployed import deploys
 from confed.results.folder import RunFolder
 from confed.results.metric import place_metric
-from confed.results.runs import Run, Study, number, numbers
+from confed.results.runs import Run, Study, average, counted, number, numbers
 from confed.results.settings import flat
 from confed.runs.digests import result_digests
 
@@ -39,31 +40,32 @@ LISTED = 100
 _MEAN_OF = {"personal_mean": "personal", "global_seen_mean": "global_seen", "global_unseen_mean": "global_unseen"}
 
 
-def write_rows(study: Study, folder: Path, command: str = "") -> list[Path]:
-    """Results files of a study, one for each method, or of a run on its own.
+def write_rows(studies: Study | Sequence[tuple[str, Study]], folder: Path, command: str = "") -> list[Path]:
+    """Results files of studies, one for each method, or of runs on their own; those that differ in the seed are a row.
 
     Args:
-        study: with at least one finished run.
+        studies: one, or several with the name of each one's model (empty where file names need none); each with at
+            least one finished run.
         folder: where the files go; those of the same names are replaced.
-        command: what made the study, for readers.
+        command: what made the studies, for readers.
 
     Returns:
-        The JSON files, in the order of the methods.
+        The JSON files, in the order of the studies and their methods.
 
     Raises:
-        ValueError: no run is finished, or the seeds of a method differ in more than the seed.
+        ValueError: no run of a study is finished, the seeds of a method differ in more than the seed, or two rows would
+            have one file's name; then nothing is written.
     """
-    methods = {method: [run for run in study.of(method) if run.complete] for method in study.methods}
-    methods = {method: runs for method, runs in methods.items() if runs}
-    if not methods:
-        raise ValueError(f"{study.folder} has no finished run, so there is no row to write")
+    given = [("", studies)] if isinstance(studies, Study) else studies
+    if none := next((study.folder for _, study in given if not any(run.complete for run in study.runs)), None):
+        raise ValueError(f"{none} has no finished run, so there is no row to write")
+    rows = _rows(given)
+    made = {name: row_of(runs) for name, runs in rows.items()}
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    for method, runs in methods.items():
-        name = file_name(f"{study.recipe or 'run'}-{method}")
-        tensors = _shared({run.seed: run.predictions() for run in runs})
+    for name, row in made.items():
+        tensors = _shared({run.seed: run.predictions() for run in rows[name]})
         content = save(tensors, {"format": FORMAT})
-        row = row_of(runs)
         if tensors:
             row["predictions"] = {"file": f"{name}.safetensors", "sha256": sha256(content).hexdigest()}
             write_atomically(folder / f"{name}.safetensors", content)
@@ -71,6 +73,30 @@ def write_rows(study: Study, folder: Path, command: str = "") -> list[Path]:
         write_atomically(folder / f"{name}.json", _text(row).encode())
         written.append(folder / f"{name}.json")
     return written
+
+
+def _rows(studies: Sequence[tuple[str, Study]]) -> dict[str, list[Run]]:
+    """File name -> the runs of a row; single runs that differ in the seed alone are one row."""
+    found: dict[str, list[Run]] = {}
+    single: set[str] = set()
+    for model, study in studies:
+        own: dict[str, list[Run]] = {}
+        for run in filter(lambda run: run.complete, study.runs):
+            name = file_name("-".join(filter(None, (study.recipe or "run", model, run.method))))
+            own.setdefault(name, []).append(run)
+        for name, runs in own.items():
+            first, other = found.get(name, runs)[0], runs[0]
+            joined = study.single and name in single and other.seed not in {run.seed for run in found[name]}
+            differing = seed_differences(first.recipe, other.recipe)
+            if name in found and (differing or not joined):
+                why = f": {next(iter(differing))} is not the same" if differing else ""
+                raise ValueError(
+                    f"{first.folder} and {other.folder} would both be written as {name}.json{why}; give another "
+                    "folder to each (--results)"
+                )
+            found[name] = [*found.get(name, []), *runs]
+            single |= {name} if study.single else set()
+    return found
 
 
 def row_of(runs: Sequence[Run]) -> dict[str, Any]:
@@ -96,6 +122,7 @@ def row_of(runs: Sequence[Run]) -> dict[str, Any]:
         "label": first.label,
         "recipe": str(first.summary.get("recipe", "")),
         "metric": first.metric,
+        **({"deploys": first.deploys} if first.deploys else {}),
         "seeds": [run.seed for run in runs],
         "metrics": {key: _stated([figures[run.seed][key] for run in runs], alone.get(key)) for key in common},
         "resolved": first.recipe,
@@ -136,6 +163,9 @@ def _figures(run: Run) -> dict[str, float]:
     """Name -> value on test data: means, single places as "personal/NAME", and metrics over all labelled examples."""
     summary = run.summary
     found = {key: value for key in MEANS if (value := number(summary.get(key))) is not None}
+    # Where the study says what is deployed: its other rows must not decide, as a repetition has none.
+    if run.deploys and (value := average([*counted(summary, deploys(summary, run.deploys)).values()])) is not None:
+        found["deployed_mean"] = value
     for key in PLACES:
         found |= {f"{key}/{place}": value for place, value in numbers(summary.get(key)).items()}
     labelled = summary.get("multilabel")

@@ -14,6 +14,7 @@ import tomli_w
 
 from confed.federation.reading import faults_of
 from confed.recipes.recipe import Recipe, parse_recipe
+from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
 from confed.studies.published import FORMAT, row_of
@@ -151,6 +152,7 @@ def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes])
     if row["format"] != FORMAT:
         raise ValueError(f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r}")
     _check(row, _KEYS, source)
+    check_headline(row.get("deploys", ""), f"{source}: deploys")
     if not row["runs"]:
         raise ValueError(f"{source} has no runs")
     for number, run in enumerate(row["runs"]):

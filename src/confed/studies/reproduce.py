@@ -1,7 +1,7 @@
 """Repetition of a published result, and the verdict: equal bits, within the interval, or different and where."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,6 +104,7 @@ def judge(published: Published, run: Run) -> Verdict:
         published: the row.
         run: the finished repetition, with a seed of the row.
     """
+    run = replace(run, deploys=published.row.get("deploys", ""))
     before, (now,) = published.run(run.seed), row_of([run])["runs"]
     compared = tuple(name for name in _BITS if name in before["digests"] and name in now["digests"])
     other_bits = [name for name in compared if before["digests"][name] != now["digests"][name]]

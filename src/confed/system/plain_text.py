@@ -1,4 +1,4 @@
-"""Control characters made visible, and spreadsheet formulas made text.
+"""Control characters made visible, spreadsheet formulas made text, and passwords left out of addresses.
 
 Names of clients, files and answers come from data of others. An escape code among them would move a terminal's cursor
 or hide a line, a control character makes an SVG no XML, and a spreadsheet takes a cell that begins with ``=`` for a
@@ -7,10 +7,11 @@ formula.
 
 import re
 
-__all__ = ["cell_text", "visible"]
+__all__ = ["cell_text", "visible", "without_password"]
 
 # C0 but for tab and line feed, DEL and C1; marks that reorder what is read; halves of surrogate pairs; no characters.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -29,6 +30,15 @@ def cell_text(text: str) -> str:
     if not text.startswith(_FORMULA) or _is_number(text):
         return text
     return f"'{text}"
+
+
+def without_password(text: str) -> str:
+    """The text with every address in it without user name and password: ``https://ann:secret@host`` as ``https://host``.
+
+    Args:
+        text: an address, or a message that may quote one.
+    """
+    return _CREDENTIALS.sub("", text)
 
 
 def _is_number(text: str) -> bool:

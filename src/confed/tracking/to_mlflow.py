@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from confed.system.plain_text import without_password
 from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
@@ -55,7 +56,7 @@ def send(run: TrackedRun, place: str) -> Sent:
         client.set_tag(id, FILES, content)
     if found.info.status != STATES[run.state]:
         client.update_run(id, STATES[run.state])
-    return Sent(len(metrics), place or mlflow.get_tracking_uri())
+    return Sent(len(metrics), without_password(place or mlflow.get_tracking_uri()))
 
 
 def _find(client: "MlflowClient", run: TrackedRun) -> Any:

