@@ -161,3 +161,18 @@ def test_the_official_recipe_of_bicsl_judges_all_rows_by_one_metric() -> None:
         found[row] = tasks[options.pop("name")](answers=3, **options).metric
     assert set(found.values()) == {"vqa_accuracy"}
     assert len(found) == 5
+
+
+def test_another_source_takes_no_revision_over(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text(
+        '[algorithm]\nname = "fedavg"\n[model]\nname = "hf"\nsource = "owner/a"\nrevision = "aaaaaa"\n[data]\nname = "scenes"\n'
+        '[task]\nname = "chat"\n[study]\nmethods = ["fedavg", "other"]\n'
+        '[methods.other]\nname = "fedavg"\n[methods.other.model]\nsource = "owner/b"\n'
+    )
+    recipe = load_recipe(file)
+    assert recipe.method("fedavg").sections["model"]["revision"] == "aaaaaa"
+    assert recipe.method("other").sections["model"]["revision"] == ""
+    assert load_recipe(file, ["model.source=owner/c"]).sections["model"]["revision"] == ""
+    kept = load_recipe(file, ["model.source=owner/c", "model.revision=cccccc"])
+    assert kept.sections["model"]["revision"] == "cccccc"
