@@ -133,6 +133,25 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_says_why(options: dict
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
 
 
+def test_frozen_layers_that_draw_random_numbers_are_not_shared(monkeypatch: pytest.MonkeyPatch):
+    state = FrozenFeatures.state
+
+    def drawn(self: FrozenFeatures, model: Any, batch: Any) -> Any:
+        torch.rand(1)
+        return state(self, model, batch)
+
+    monkeypatch.setattr(FrozenFeatures, "state", drawn)
+
+    def build() -> nn.Module:
+        sizes = {"width": 8, "layers": 2, "attention_heads": 2, "image_size": 16, "patch": 8, "max_length": 4}
+        return vilt_tiny(4, 9, trainable="head", **sizes)
+
+    kept = replace(setup(FedAvg(), build, data=tables(words=True)), features=FeatureSettings(10**6), batch_clients=5)
+    executor = InProcess(kept)
+    list(simulate(s := Simulation(kept, MemoryStore(), executor), s.start(executor.workspace)))
+    assert "the frozen layers draw random numbers" in executor.one_by_one
+
+
 @pytest.mark.parametrize("kind", ["top", "head", "adapters", "lora"])
 def test_clients_at_once_read_kept_features_and_share_what_is_frozen(kind: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(FrozenFeatures, "_weigh", lambda self: None)

@@ -166,8 +166,8 @@ def test_the_official_recipe_of_bicsl_judges_all_rows_by_one_metric() -> None:
 def test_another_source_takes_no_revision_over(tmp_path: Path) -> None:
     file = tmp_path / "r.toml"
     file.write_text(
-        '[algorithm]\nname = "fedavg"\n[model]\nname = "hf"\nsource = "owner/a"\nrevision = "aaaaaa"\n[data]\nname = "scenes"\n'
-        '[task]\nname = "chat"\n[study]\nmethods = ["fedavg", "other"]\n'
+        '[algorithm]\nname = "fedavg"\n[model]\nname = "hf"\nsource = "owner/a"\nrevision = "aaaaaa"\n'
+        '[data]\nname = "scenes"\n[task]\nname = "chat"\n[study]\nmethods = ["fedavg", "other"]\n'
         '[methods.other]\nname = "fedavg"\n[methods.other.model]\nsource = "owner/b"\n'
     )
     recipe = load_recipe(file)
