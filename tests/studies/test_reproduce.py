@@ -21,7 +21,7 @@ from confed.studies.published import write_rows
 from confed.studies.published_sources import Published, read_published
 from confed.studies.reproduce import judge, repeat
 from confed.studies.runner import run_study
-from confed.studies.study import create_study
+from confed.studies.study import create_study, free_folder
 from repository import ROOT
 from tiny_runs import TINY
 
@@ -215,6 +215,14 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
 def test_faulty_results_file_is_refused(copied: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         changed(copied / f"{NAME}.json", change)
+
+
+@pytest.mark.parametrize("name", ["x/../../../victim", "/victim", "..\\victim"])
+def test_new_runs_stay_in_their_folder_whatever_the_row_is_called(copied: Path, name: str) -> None:
+    published = changed(copied / f"{NAME}.json", lambda row: row.update(recipe=name, method="../out"))
+    folder = free_folder(f"reproduced-{published.name}")
+    assert folder.parent == Path("runs")
+    assert "\\" not in folder.name
 
 
 def test_what_is_no_result_is_refused(study: Path, tmp_path: Path) -> None:

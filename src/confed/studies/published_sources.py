@@ -12,6 +12,7 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 import tomli_w
 
+from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.folder import kind_of
@@ -54,8 +55,8 @@ class Published:
 
     @property
     def name(self) -> str:
-        """Recipe and method, for folders."""
-        return "-".join(filter(None, (self.row["recipe"], self.row["method"])))
+        """Recipe and method as the name of a folder; one that is too long for that is a ValueError."""
+        return file_name("-".join(filter(None, (self.row["recipe"], self.row["method"]))))
 
     def run(self, seed: int) -> Mapping[str, Any]:
         """The entry of a seed.
