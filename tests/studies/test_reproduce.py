@@ -4,9 +4,12 @@ import functools
 import json
 import math
 import shutil
+import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -194,6 +197,43 @@ def test_published_row_is_read_from_an_address(results: Path, address: str) -> N
         read_published(f"{address}/nothing.json")
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"nonsense\r\n\r\n", "cannot be fetched: nonsense"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "cannot be fetched: it ends 7 bytes early"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{}", "cannot be fetched: IncompleteRead"),
+        (b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1:9/x\r\n\r\n", "leads to 'ftp://127.0.0.1:9/x'"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 200, "takes longer than 0.1 s"),
+    ],
+)
+def test_faulty_and_slow_servers_are_one_line(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confed.studies.published_sources.MOST_SECONDS", 0.1)
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.recv(4096)
+            head, body = answer[:-200], answer[-200:] if len(answer) > 200 else b""
+            connection.sendall(head or answer)
+            for byte in body:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.01)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(RuntimeError, match=message):
+            read_published(f"http://127.0.0.1:{server.getsockname()[1]}/x.json")
+        thread.join()
+
+
+def test_address_that_is_none_is_one_line() -> None:
+    for address in ("http://127.0.0.1:9/a b", "http://[x"):
+        with pytest.raises(RuntimeError, match="cannot be fetched"):
+            read_published(address)
+
+
 def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
     return lambda row: [row.pop(key) for key in keys]
 
@@ -207,7 +247,8 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
         (lambda row: row.update(seeds=[0]), r"seeds must be those of its runs, got \[0\]"),
         (lambda row: row["runs"][1].pop("figures"), r"runs\[1\] lacks the key 'figures'"),
         (lambda row: row["runs"][0].update(seed="0"), r"runs\[0\]: seed must be int, got '0'"),
-        (lambda row: row["predictions"].update(file="../x"), "predictions must lie beside it"),
+        (lambda row: row["predictions"].update(file="../x.safetensors"), "predictions must lie beside it"),
+        (lambda row: row["predictions"].update(file="file:%2Ftmp%2Fx.safetensors"), "predictions must lie beside it"),
         (lambda row: row["predictions"].update(sha256="0"), "is not the file that belongs to it"),
         (lambda row: row.update(runs=[], seeds=[]), "has no runs"),
     ],

@@ -1,13 +1,16 @@
 """Published results, read from a results file, a run folder, a ``summary.json``, or the address of such a file."""
 
 import json
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, build_opener
 
 import numpy as np
 import tomli_w
@@ -19,10 +22,13 @@ from confed.results.folder import kind_of
 from confed.results.runs import Run, load
 from confed.studies.published import FORMAT, row_of
 
-__all__ = ["MOST_BYTES", "Published", "read_published"]
+__all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
 
 MOST_BYTES = 256 * 2**20
 """Largest file that is fetched from an address."""
+MOST_SECONDS = 300.0
+"""Longest time that fetching a file may take."""
+_PREDICTIONS = re.compile(r"[\w%.,+=@() -]+\.safetensors")  # no separator of paths, and no colon of an address
 _KEYS: Mapping[str, type] = {
     "method": str, "label": str, "recipe": str, "metric": str, "seeds": list, "metrics": dict, "resolved": dict,
     "packages": dict, "runs": list,
@@ -97,9 +103,9 @@ def read_published(source: str) -> Published:
     Raises:
         ValueError: there is nothing, or something else.
     """
-    if urlsplit(source).scheme in ("http", "https"):
+    if source.lower().startswith(("http://", "https://")):
         content = _fetched(source)
-        return _of_text(content, source, lambda name: _fetched(urljoin(source, name)))
+        return _of_text(content, source, lambda name: _fetched(urljoin(source, quote(name))))
     path = Path(source)
     if path.name == "summary.json" and (path.parent / "recipe.toml").is_file():
         path = path.parent
@@ -162,8 +168,8 @@ def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes])
     if said is None:
         return Published(source, row)
     _check(said, {"file": str, "sha256": str}, f"{source}: predictions")
-    if "/" in said["file"] or "\\" in said["file"]:
-        raise ValueError(f"{source}: predictions must lie beside it, got {said['file']!r}")
+    if not _PREDICTIONS.fullmatch(said["file"]):
+        raise ValueError(f"{source}: predictions must lie beside it, as NAME.safetensors, got {said['file'][:80]!r}")
     try:
         content = beside(said["file"])
     except (OSError, RuntimeError):
@@ -200,14 +206,29 @@ def _check(content: Any, keys: Mapping[str, type], where: str) -> None:
             raise ValueError(f"{where}: {key} must be {kind.__name__}, got {str(content[key])[:40]!r}")
 
 
-def _fetched(address: str) -> bytes:
-    from urllib.request import urlopen
+class _WebOnly(HTTPRedirectHandler):
+    """Redirections that stay within http and https; those of the library may lead to ftp."""
 
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(newurl).scheme not in ("http", "https"):
+            raise ValueError(f"it leads to {newurl[:80]!r}, which is no http or https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _fetched(address: str) -> bytes:
+    """Content of an address, within bounds of size and time: its server is another's."""
+    deadline, content = time.monotonic() + MOST_SECONDS, bytearray()
     try:
-        with urlopen(address, timeout=30) as answer:
-            content = answer.read(MOST_BYTES + 1)
-    except (URLError, OSError, ValueError) as error:
-        raise RuntimeError(f"{address} cannot be fetched: {error}") from error
-    if len(content) > MOST_BYTES:
-        raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
-    return content
+        with build_opener(_WebOnly).open(address, timeout=30) as answer:
+            while part := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
+            if answer.length:  # which `read1` does not tell
+                raise ValueError(f"it ends {answer.length} bytes early")
+    except (OSError, ValueError, HTTPException) as error:
+        why = str(error) or type(error).__name__
+        raise RuntimeError(f"{address} cannot be fetched: {why[:300]}") from error
+    return bytes(content)
