@@ -22,7 +22,7 @@ import confed
 from confed.results.runs import load
 from confed.studies.published import write_rows
 from confed.studies.published_sources import Published, read_published
-from confed.studies.reproduce import judge, repeat
+from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
 from confed.studies.study import create_study, free_folder
 from repository import ROOT
@@ -31,6 +31,7 @@ from tiny_runs import TINY
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
+    from confed.cli.reproduce import _show
 
 NAME = "fedvqa_scenes-fedavg"
 
@@ -157,6 +158,37 @@ def test_bits_alone_are_no_equality_where_no_interval_is_known(copied: Path, rep
     assert (verdict.word, verdict.where) == ("different", ("trained models: other bits",))
 
 
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda run: run["digests"].clear(), "equal figures"),
+        (lambda run: (run["digests"].clear(), run["figures"].update(global_seen_mean=-9.0)), "within the interval"),
+        (lambda run: run["figures"].clear(), "equal bits"),
+    ],
+)
+def test_only_what_was_compared_is_equal(
+    copied: Path, repeated: confed.Run, change: Callable[[dict[str, Any]], object], word: str
+) -> None:
+    published = changed(copied / f"{NAME}.json", lambda row: change(row["runs"][1]))
+    verdict = judge(published, load(repeated.folder).runs[0])
+    assert (verdict.word, bool(verdict.where)) == (word, "equal" not in word)
+
+
+def test_another_seed_is_refused_before_the_run(results: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run\.seed must be that of the published run, 1, got 7"):
+        repeat(read_published(str(results / f"{NAME}.json")), 1, tmp_path / "run", ["run.seed=7"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_of_a_published_file_do_not_control_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    figures = {"\x1b[2Jfigure": Figure(0.5, 0.5, None)}
+    _show(Verdict("different", "\x1b[2J\nequal bits", 0, Path("\x1b[2J"), (), figures, ("\x1b[2J",), ("\x1b[2J",)))
+    out = capfd.readouterr().out
+    assert "\x1b" not in out
+    assert out.count("\\u001b[2J") == 5
+    assert not any(line.startswith("equal bits") for line in out.splitlines())
+
+
 def test_run_folder_and_its_summary_alone_can_be_judged(study: Path, tmp_path: Path, repeated: confed.Run) -> None:
     run = load(repeated.folder).runs[0]
     folder = study / "fedavg" / "seed-1"
@@ -244,13 +276,20 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
         (drop("format"), "results file or a summary.json: it has no 'format'"),
         (lambda row: row.update(format="confed-results/9"), "has the format 'confed-results/9'; this version reads"),
         (drop("metrics"), "lacks the key 'metrics'"),
-        (lambda row: row.update(seeds=[0]), r"seeds must be those of its runs, got \[0\]"),
+        (lambda row: row.update(seeds=[0]), r"seeds must be those of its runs, each once, got \[0\]"),
         (lambda row: row["runs"][1].pop("figures"), r"runs\[1\] lacks the key 'figures'"),
         (lambda row: row["runs"][0].update(seed="0"), r"runs\[0\]: seed must be int, got '0'"),
         (lambda row: row["predictions"].update(file="../x.safetensors"), "predictions must lie beside it"),
         (lambda row: row["predictions"].update(file="file:%2Ftmp%2Fx.safetensors"), "predictions must lie beside it"),
         (lambda row: row["predictions"].update(sha256="0"), "is not the file that belongs to it"),
         (lambda row: row.update(runs=[], seeds=[]), "has no runs"),
+        (lambda row: row.update(seeds=[0, 0], runs=[row["runs"][0]] * 2), "seeds must be those of its runs, each once"),
+        (lambda row: row["runs"][1].update(figures={}, digests={"code": "0"}), r"runs\[1\] has neither figures nor"),
+        (lambda row: row["runs"][0].update(history=["x"]), r"runs\[0\]: history\[0\] must be an object, got 'x'"),
+        (lambda row: row["runs"][0].update(history=[{"values": {"loss": 1}}]), "values: loss must be dict, got '1'"),
+        (lambda row: row["runs"][0]["figures"].update(x=math.nan), "figures: x must be a finite number, got 'nan'"),
+        (lambda row: row["runs"][0]["digests"].update(models=1), "digests: models must be str, got '1'"),
+        (lambda row: row["metrics"]["personal_mean"].update(one_run=["a", 1]), "one_run must be null or two finite"),
     ],
 )
 def test_faulty_results_file_is_refused(copied: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:

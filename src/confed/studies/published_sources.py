@@ -1,6 +1,7 @@
 """Published results, read from a results file, a run folder, a ``summary.json``, or the address of such a file."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,11 @@ import numpy as np
 import tomli_w
 
 from confed.federation.file_names import file_name
-from confed.federation.reading import faults_of
+from confed.federation.reading import check_entries, faults_of
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
-from confed.studies.published import FORMAT, row_of
+from confed.studies.published import BITS, FORMAT, row_of
 
 __all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
 
@@ -57,7 +58,7 @@ class Published:
     @property
     def seeds(self) -> list[int]:
         """Seeds of the row's runs."""
-        return list(self.row["seeds"])
+        return [run["seed"] for run in self.row["runs"]]
 
     @property
     def name(self) -> str:
@@ -83,12 +84,18 @@ class Published:
         Args:
             seed: one of the row's.
             overrides: as of ``confed run``.
+
+        Raises:
+            ValueError: an override sets another seed.
         """
         self.run(seed)
         with faults_of(f"{self.source}: resolved", "a recipe"):
             text = tomli_w.dumps(dict(self.row["resolved"]))
         here = [f"run.seed={seed}", 'run.engine="local"', 'run.address=""']  # never another's cluster
-        return parse_recipe(text, self.row["recipe"], [*here, *overrides])
+        recipe = parse_recipe(text, self.row["recipe"], [*here, *overrides])
+        if recipe.run.seed != seed:
+            raise ValueError(f"run.seed must be that of the published run, {seed}, got {recipe.run.seed}; use --seed")
+        return recipe
 
 
 def read_published(source: str) -> Published:
@@ -151,23 +158,27 @@ def _of_text(content: bytes, source: str, beside: Callable[[str], bytes]) -> Pub
         method, label = str(found["algorithm"]), str(found.get("label", found["algorithm"]))
         nowhere = Path(source) / "no folder"  # the summary alone
         run = Run(nowhere, method, label, int(found["seed"]), found, found["resolved"])
-        return Published(source, row_of([run]))
+        row = row_of([run])
+        _check_run(row["runs"][0], source)
+        return Published(source, row)
 
 
 def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes]) -> Published:
     if row["format"] != FORMAT:
         raise ValueError(f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r}")
-    _check(row, _KEYS, source)
+    check_entries(row, _KEYS, source)
+    _check_figures(row["metrics"], f"{source}: metrics")
     if not row["runs"]:
         raise ValueError(f"{source} has no runs")
     for number, run in enumerate(row["runs"]):
-        _check(run, _RUN_KEYS, f"{source}: runs[{number}]")
-    if [run["seed"] for run in row["runs"]] != row["seeds"]:
-        raise ValueError(f"{source}: seeds must be those of its runs, got {row['seeds']}")
+        _check_run(run, f"{source}: runs[{number}]")
+    seeds = [run["seed"] for run in row["runs"]]
+    if seeds != row["seeds"] or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{source}: seeds must be those of its runs, each once, got {str(row['seeds'])[:80]}")
     said = row.get("predictions")
     if said is None:
         return Published(source, row)
-    _check(said, {"file": str, "sha256": str}, f"{source}: predictions")
+    check_entries(said, {"file": str, "sha256": str}, f"{source}: predictions")
     if not _PREDICTIONS.fullmatch(said["file"]):
         raise ValueError(f"{source}: predictions must lie beside it, as NAME.safetensors, got {said['file'][:80]!r}")
     try:
@@ -190,20 +201,41 @@ def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[
         except SafetensorError as error:
             raise TypeError(str(error)) from error
         for key, values in tensors.items():
+            if not values.ndim:
+                raise TypeError(f"{key} has no examples")
             whose, _, rest = key.partition("/")
             for seed in seeds if whose == "all" else [int(whose.removeprefix("seed-"))]:
                 found[seed][rest] = values
     return found
 
 
-def _check(content: Any, keys: Mapping[str, type], where: str) -> None:
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{where} must be an object, got {str(content)[:40]!r}")
-    for key, kind in keys.items():
-        if key not in content:
-            raise ValueError(f"{where} lacks the key {key!r}")
-        if not isinstance(content[key], kind) or isinstance(content[key], bool):
-            raise ValueError(f"{where}: {key} must be {kind.__name__}, got {str(content[key])[:40]!r}")
+def _check_run(run: Any, where: str) -> None:
+    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run."""
+    check_entries(run, _RUN_KEYS, where)
+    for key, value in run["figures"].items():
+        if not _is_number(value):
+            raise ValueError(f"{where}: figures: {key} must be a finite number, got {str(value)[:40]!r}")
+    check_entries(run["digests"], dict.fromkeys(run["digests"], str), f"{where}: digests")
+    if not run["figures"] and not set(BITS) & set(run["digests"]):
+        raise ValueError(f"{where} has neither figures nor digests of {', '.join(BITS)}: there is nothing to compare")
+    for number, line in enumerate(run["history"]):
+        place = f"{where}: history[{number}]"
+        check_entries(line, {}, place)
+        values = line.get("values", {})
+        check_entries({"values": values}, {"values": dict}, place)
+        check_entries(values, dict.fromkeys(values, dict), f"{place}: values")
+
+
+def _check_figures(figures: Mapping[str, Any], where: str) -> None:
+    check_entries(figures, dict.fromkeys(figures, dict), where)
+    for key, figure in figures.items():
+        ends = figure.get("one_run")
+        if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))):
+            raise ValueError(f"{where}: {key}: one_run must be null or two finite numbers, got {str(ends)[:40]!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class _WebOnly(HTTPRedirectHandler):
