@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["FAULTS", "check_entries", "faults_of"]
 
@@ -47,10 +47,11 @@ def check_entries(content: Any, kinds: Mapping[str, type | tuple[type, ...]], wh
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"{where} must be an object, got {str(content)[:40]!r}")
+    entries = cast("Mapping[str, Any]", content)
     for key, kind in kinds.items():
-        if key not in content:
+        if key not in entries:
             raise ValueError(f"{where} lacks the key {key!r}")
-        value: Any = content[key]  # pyright: ignore[reportUnknownVariableType]
+        value = entries[key]
         allowed = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             names = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)

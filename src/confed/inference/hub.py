@@ -140,7 +140,7 @@ def _size(name: HubName) -> int:
 
     unreachable = errors.HTTPError  # pyright: ignore[reportPrivateImportUsage] (httpx or httpx2, by version)
     with suppress(unreachable, ConnectionError):  # the download meets them again, and `_plainly` words them
-        found = HfApi(endpoint=_endpoint()).repo_info(name.repository, revision=name.revision, files_metadata=True)
+        found = HfApi(endpoint=_endpoint()).model_info(name.repository, revision=name.revision, files_metadata=True)
         read = filter_repo_objects(found.siblings or [], allow_patterns=list(_READ), key=lambda file: file.rfilename)
         return sum(file.size or 0 for file in read)
     return 0
