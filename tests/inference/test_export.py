@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from confed.inference.export import export
+from confed.inference.exported_run import ExportedRun
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import digest, from_peft, load_exported, to_peft
 from confed.inference.predict import predict
@@ -192,6 +193,51 @@ def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
     save_file(tensors, backbone)
     with pytest.raises(ValueError, match="is not the one that was trained on: the SHA-256"):
         load_exported(root / "prompt", client.name)
+
+
+PLAIN_FACTS: dict[str, Any] = {
+    "vocab_size": 9, "image_size": 8, "heads": [], "tokenizer": {"type": "a:B"}, "extended": False, "own_heads": False,
+    "backbone": {"copied": True, "source": None, "sha256": None}, "global": True, "clients": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ("{", r"confed\.json must be a JSON object"),
+        ({}, r"confed\.json lacks the key 'vocab_size'"),
+        ([], r"confed\.json must be an object, got '\[\]'"),
+        ("x", r"confed\.json must be a JSON object"),
+        ({**PLAIN_FACTS, "clients": 3}, r"confed\.json: clients must be list, got '3'"),
+        ({**PLAIN_FACTS, "clients": [3]}, r"confed\.json: clients must be texts, got '3'"),
+        ({**PLAIN_FACTS, "backbone": {}}, r"confed\.json: backbone lacks the key 'copied'"),
+        ({**PLAIN_FACTS, "tokenizer": {}}, r"confed\.json: tokenizer lacks the key 'max_length'"),
+        ({**PLAIN_FACTS, "regions": 1}, r"confed\.json: regions must be dict, got '1'"),
+        ({**PLAIN_FACTS, "vocab_size": True}, r"confed\.json: vocab_size must be int, got 'True'"),
+    ],
+)
+def test_damaged_facts_of_an_export_are_named(facts: object, message: str, tmp_path: Path):
+    (tmp_path / "confed.json").write_text(facts if isinstance(facts, str) else json.dumps(facts))
+    for read in (load_exported, ExportedRun):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([], r"config\.json must be an object"),
+        ({}, r"config\.json lacks the key 'confed'"),
+        ({"confed": {}}, r"config\.json: confed lacks the key 'answers'"),
+        ({"confed": {"answers": [1], "task": "", "head": "", "tensors": []}}, r"answers must be texts, got '1'"),
+    ],
+)
+def test_damaged_configuration_of_an_exported_model_is_named(config: object, message: str, tmp_path: Path):
+    (tmp_path / "confed.json").write_text(json.dumps(PLAIN_FACTS))
+    (tmp_path / "global").mkdir()
+    (tmp_path / "global/config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        load_exported(tmp_path)
 
 
 def test_a_published_backbone_is_referred_to_and_checked(tmp_path: Path):

@@ -192,6 +192,17 @@ def test_every_error_of_a_download_is_one_line(
         assert len(err.splitlines()) == 1, err
 
 
+def test_too_large_a_repository_is_not_fetched(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confed.inference.hub.MOST_BYTES", 1000)
+    files = {"confed.json": b"{}", "code.py": b" " * 2000}  # which is not fetched
+    hub.add("me/small").commit(files, "small")
+    assert (fetch(HubName("me/small")) / "confed.json").is_file()
+    hub.add("me/large").commit({**files, "global/model.safetensors": b" " * 2000}, "large")
+    with pytest.raises(ValueError, match=r"hf:me/large has .* GiB, at most"):
+        fetch(HubName("me/large"))
+    assert not any(path.startswith("/me/large/resolve") for _, path in hub.requests)
+
+
 def test_every_error_of_an_upload_is_one_line(
     run: confed.Run, hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

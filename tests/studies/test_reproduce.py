@@ -4,9 +4,12 @@ import functools
 import json
 import math
 import shutil
+import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,15 +23,16 @@ from confed.results.runs import load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
 from confed.studies.published import write_rows
 from confed.studies.published_sources import Published, read_published
-from confed.studies.reproduce import judge, repeat
+from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
-from confed.studies.study import create_study
+from confed.studies.study import create_study, free_folder
 from repository import ROOT
 from tiny_runs import TINY
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
+    from confed.cli.reproduce import _show
 
 NAME = "fedvqa_scenes-fedavg"
 
@@ -155,6 +159,37 @@ def test_bits_alone_are_no_equality_where_no_interval_is_known(copied: Path, rep
     assert (verdict.word, verdict.where) == ("different", ("trained models: other bits",))
 
 
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda run: run["digests"].clear(), "equal figures"),
+        (lambda run: (run["digests"].clear(), run["figures"].update(global_seen_mean=-9.0)), "within the interval"),
+        (lambda run: run["figures"].clear(), "equal bits"),
+    ],
+)
+def test_only_what_was_compared_is_equal(
+    copied: Path, repeated: confed.Run, change: Callable[[dict[str, Any]], object], word: str
+) -> None:
+    published = changed(copied / f"{NAME}.json", lambda row: change(row["runs"][1]))
+    verdict = judge(published, load(repeated.folder).runs[0])
+    assert (verdict.word, bool(verdict.where)) == (word, "equal" not in word)
+
+
+def test_another_seed_is_refused_before_the_run(results: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run\.seed must be that of the published run, 1, got 7"):
+        repeat(read_published(str(results / f"{NAME}.json")), 1, tmp_path / "run", ["run.seed=7"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_of_a_published_file_do_not_control_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    figures = {"\x1b[2Jfigure": Figure(0.5, 0.5, None)}
+    _show(Verdict("different", "\x1b[2J\nequal bits", 0, Path("\x1b[2J"), (), figures, ("\x1b[2J",), ("\x1b[2J",)))
+    out = capfd.readouterr().out
+    assert "\x1b" not in out
+    assert out.count("\\u001b[2J") == 5
+    assert not any(line.startswith("equal bits") for line in out.splitlines())
+
+
 def test_run_folder_and_its_summary_alone_can_be_judged(study: Path, tmp_path: Path, repeated: confed.Run) -> None:
     run = load(repeated.folder).runs[0]
     folder = study / "fedavg" / "seed-1"
@@ -195,6 +230,43 @@ def test_published_row_is_read_from_an_address(results: Path, address: str) -> N
         read_published(f"{address}/nothing.json")
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"nonsense\r\n\r\n", "cannot be fetched: nonsense"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "cannot be fetched: it ends 7 bytes early"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{}", "cannot be fetched: IncompleteRead"),
+        (b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1:9/x\r\n\r\n", "leads to 'ftp://127.0.0.1:9/x'"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 200, "takes longer than 0.1 s"),
+    ],
+)
+def test_faulty_and_slow_servers_are_one_line(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confed.studies.published_sources.MOST_SECONDS", 0.1)
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.recv(4096)
+            head, body = answer[:-200], answer[-200:] if len(answer) > 200 else b""
+            connection.sendall(head or answer)
+            for byte in body:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.01)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(RuntimeError, match=message):
+            read_published(f"http://127.0.0.1:{server.getsockname()[1]}/x.json")
+        thread.join()
+
+
+def test_address_that_is_none_is_one_line() -> None:
+    for address in ("http://127.0.0.1:9/a b", "http://[x"):
+        with pytest.raises(RuntimeError, match="cannot be fetched"):
+            read_published(address)
+
+
 def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
     return lambda row: [row.pop(key) for key in keys]
 
@@ -205,17 +277,33 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
         (drop("format"), "results file or a summary.json: it has no 'format'"),
         (lambda row: row.update(format="confed-results/9"), "has the format 'confed-results/9'; this version reads"),
         (drop("metrics"), "lacks the key 'metrics'"),
-        (lambda row: row.update(seeds=[0]), r"seeds must be those of its runs, got \[0\]"),
+        (lambda row: row.update(seeds=[0]), r"seeds must be those of its runs, each once, got \[0\]"),
         (lambda row: row["runs"][1].pop("figures"), r"runs\[1\] lacks the key 'figures'"),
         (lambda row: row["runs"][0].update(seed="0"), r"runs\[0\]: seed must be int, got '0'"),
-        (lambda row: row["predictions"].update(file="../x"), "predictions must lie beside it"),
+        (lambda row: row["predictions"].update(file="../x.safetensors"), "predictions must lie beside it"),
+        (lambda row: row["predictions"].update(file="file:%2Ftmp%2Fx.safetensors"), "predictions must lie beside it"),
         (lambda row: row["predictions"].update(sha256="0"), "is not the file that belongs to it"),
         (lambda row: row.update(runs=[], seeds=[]), "has no runs"),
+        (lambda row: row.update(seeds=[0, 0], runs=[row["runs"][0]] * 2), "seeds must be those of its runs, each once"),
+        (lambda row: row["runs"][1].update(figures={}, digests={"code": "0"}), r"runs\[1\] has neither figures nor"),
+        (lambda row: row["runs"][0].update(history=["x"]), r"runs\[0\]: history\[0\] must be an object, got 'x'"),
+        (lambda row: row["runs"][0].update(history=[{"values": {"loss": 1}}]), "values: loss must be dict, got '1'"),
+        (lambda row: row["runs"][0]["figures"].update(x=math.nan), "figures: x must be a finite number, got 'nan'"),
+        (lambda row: row["runs"][0]["digests"].update(models=1), "digests: models must be str, got '1'"),
+        (lambda row: row["metrics"]["personal_mean"].update(one_run=["a", 1]), "one_run must be null or two finite"),
     ],
 )
 def test_faulty_results_file_is_refused(copied: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         changed(copied / f"{NAME}.json", change)
+
+
+@pytest.mark.parametrize("name", ["x/../../../victim", "/victim", "..\\victim"])
+def test_new_runs_stay_in_their_folder_whatever_the_row_is_called(copied: Path, name: str) -> None:
+    published = changed(copied / f"{NAME}.json", lambda row: row.update(recipe=name, method="../out"))
+    folder = free_folder(f"reproduced-{published.name}")
+    assert folder.parent == Path("runs")
+    assert "\\" not in folder.name
 
 
 def test_what_is_no_result_is_refused(study: Path, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._json(200, {
             "_id": name, "id": name, "modelId": name, "sha": commit, "private": repository.private,
             "gated": repository.gated, "tags": [], "downloads": 0, "likes": 0,
-            "siblings": [{"rfilename": path} for path in files],
+            "siblings": [{"rfilename": path, "size": len(content)} for path, content in files.items()],
         })  # fmt: skip
 
     def _file(self, commit: str, content: bytes | None) -> None:

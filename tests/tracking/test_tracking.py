@@ -192,15 +192,41 @@ def test_password_of_a_tracking_address_is_not_told(run: Path, monkeypatch: pyte
     mlflow.MlflowClient.assert_any_call("sqlite:////tmp/a@b.db")
 
 
-@pytest.mark.parametrize("tool", ["tensorboard", "trackio"])
-def test_another_run_of_the_same_name_is_kept_apart(tool: str, tmp_path: Path, databases: Path) -> None:
+@pytest.mark.parametrize(
+    ("tool", "project"), [("tensorboard", "apart"), ("trackio", "apart"), ("trackio", "apart v1.0/x")]
+)
+def test_another_run_of_the_same_name_is_kept_apart(tool: str, project: str, tmp_path: Path, databases: Path) -> None:
     if find_spec(BACKENDS[tool].needs) is None:
         pytest.skip(f"{tool} is not installed")
-    place, names = ("" if tool == "trackio" else str(tmp_path / "at")), Names(project=f"apart_{tool}")
+    place, names = ("" if tool == "trackio" else str(tmp_path / "at")), Names(project=project)
     for train in (400, 800):
         folder = make_run(tmp_path / str(train) / "run", "fedavg", train=train)
         assert next(track(folder, tool, at=place, names=names)).values > 100
         assert next(track(folder, tool, at=place, names=names)).values == 0
+
+
+@pytest.mark.parametrize("names", [("../../victim", "g", "n"), ("p", "../..", "../victim"), ("{}/victim", "", "..")])
+def test_names_of_others_stay_in_the_log_folder(names: tuple[str, str, str], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from confed.tracking.to_tensorboard import send
+
+    (tmp_path / "summary.json").write_text("{}")
+    project, group, name = (text.format(tmp_path) for text in names)
+    send(TrackedRun("id", project, group, name, "finished", files=[tmp_path / "summary.json"]), str(tmp_path / "a/at"))
+    written = {file.relative_to(tmp_path).parts[:2] for file in tmp_path.rglob("*") if file.is_file()}
+    assert written == {("summary.json",), ("a", "at")}
+
+
+def test_damaged_mark_is_that_of_another_run(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from confed.tracking.to_tensorboard import send
+
+    (tmp_path / "p/n").mkdir(parents=True)
+    for number, mark in enumerate(("[]", "{")):
+        (tmp_path / "p/n/confed.json").write_text(mark)
+        send(TrackedRun(f"{number}-run-id", "p", "", "n", "finished"), str(tmp_path))
+        assert (tmp_path / "p/n/confed.json").read_text() == mark
+        assert (tmp_path / f"p/n-{number}-run-/confed.json").is_file()
 
 
 def test_study_is_a_group_with_its_own_files(tmp_path: Path, databases: Path) -> None:

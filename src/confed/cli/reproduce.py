@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
+from rich.markup import escape as markup
 
 from confed.cli.app import FAILED, Json, app, console, interruptible, plain, print_json, print_table
 from confed.cli.global_options import is_quiet
+from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from confed.studies.reproduce import Verdict
 
-_COLOURS = {"equal bits": "green", "within the interval": "green", "different": "red"}
+_COLOURS = {"equal bits": "green", "equal figures": "green", "within the interval": "green", "different": "red"}
 
 
 @app.command(rich_help_panel="Compare")
@@ -40,8 +41,10 @@ def reproduce(
 ) -> None:
     """Run a published result again and say whether it repeats.
 
-    The verdict is one of: equal bits (history, predictions and models are the same to the last bit); within the
-    interval (other bits, and every mean lies where one more run of the published row is expected, at 95%); different.
+    The verdict is one of: equal bits (history, predictions and models are the same to the last bit); equal figures
+    (all published figures are the same, and there are no digests to compare); within the interval (other bits, and
+    every mean lies where one more run of the published row is expected, at 95%); different.
+
     It comes with the first round, client and metric that differ, and what else does: data, code, packages, instruction
     set.
 
@@ -70,24 +73,29 @@ def reproduce(
         raise typer.Exit(FAILED)
 
 
+def _escape(text: str) -> str:
+    """A text of the published file on one line of the terminal, which it cannot control."""
+    return markup(visible(" ".join(text.split())))
+
+
 def _show(verdict: "Verdict") -> None:
     """The verdict in a line, the means, and below what differs."""
-    bits = f" ({', '.join(verdict.compared)})" if verdict.word == "equal bits" and verdict.compared else ""
-    if verdict.word == "equal bits" and not verdict.compared:
-        bits = " (all published figures; it has no digests of predictions and models)"
+    bits = f" ({', '.join(verdict.compared)})" if verdict.word == "equal bits" else ""
+    if verdict.word == "equal figures":
+        bits = " (the published result has no digests of its history, predictions and models)"
     colour = _COLOURS[verdict.word]
     from rich.console import Console
 
     shown = Console(highlight=False)
-    text = f"[{colour}]{verdict.word}[/]{escape(bits)}: {escape(verdict.label)}, seed {verdict.seed}"
+    text = f"[{colour}]{verdict.word}[/]{bits}: {_escape(verdict.label)}, seed {verdict.seed}"
     shown.print(text, soft_wrap=True)
     print_table(_table(verdict))
     for heading, lines in (("differences", verdict.where), ("what else differs", verdict.causes)):
         if lines:
             shown.print(f"{heading}:")
         for line in lines:
-            shown.print(f"  {escape(line)}", soft_wrap=True)
-    shown.print(f"run: {escape(str(verdict.folder))}", soft_wrap=True)
+            shown.print(f"  {_escape(line)}", soft_wrap=True)
+    shown.print(f"run: {markup(visible(str(verdict.folder)))}", soft_wrap=True)
 
 
 def _table(verdict: "Verdict") -> "Table":
@@ -98,5 +106,5 @@ def _table(verdict: "Verdict") -> "Table":
     for name, figure in verdict.figures.items():
         here = "none" if figure.found is None else f"{figure.found:.4f}"
         ends = "–" if figure.interval is None else f"{figure.interval[0]:.4f} to {figure.interval[1]:.4f}"
-        table.add_row(escape(name), f"{figure.published:.4f}", here, ends if figure.inside else f"{ends} (outside)")
+        table.add_row(_escape(name), f"{figure.published:.4f}", here, ends if figure.inside else f"{ends} (outside)")
     return table

@@ -1,9 +1,10 @@
 """One-line errors of readers: damaged or foreign content becomes a ValueError that names the file."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any, cast
 
-__all__ = ["FAULTS", "faults_of"]
+__all__ = ["FAULTS", "check_entries", "faults_of"]
 
 FAULTS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, ArithmeticError, NotImplementedError)
 """What readers of JSON, TOML, CSV and safetensors raise of content in another form than they expect."""
@@ -31,3 +32,27 @@ def faults_of(what: object, expected: str = "") -> Generator[None]:
         elif isinstance(error, KeyError):
             why = f"it has no {error}"
         raise ValueError(f"{what} must be {expected or 'readable'}: {' '.join(why.split())[:300]}") from error
+
+
+def check_entries(content: Any, kinds: Mapping[str, type | tuple[type, ...]], where: object) -> None:
+    """Check of an object that a reader of JSON gave: the keys that it must have, and the types of their values.
+
+    Args:
+        content: what was read.
+        kinds: key -> type or types; a bool is no int.
+        where: the file, and the place in it.
+
+    Raises:
+        ValueError: it is no object, lacks a key, or has a value of another type.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{where} must be an object, got {str(content)[:40]!r}")
+    entries = cast("Mapping[str, Any]", content)
+    for key, kind in kinds.items():
+        if key not in entries:
+            raise ValueError(f"{where} lacks the key {key!r}")
+        value = entries[key]
+        allowed = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            names = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+            raise ValueError(f"{where}: {key} must be {names}, got {str(value)[:40]!r}")

@@ -1,13 +1,12 @@
 """An exported run, to be asked like the folder of a finished one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from confed.engines.perform import Workspace
 from confed.federation.specs import model_spec, task_spec
 from confed.inference.finished_run import FinishedRun
-from confed.inference.load import FACTS, load_exported, task_of
+from confed.inference.load import FACTS, load_exported, read_facts, task_of
 from confed.inference.trained_model import TrainedModel
 from confed.recipes.recipe import load_recipe
 
@@ -28,7 +27,7 @@ class ExportedRun(FinishedRun):
 
     def __init__(self, folder: Path) -> None:  # not the base's, which reads a run folder
         self.folder = folder
-        self.facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        self.facts = read_facts(folder)
         self.recipe = load_recipe(folder / "recipe.toml")
         algorithm: Any = self.recipe.construct("algorithm")
         self.summary = {"label": algorithm.title, "clients": self.facts["clients"]}

@@ -7,20 +7,22 @@
 import os
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from confed.inference.load import FACTS
 from confed.system.plain_text import without_password
 
-__all__ = ["PREFIX", "HubName", "fetch", "hub_name", "publish", "token_and_access"]
+__all__ = ["MOST_BYTES", "PREFIX", "HubName", "fetch", "hub_name", "publish", "token_and_access"]
 
 PREFIX = "hf:"
 _OURS = ("global/*", "clients/*", "backbone/*")
 """What an earlier export into the same repository may have left and a new one lacks."""
 _READ = ("*.json", "*.safetensors", "*.toml", "*.txt", "*.md", "*.model", "*.jinja")
 """Files that an export may hold; none of them is code."""
+MOST_BYTES = 100 * 2**30
+"""Largest export that is fetched, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +118,33 @@ def fetch(name: HubName) -> Path:
         name: the repository.
 
     Raises:
-        ValueError: the repository holds no export.
+        ValueError: the repository holds no export, or one of more than :data:`MOST_BYTES`.
     """
     from huggingface_hub import snapshot_download
 
     with _plainly(name):
+        size = _size(name)
+        if size > MOST_BYTES:
+            raise ValueError(f"{name} has {size / 2**30:,.1f} GiB, at most {MOST_BYTES / 2**30:,.1f} are fetched")
         folder = Path(
             snapshot_download(name.repository, revision=name.revision, allow_patterns=list(_READ), endpoint=_endpoint())
         )
     if not (folder / FACTS).is_file():
         raise ValueError(f"{name} holds no export of confed: it has no {FACTS}")
     return folder
+
+
+def _size(name: HubName) -> int:
+    """Bytes of the files that would be fetched; 0 where the hub does not answer, and the cache may have them."""
+    from huggingface_hub import HfApi, errors
+    from huggingface_hub.utils import filter_repo_objects
+
+    unreachable = errors.HTTPError  # pyright: ignore[reportPrivateImportUsage] (httpx or httpx2, by version)
+    with suppress(unreachable, ConnectionError):  # the download meets them again, and `_plainly` words them
+        found = HfApi(endpoint=_endpoint()).model_info(name.repository, revision=name.revision, files_metadata=True)
+        read = filter_repo_objects(found.siblings or [], allow_patterns=list(_READ), key=lambda file: file.rfilename)
+        return sum(file.size or 0 for file in read)
+    return 0
 
 
 def _endpoint() -> str | None:

@@ -31,6 +31,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
 from confed.federation.params import copy_into, named_tensors
 from confed.federation.randomness import generator
+from confed.federation.reading import check_entries, faults_of
 from confed.federation.specs import RanksTexts, TaskAware, WrapsModel, WritesAnswers, task_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
@@ -51,6 +52,7 @@ __all__ = [
     "digest",
     "from_peft",
     "load_exported",
+    "read_facts",
     "read_tensors",
     "task_of",
     "to_peft",
@@ -59,6 +61,13 @@ __all__ = [
 FACTS = "confed.json"
 SOURCES = ("pretrained", "language", "source")
 """Options of models that name published weights."""
+# Keys that the files of an export must have, and the types of their values.
+_FACTS: Mapping[str, type | tuple[type, ...]] = {
+    "vocab_size": int, "image_size": int, "heads": list, "tokenizer": dict, "backbone": dict, "extended": bool,
+    "own_heads": bool, "global": bool, "clients": list,
+}  # fmt: skip
+_BACKBONE = {"copied": bool, "source": (str, type(None)), "sha256": (str, type(None))}
+_OWN = {"answers": list, "task": str, "head": str, "tensors": list}
 _PEFT, _PREFIX = "adapter_model.safetensors", "base_model.model."
 _FILES = ("model.safetensors", "trained.safetensors", "head.safetensors", "adapters.safetensors", _PEFT)
 _INJECTED = re.compile(r"(.+)\.(lora_\w+|ia3_l)\.default(\.\w+)?")
@@ -88,11 +97,9 @@ def load_exported(
 
 def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     """A model of an exported run whose modules are allowed."""
-    if not (directory / FACTS).is_file():
-        raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
-    facts: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+    facts = read_facts(directory)
     place = _place(directory, facts, client, shared)
-    own: dict[str, Any] = json.loads((place / "config.json").read_text(encoding="utf-8"))["confed"]
+    own = _own_facts(place / "config.json")
     recipe = load_recipe(directory / "recipe.toml")
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     answers: tuple[str, ...] = tuple(own["answers"])
@@ -162,6 +169,56 @@ def from_peft(name: str, prefix: str = "") -> str:
     name = prefix + name.removeprefix(_PREFIX)
     match = _STORED.fullmatch(name)
     return f"{match[1]}.{match[2]}.default{match[3] or ''}" if match else name
+
+
+# Checks -----------------------------------------------------------------------------------------------------
+
+
+def read_facts(directory: Path) -> dict[str, Any]:
+    """Content of an export's :data:`FACTS`, checked: an export may be a download.
+
+    Args:
+        directory: the folder of the export.
+
+    Raises:
+        ValueError: there is no such file, or it is damaged (names the key).
+    """
+    file = directory / FACTS
+    if not file.is_file():
+        raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
+    facts = _json(file)
+    check_entries(facts, _FACTS, file)
+    check_entries(facts["backbone"], _BACKBONE, f"{file}: backbone")
+    how = facts["tokenizer"]
+    ours = {"max_length": int} if how.get("chat") else {"max_length": int, "answers": bool, "closing": bool}
+    check_entries(how, {"type": str} if "type" in how else ours, f"{file}: tokenizer")
+    for key in ("regions", "shapes"):
+        check_entries({key: {}, **facts}, {key: dict}, file)
+    regions = {"width": 0, "encoder": None, **facts.get("regions", {})}
+    check_entries(regions, {"width": int, "encoder": (str, type(None))}, f"{file}: regions")
+    _check_texts(facts, ("heads", "clients"), file)
+    return facts
+
+
+def _own_facts(file: Path) -> dict[str, Any]:
+    """What a model's configuration says to confed, checked."""
+    content = _json(file)
+    check_entries(content, {"confed": dict}, file)
+    own: dict[str, Any] = content["confed"]
+    check_entries(own, _OWN, f"{file}: confed")
+    _check_texts(own, ("answers", "tensors"), f"{file}: confed")
+    return own
+
+
+def _json(file: Path) -> Any:
+    with faults_of(file, "a JSON object"):
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _check_texts(content: Mapping[str, Any], keys: Iterable[str], where: object) -> None:
+    for key in keys:
+        if found := [value for value in content[key] if not isinstance(value, str)]:
+            raise ValueError(f"{where}: {key} must be texts, got {str(found[0])[:40]!r}")
 
 
 # Loading ----------------------------------------------------------------------------------------------------

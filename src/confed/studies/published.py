@@ -25,7 +25,7 @@ from confed.results.runs import Run, Study, average, counted, number, numbers
 from confed.results.settings import flat
 from confed.runs.digests import result_digests
 
-__all__ = ["CONFIDENCE", "FORMAT", "LISTED", "MEANS", "PLACES", "row_of", "seed_differences", "write_rows"]
+__all__ = ["BITS", "CONFIDENCE", "FORMAT", "LISTED", "MEANS", "PLACES", "row_of", "seed_differences", "write_rows"]
 
 FORMAT = "confed-results/1"
 """What the key "format" of a results file says."""
@@ -33,6 +33,8 @@ CONFIDENCE = 0.95
 """Of all intervals."""
 MEANS = ("personal_mean", "personal_worst", "global_seen_mean", "global_unseen_mean", "deployed_mean")
 """Figures of a run as a whole, each where its method has it."""
+BITS = ("history", "predictions", "models")
+"""Digests of a run that are equal where its results are the same to the last bit."""
 PLACES: Mapping[str, str] = {"personal": "personal", "global_seen": "global", "global_unseen": "unseen"}
 """Figures of single clients or unseen places -> view of the predictions that they are means of."""
 LISTED = 100

@@ -1,28 +1,36 @@
 """Published results, read from a results file, a run folder, a ``summary.json``, or the address of such a file."""
 
 import json
+import math
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, build_opener
 
 import numpy as np
 import tomli_w
 
-from confed.federation.reading import faults_of
+from confed.federation.file_names import file_name
+from confed.federation.reading import check_entries, faults_of
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
-from confed.studies.published import FORMAT, row_of
+from confed.studies.published import BITS, FORMAT, row_of
 
-__all__ = ["MOST_BYTES", "Published", "read_published"]
+__all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
 
 MOST_BYTES = 256 * 2**20
 """Largest file that is fetched from an address."""
+MOST_SECONDS = 300.0
+"""Longest time that fetching a file may take."""
+_PREDICTIONS = re.compile(r"[\w%.,+=@() -]+\.safetensors")  # no separator of paths, and no colon of an address
 _KEYS: Mapping[str, type] = {
     "method": str, "label": str, "recipe": str, "metric": str, "seeds": list, "metrics": dict, "resolved": dict,
     "packages": dict, "runs": list,
@@ -51,12 +59,12 @@ class Published:
     @property
     def seeds(self) -> list[int]:
         """Seeds of the row's runs."""
-        return list(self.row["seeds"])
+        return [run["seed"] for run in self.row["runs"]]
 
     @property
     def name(self) -> str:
-        """Recipe and method, for folders."""
-        return "-".join(filter(None, (self.row["recipe"], self.row["method"])))
+        """Recipe and method as the name of a folder; one that is too long for that is a ValueError."""
+        return file_name("-".join(filter(None, (self.row["recipe"], self.row["method"]))))
 
     def run(self, seed: int) -> Mapping[str, Any]:
         """The entry of a seed.
@@ -77,12 +85,18 @@ class Published:
         Args:
             seed: one of the row's.
             overrides: as of ``confed run``.
+
+        Raises:
+            ValueError: an override sets another seed.
         """
         self.run(seed)
         with faults_of(f"{self.source}: resolved", "a recipe"):
             text = tomli_w.dumps(dict(self.row["resolved"]))
         here = [f"run.seed={seed}", 'run.engine="local"', 'run.address=""']  # never another's cluster
-        return parse_recipe(text, self.row["recipe"], [*here, *overrides])
+        recipe = parse_recipe(text, self.row["recipe"], [*here, *overrides])
+        if recipe.run.seed != seed:
+            raise ValueError(f"run.seed must be that of the published run, {seed}, got {recipe.run.seed}; use --seed")
+        return recipe
 
 
 def read_published(source: str) -> Published:
@@ -97,9 +111,9 @@ def read_published(source: str) -> Published:
     Raises:
         ValueError: there is nothing, or something else.
     """
-    if urlsplit(source).scheme in ("http", "https"):
+    if source.lower().startswith(("http://", "https://")):
         content = _fetched(source)
-        return _of_text(content, source, lambda name: _fetched(urljoin(source, name)))
+        return _of_text(content, source, lambda name: _fetched(urljoin(source, quote(name))))
     path = Path(source)
     if path.name == "summary.json" and (path.parent / "recipe.toml").is_file():
         path = path.parent
@@ -145,26 +159,30 @@ def _of_text(content: bytes, source: str, beside: Callable[[str], bytes]) -> Pub
         method, label = str(found["algorithm"]), str(found.get("label", found["algorithm"]))
         nowhere = Path(source) / "no folder"  # the summary alone
         run = Run(nowhere, method, label, int(found["seed"]), found, found["resolved"])
-        return Published(source, row_of([run]))
+        row = row_of([run])
+        _check_run(row["runs"][0], source)
+        return Published(source, row)
 
 
 def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes]) -> Published:
     if row["format"] != FORMAT:
         raise ValueError(f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r}")
-    _check(row, _KEYS, source)
+    check_entries(row, _KEYS, source)
+    _check_figures(row["metrics"], f"{source}: metrics")
     check_headline(row.get("deploys", ""), f"{source}: deploys")
     if not row["runs"]:
         raise ValueError(f"{source} has no runs")
     for number, run in enumerate(row["runs"]):
-        _check(run, _RUN_KEYS, f"{source}: runs[{number}]")
-    if [run["seed"] for run in row["runs"]] != row["seeds"]:
-        raise ValueError(f"{source}: seeds must be those of its runs, got {row['seeds']}")
+        _check_run(run, f"{source}: runs[{number}]")
+    seeds = [run["seed"] for run in row["runs"]]
+    if seeds != row["seeds"] or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{source}: seeds must be those of its runs, each once, got {str(row['seeds'])[:80]}")
     said = row.get("predictions")
     if said is None:
         return Published(source, row)
-    _check(said, {"file": str, "sha256": str}, f"{source}: predictions")
-    if "/" in said["file"] or "\\" in said["file"]:
-        raise ValueError(f"{source}: predictions must lie beside it, got {said['file']!r}")
+    check_entries(said, {"file": str, "sha256": str}, f"{source}: predictions")
+    if not _PREDICTIONS.fullmatch(said["file"]):
+        raise ValueError(f"{source}: predictions must lie beside it, as NAME.safetensors, got {said['file'][:80]!r}")
     try:
         content = beside(said["file"])
     except (OSError, RuntimeError):
@@ -185,30 +203,66 @@ def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[
         except SafetensorError as error:
             raise TypeError(str(error)) from error
         for key, values in tensors.items():
+            if not values.ndim:
+                raise TypeError(f"{key} has no examples")
             whose, _, rest = key.partition("/")
             for seed in seeds if whose == "all" else [int(whose.removeprefix("seed-"))]:
                 found[seed][rest] = values
     return found
 
 
-def _check(content: Any, keys: Mapping[str, type], where: str) -> None:
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{where} must be an object, got {str(content)[:40]!r}")
-    for key, kind in keys.items():
-        if key not in content:
-            raise ValueError(f"{where} lacks the key {key!r}")
-        if not isinstance(content[key], kind) or isinstance(content[key], bool):
-            raise ValueError(f"{where}: {key} must be {kind.__name__}, got {str(content[key])[:40]!r}")
+def _check_run(run: Any, where: str) -> None:
+    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run."""
+    check_entries(run, _RUN_KEYS, where)
+    for key, value in run["figures"].items():
+        if not _is_number(value):
+            raise ValueError(f"{where}: figures: {key} must be a finite number, got {str(value)[:40]!r}")
+    check_entries(run["digests"], dict.fromkeys(run["digests"], str), f"{where}: digests")
+    if not run["figures"] and not set(BITS) & set(run["digests"]):
+        raise ValueError(f"{where} has neither figures nor digests of {', '.join(BITS)}: there is nothing to compare")
+    for number, line in enumerate(run["history"]):
+        place = f"{where}: history[{number}]"
+        check_entries(line, {}, place)
+        values = line.get("values", {})
+        check_entries({"values": values}, {"values": dict}, place)
+        check_entries(values, dict.fromkeys(values, dict), f"{place}: values")
+
+
+def _check_figures(figures: Mapping[str, Any], where: str) -> None:
+    check_entries(figures, dict.fromkeys(figures, dict), where)
+    for key, figure in figures.items():
+        ends = figure.get("one_run")
+        if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))):
+            raise ValueError(f"{where}: {key}: one_run must be null or two finite numbers, got {str(ends)[:40]!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class _WebOnly(HTTPRedirectHandler):
+    """Redirections that stay within http and https; those of the library may lead to ftp."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(newurl).scheme not in ("http", "https"):
+            raise ValueError(f"it leads to {newurl[:80]!r}, which is no http or https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _fetched(address: str) -> bytes:
-    from urllib.request import urlopen
-
+    """Content of an address, within bounds of size and time: its server is another's."""
+    deadline, content = time.monotonic() + MOST_SECONDS, bytearray()
     try:
-        with urlopen(address, timeout=30) as answer:
-            content = answer.read(MOST_BYTES + 1)
-    except (URLError, OSError, ValueError) as error:
-        raise RuntimeError(f"{address} cannot be fetched: {error}") from error
-    if len(content) > MOST_BYTES:
-        raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
-    return content
+        with build_opener(_WebOnly).open(address, timeout=30) as answer:
+            while part := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
+            if answer.length:  # which `read1` does not tell
+                raise ValueError(f"it ends {answer.length} bytes early")
+    except (OSError, ValueError, HTTPException) as error:
+        why = str(error) or type(error).__name__
+        raise RuntimeError(f"{address} cannot be fetched: {why[:300]}") from error
+    return bytes(content)

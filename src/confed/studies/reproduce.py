@@ -1,4 +1,4 @@
-"""Repetition of a published result, and the verdict: equal bits, within the interval, or different and where."""
+"""Repetition of a published result, and the verdict: equal, within the interval, or different and where."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ import numpy as np
 from confed.results.runs import Run, load
 from confed.results.settings import flat
 from confed.runs.same_recipe import INDIFFERENT
-from confed.studies.published import MEANS, row_of, seed_differences
+from confed.studies.published import BITS, MEANS, row_of, seed_differences
 from confed.studies.published_sources import Published
 from confed.studies.runner import run_single
 from confed.system.events import Progress, ignore
@@ -19,8 +19,8 @@ from confed.system.processor import machine_differences
 
 __all__ = ["Figure", "Verdict", "Word", "judge", "repeat"]
 
-Word = Literal["equal bits", "within the interval", "different"]
-_BITS = ("history", "predictions", "models")
+Word = Literal["equal bits", "equal figures", "within the interval", "different"]
+_EQUAL: tuple[Word, ...] = ("equal bits", "equal figures")
 _LISTED = 5
 """Differences of a kind that a verdict names."""
 
@@ -60,7 +60,7 @@ class Verdict:
         compared: what was compared bit by bit: "history", "predictions", "models"; empty where the published result has
             no digests, and its figures alone were compared.
         figures: means on test data.
-        where: the differences, the first ones in time first; empty for equal bits.
+        where: the differences, the first ones in time first; empty for equal bits and equal figures.
         causes: what else differs: settings, data, code, packages, instruction set.
     """
 
@@ -106,7 +106,7 @@ def judge(published: Published, run: Run) -> Verdict:
     """
     run = replace(run, deploys=published.row.get("deploys", ""))
     before, (now,) = published.run(run.seed), row_of([run])["runs"]
-    compared = tuple(name for name in _BITS if name in before["digests"] and name in now["digests"])
+    compared = tuple(name for name in BITS if name in before["digests"] and name in now["digests"])
     other_bits = [name for name in compared if before["digests"][name] != now["digests"][name]]
     other_figures = [key for key, value in before["figures"].items() if now["figures"].get(key) != value]
     figures = {
@@ -114,11 +114,13 @@ def judge(published: Published, run: Run) -> Verdict:
         for key in _heads(before["figures"])
     }
     word: Word = "different"
-    if not other_bits and not other_figures:
+    if compared and not other_bits and not other_figures:
         word = "equal bits"
+    elif not compared and before["figures"] and not other_figures:
+        word = "equal figures"
     elif all(figure.inside for figure in figures.values()) and any(f.interval for f in figures.values()):
         word = "within the interval"
-    where = () if word == "equal bits" else tuple(_differences(published, run, before, now, other_bits))
+    where = () if word in _EQUAL else tuple(_differences(published, run, before, now, other_bits))
     causes = tuple(_causes(published, run, before, now))
     return Verdict(word, published.row["label"], run.seed, run.folder, compared, figures, where, causes)
 
@@ -181,7 +183,7 @@ def _first_line(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
 def _changed(one: np.ndarray, other: np.ndarray) -> str:
     if one.shape != other.shape:
         return f"{len(other)} examples, published {len(one)}"
-    count = int((one != other).reshape(len(one), -1).any(axis=1).sum())
+    count = int((one != other).any(axis=tuple(range(1, one.ndim))).sum())
     return f"{count} of {len(one)} examples" if count else ""
 
 

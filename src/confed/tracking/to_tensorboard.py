@@ -2,9 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import path_of
+from confed.results.run_files import read_json
 from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
@@ -17,6 +20,8 @@ MARK = "confed.json"
 def send(run: TrackedRun, place: str) -> Sent:
     """Event files in ``<place>/<project>/<group>/<name>``, with scalars, parameters and copies of the files.
 
+    A name that is too long for a folder is a ValueError.
+
     Args:
         run: what is tracked.
         place: log folder, ``tensorboard`` by default.
@@ -25,7 +30,10 @@ def send(run: TrackedRun, place: str) -> Sent:
     from torch.utils.tensorboard.summary import hparams
 
     root = Path(place or "tensorboard")
-    folder = _folder(root / run.project / run.group / run.name, run.id)
+    wanted = root
+    for part in filter(None, f"{run.project}/{run.group}/{run.name}".split("/")):
+        wanted = path_of(wanted, part)  # names come from files of others: none of them leaves the log folder
+    folder = _folder(wanted, run.id)
     new = run.without(_there(folder))
     begun = (folder / MARK).is_file()
     if new or not begun:
@@ -47,8 +55,9 @@ def send(run: TrackedRun, place: str) -> Sent:
 def _folder(wanted: Path, id: str) -> Path:
     """The wanted folder, or one beside it if another run of that name is there."""
     mark = wanted / MARK
-    taken = mark.is_file() and json.loads(mark.read_text(encoding="utf-8")).get("id") != id
-    return wanted.with_name(f"{wanted.name}-{id[:6]}") if taken else wanted
+    found = read_json(mark)
+    mine = isinstance(found, Mapping) and found.get("id") == id
+    return wanted.with_name(f"{wanted.name}-{id[:6]}") if mark.is_file() and not mine else wanted
 
 
 def _there(folder: Path) -> set[tuple[str, int]]:

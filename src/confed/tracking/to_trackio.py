@@ -57,7 +57,7 @@ def _name(run: TrackedRun) -> str:
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
     name = f"{run.group}/{run.name}" if run.group else run.name
-    if run.project not in SQLiteStorage.get_projects():
+    if not SQLiteStorage.get_project_db_path(run.project).exists():  # the list of projects has names of files
         return name
     owners = [(found.config or {}).get(ID) for found in trackio.Api().runs(run.project) if found.name == name]
     others = {owner for owner in owners if owner} - {run.id}  # a run without metrics has no configuration
