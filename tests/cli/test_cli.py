@@ -259,7 +259,7 @@ def test_a_study_is_asked_through_its_main_method(study: Path, tmp_path: Path, c
     question = "whit colour is the dog?"
     assert confed("predict", study, "--client", "sports", "--image", tmp_path / "x.png", "--question", question) == 0
     output = capfd.readouterr()
-    assert "asking" in output.err
+    assert "this is a study: taken is" in output.err
     assert len(output.out.splitlines()) == 3
 
 
