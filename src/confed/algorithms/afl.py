@@ -46,6 +46,7 @@ from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.specs import model_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import HasFeatureShape, feature_width
+from confed.federation.train import check_examples
 from confed.federation.traits import Traits
 
 __all__ = ["AFL", "moments", "ridge_head"]
@@ -158,14 +159,9 @@ class AFL(Deploying):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """The moments of the client's training examples, and the loss of the head received.
-
-        Raises:
-            ValueError: the client has no training examples.
-        """
+        """The moments of the client's training examples, and the loss of the head received; ValueError without any."""
         client.load(message.tensors)
-        if len(client.data) == 0:
-            raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+        check_examples(client)
         device = next(client.model.parameters()).device
         client.model.eval()
         network, total = self.deployed_model(client.model), 0.0

@@ -36,6 +36,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task, single_label
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
+from confed.federation.train import check_examples
 from confed.federation.traits import Traits
 
 __all__ = ["TipAdapter", "cached", "votes"]
@@ -106,12 +107,10 @@ class TipAdapter(Deploying):
     def fit(self, client: Client, message: Message) -> Message:
         """The cache of the client's training examples, which stays, and their sums by class, which are sent.
 
-        Raises:
-            ValueError: the client has no training examples.
+        A client without training examples is a ValueError.
         """
         client.load(message.tensors)
-        if len(client.data) == 0:
-            raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+        check_examples(client)
         task = single_label(client.task, "Tip-Adapter caches pictures by their class")
         device, total = next(client.model.parameters()).device, 0.0
         client.model.eval()

@@ -21,7 +21,7 @@ from confed.federation.batches import to_device
 from confed.federation.feature_states import stacked
 from confed.federation.protocols import Batch, Output
 from confed.federation.stages import staged_part
-from confed.federation.train import Objective, needs_two, trained
+from confed.federation.train import Objective, check_examples, needs_two, trained
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
@@ -54,7 +54,8 @@ def train_stacked(
 
     The model's outputs are computed for all clients in one pass, the losses of each client from its outputs. What
     torch cannot map over clients (it draws random numbers, which would be others than one by one, or decides by
-    values) is a ``RuntimeError``, and so is a tensor that only some batches train.
+    values) is a ``RuntimeError``, and so is a tensor that only some batches train. A client without training examples
+    is a ``ValueError``.
 
     Args:
         clients: with one model and one setting of local training; the model is in training mode.
@@ -63,13 +64,9 @@ def train_stacked(
 
     Returns:
         Each client's values, as views of the stacks, and its mean loss.
-
-    Raises:
-        ValueError: a client has no training examples.
     """
     for client in clients:
-        if len(client.data) == 0:
-            raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+        check_examples(client)
     with warnings.catch_warnings():  # of operations that are computed one client after the other
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         return _train_stacked(clients, values, objective)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Objective",
     "Tallies",
+    "check_examples",
     "epoch_steps",
     "evaluate",
     "global_features",
@@ -70,6 +71,16 @@ def travelled(client: "Client") -> float:
     return client.local.travelled(client.round, client.rounds, client.local.round_steps(epoch_steps(client)))
 
 
+def check_examples(client: "Client") -> None:
+    """Check that a client has training examples.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if len(client.data) == 0:
+        raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+
+
 def train(client: "Client", objective: Objective, epochs: int | None = None, *, order: str = "order") -> float:
     """Trains the workspace on the client's examples.
 
@@ -94,8 +105,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         ValueError: the client has no training examples, or no two for a batch where the model needs two.
     """
     local, model = client.local, client.model
-    if len(client.data) == 0:
-        raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+    check_examples(client)
     learning = trained(client)
     parameters = list(learning.values())
     if not parameters or epochs == 0:
