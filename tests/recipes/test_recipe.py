@@ -176,3 +176,9 @@ def test_another_source_takes_no_revision_over(tmp_path: Path) -> None:
     assert load_recipe(file, ["model.source=owner/c"]).sections["model"]["revision"] == ""
     kept = load_recipe(file, ["model.source=owner/c", "model.revision=cccccc"])
     assert kept.sections["model"]["revision"] == "cccccc"
+
+
+def test_a_model_that_scores_answers_and_a_named_task_leave_the_task_as_it_is() -> None:
+    assert load_recipe("fedvqa_scenes", ["model.name=vilt_tiny"]).sections["task"]["name"] == "vqa"
+    named = load_recipe("fedvqa_scenes", ["task.name=chat", "model.name=hf", "model.source=smolvlm_mini"])
+    assert named.sections["task"]["name"] == "chat"

@@ -1,5 +1,6 @@
 """Clients with answers, tasks and heads of their own: in one process or two, interrupted, refused, looked into."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,13 @@ def test_a_row_with_another_model_inherits_none_of_the_first_ones_options() -> N
     model = recipe.method("lora").sections["model"]
     assert (model["name"], model["trainable"]) == ("vilt_tiny", "lora")
     assert recipe.method("bias").sections["model"]["pretrained"] is False
+
+
+def test_forgotten_answers_are_shown_of_a_model_that_writes_its_answers(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"'albef_mini' writes its answers, so that task.name is 'generation'"):
+        recipe = _tiny("function", "fedp3", *ALBEF[:2], "run.rounds=1", "run.gallery=2", "data.train=6", "data.test=6")
+    assert recipe.sections["task"]["name"] == "generation"
+    folder = RunFolder(tmp_path / "run")
+    run(recipe, folder.root)
+    shown = [entry["forgotten"] for entry in json.loads(folder.gallery.read_text()) if "forgotten" in entry]
+    assert shown and all(entry["answers"] for entry in shown)

@@ -5,12 +5,14 @@ On the command line ``section.key=value``, and ``~section.key`` to take a key aw
 """
 
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from confed import registry
+from confed.federation.specs import model_spec
 from confed.recipes.schema import plain
 
 __all__ = ["NAMED", "Overrides", "apply_overrides", "kept_keys"]
@@ -53,7 +55,8 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
     """Apply overrides to a recipe's content in place, as its file has it.
 
     Another constructor's name drops the keywords of the one before (but for :func:`kept_keys`), whatever the order of
-    the overrides. Where the rows or models of a study are given, sections of rows that are left out go too.
+    the overrides. Where a model that writes its answers takes the place of one that scores them, it chooses among the
+    same answers by likelihood, unless the overrides name a task. Where the rows or models of a study are given, sections of rows that are left out go too.
 
     Args:
         content: section -> key -> value.
@@ -74,6 +77,8 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
         else:
             _set(content, change)
     given = {change.parts for change in changes}
+    if ("model", "name") in given and ("task", "name") not in given:
+        _choose_by_likelihood(content)
     if ("model", "source") in given and ("model", "revision") not in given:
         content.get("model", {}).pop("revision", None)  # another model has other commits
     if any(change.parts[0] == "study" for change in changes):
@@ -105,6 +110,24 @@ def kept_keys(section: str, name: str, values: Mapping[str, Any]) -> dict[str, A
     except ValueError:  # no such model, which is said where it is looked up to be used
         return {}
     return {key: values[key] for key in SHARED if key in values and key in accepted}
+
+
+def _choose_by_likelihood(content: Mapping[str, Any]) -> None:
+    """The task "generation" in place of "vqa" for a model that writes its answers, with a warning that says so."""
+    name, task = content["model"]["name"], content.get("task", {})
+    try:
+        writes = model_spec(registry.models[name]).writes
+    except ValueError:  # no such model, which is said where it is looked up to be used
+        return
+    if task.get("name") != "vqa" or writes != "answers":
+        return
+    task.clear()
+    task["name"] = "generation"
+    warnings.warn(
+        f"the model {name!r} writes its answers, so that task.name is 'generation': it chooses among the answers of the "
+        "data by likelihood",
+        stacklevel=2,
+    )
 
 
 def _of_mapping(key: str, value: Any) -> _Change:

@@ -23,6 +23,7 @@ from confed.engines.local import Workspace
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.specs import Attends, ComparesCaptions, model_spec
+from confed.federation.teacher import without_answers
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.encode import RunData
@@ -182,7 +183,8 @@ def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count
         groups = table.groups(torch.tensor(rows))
         rows, batches = [row for group in groups for row in group.tolist()], list(map(table.batch, groups))
         student, teacher = (
-            torch.cat([_logits(path, workspace, batch) for batch in batches]) for path in (personal, shared)
+            torch.cat([_logits(path, workspace, without_answers(batch)) for batch in batches])
+            for path in (personal, shared)
         )
         for row, answers in zip(rows, picked(student, teacher, mode, run_data.dataset.answers), strict=True):
             entries.append(
