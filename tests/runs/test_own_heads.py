@@ -203,4 +203,5 @@ def test_forgotten_answers_are_shown_of_a_model_that_writes_its_answers(tmp_path
     folder = RunFolder(tmp_path / "run")
     run(recipe, folder.root)
     shown = [entry["forgotten"] for entry in json.loads(folder.gallery.read_text()) if "forgotten" in entry]
-    assert shown and all(entry["answers"] for entry in shown)
+    assert shown
+    assert all(entry["answers"] for entry in shown)

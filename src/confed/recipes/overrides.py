@@ -56,7 +56,9 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
 
     Another constructor's name drops the keywords of the one before (but for :func:`kept_keys`), whatever the order of
     the overrides. Where a model that writes its answers takes the place of one that scores them, it chooses among the
-    same answers by likelihood, unless the overrides name a task. Where the rows or models of a study are given, sections of rows that are left out go too.
+    same answers by likelihood, unless the overrides name a task.
+
+    Where the rows or models of a study are given, sections of rows that are left out go too.
 
     Args:
         content: section -> key -> value.
@@ -124,8 +126,8 @@ def _choose_by_likelihood(content: Mapping[str, Any]) -> None:
     task.clear()
     task["name"] = "generation"
     warnings.warn(
-        f"the model {name!r} writes its answers, so that task.name is 'generation': it chooses among the answers of the "
-        "data by likelihood",
+        f"the model {name!r} writes its answers, so that task.name is 'generation': it chooses among the answers of "
+        "the data by likelihood",
         stacklevel=2,
     )
 
