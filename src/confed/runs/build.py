@@ -46,7 +46,6 @@ from confed.recipes.recipe import Recipe, Run
 from confed.registry import models
 from confed.registry import tasks as registered_tasks
 from confed.runs.checks import (
-    check_combination,
     check_heads,
     check_lengths,
     check_local,
@@ -54,10 +53,10 @@ from confed.runs.checks import (
     check_modalities,
     check_scores,
     check_whole,
-    combination,
     public_data,
 )
 from confed.runs.cohorts import check_cohorts
+from confed.runs.combinations import check_combination, combination
 from confed.runs.encode import (
     TOKENIZER_KEYS,
     RunData,

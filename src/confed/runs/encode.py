@@ -25,7 +25,7 @@ from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import CountsShortened
 from confed.registry import models
-from confed.runs.checks import check_combination, combination
+from confed.runs.combinations import check_combination, combination
 from confed.runs.dataset import Source, load_source, picture_table_id
 
 __all__ = [
