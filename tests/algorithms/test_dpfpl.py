@@ -16,6 +16,8 @@ from confed.privacy.accountant import epsilon
 from confed.privacy.examples import ExamplePrivacy
 from confed.recipes.recipe import load_recipe
 from confed.report.report import write_report
+from confed.runs.checks import check_local
+from confed.runs.run import prepare
 from confed.runs.run import run as run_recipe
 from confed.testing.toy import ToyTask, toy_setup
 from confed.testing.trial import run
@@ -109,6 +111,37 @@ def test_the_same_seed_gives_the_same_noise_unless_the_operating_system_draws_it
     assert torch.equal(context(True), context(True))
     assert not torch.equal(context(False), context(False))
     assert not torch.equal(context(True), context(True, 0.0))
+
+
+def test_every_step_draws_noise_of_its_own_and_releases_as_many_directions_as_the_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released: list[list[Tensor]] = []
+    given: list[tuple[list[tuple[int, ...]], int]] = []
+    real = ExamplePrivacy.release
+
+    def noise_alone(self: ExamplePrivacy, rows: Any, size: int, rng: Any) -> list[Tensor]:
+        given.append(([tuple(r.shape[1:]) for r in rows], size))
+        released.append(real(self, [torch.zeros_like(r) for r in rows], size, rng))
+        return released[-1]
+
+    monkeypatch.setattr(ExamplePrivacy, "release", noise_alone)
+    local = Local(epochs=2, batch_size=5, lr=0.05)
+    run(toy_setup(DPFPL(rank=1, example_privacy=ExamplePrivacy(noise=1.0)), rounds=2, local=local))
+    assert len(released) >= 2 * 2 * 3
+    for part in zip(*released, strict=True):
+        assert len({tuple(noise.flatten().tolist()) for noise in part}) == len(released)
+    assert {str(shapes) for shapes, _ in given} == {str([(2, 5), (2, 1), (1, 5)])}
+    assert {size for _, size in given} == {5}
+
+
+def test_steps_in_place_of_epochs_and_class_lists_from_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"local\.iterations must be 0 for DP-FPL"):
+        check_local(DPFPL(), Local(iterations=3))
+    told = ["algorithm.name=dpfpl", "algorithm.example_privacy.noise=1.0", "data.offer=own", "~study.lr"]
+    recipe = load_recipe("prompts_scenes", [*told, "study.methods=[]", "data.partition=classes", "data.classes=8"])
+    with pytest.raises(ValueError, match=r"which no noise hides: set data\.offer = 'base'"):
+        prepare(recipe)
 
 
 def test_claimed_epsilon_turns_the_released_codes_formula_round() -> None:

@@ -9,6 +9,7 @@ from confed.algorithms.fedotp import FedOTP
 from confed.algorithms.fedpgp import FedPGP
 from confed.algorithms.fedtpg import FedTPG
 from confed.federation.families.prompts import CONTEXT
+from confed.federation.local import Local
 from confed.testing.toy import toy_setup
 from confed.testing.trial import run
 
@@ -60,6 +61,26 @@ def test_fedpgp_contrast_moves_the_global_prompt_towards_handwritten_ones() -> N
         return float((texts * model.handwritten_features(torch.arange(3))).sum())
 
     assert likeness(20.0) > likeness(0.0) + 0.01
+
+
+def test_fedpgp_takes_steps_down_the_gradient_of_the_written_out_loss() -> None:
+    local = Local(epochs=2, batch_size=64, lr=0.5, optimizer="sgd", weight_decay=0.0)
+    setup = toy_setup(FedPGP(mu=0.7, temperature=0.5, rank=3), rounds=1, local=local)
+    model: Any = setup.model()
+    plain = model.handwritten_features(torch.arange(3))
+    for name, state in run(setup).states.items():
+        batch = next(iter(setup.population.data(name).test(64)))
+        values = [model.context.vectors, model.personal_context.u, torch.zeros(3, 5)]
+        for _ in range(2):
+            shared, u, v = (value.detach().clone().requires_grad_() for value in values)
+            common, own = (model.class_features(c, torch.arange(3)) for c in (shared, shared + u @ v))
+            loss = torch.nn.functional.cross_entropy(5 * model.image_features(batch) @ own.T, batch["label"])
+            near, far = (torch.exp((common * other).sum(1) / 0.5) for other in (plain, own))
+            (loss - 0.7 * (near / (near + far)).log().mean()).backward()
+            values = [value.detach() - 0.5 * value.grad for value in (shared, u, v)]
+        kept = state.tensors["private"]
+        found = [state.tensors["personal"][CONTEXT], kept["personal_context.u"], kept["personal_context.v"]]
+        torch.testing.assert_close(found, values)
 
 
 @pytest.mark.parametrize(

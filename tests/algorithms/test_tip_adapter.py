@@ -56,6 +56,13 @@ def test_global_cache_is_that_of_pooled_examples() -> None:
         found = setup.algorithm.deployed_model(model)({"x": x}).logits
     torch.testing.assert_close(found, wanted)
 
+    own = torch.nn.functional.normalize(torch.randn(3, 16, 4, generator=RNG), dim=2)
+    model.load_state_dict({KEYS: own}, strict=False)
+    with torch.no_grad():
+        found = setup.algorithm.deployed_model(model)({"x": x}).logits
+    near = torch.stack([(-2.0 * (1 - seen @ keys.T)).exp().sum(1) for keys in own], 1)
+    torch.testing.assert_close(found, wanted + 3.0 * near)
+
 
 def test_single_features_stay_at_the_client() -> None:
     setup = toy_setup(TipAdapter(shots=2), rounds=2)

@@ -105,6 +105,34 @@ def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> N
     (folders / "split.json").write_text('{"train": [["a.png", 0]], "test": []}')
     with pytest.raises(ValueError, match=r"train, entry 0: expected \[path, number, name\]"):
         labelled_folders(folders, split_file="split.json")
+    (folders / "split.json").write_text('{"train": [["a.png", 0, "a"]], "test": [["a.png", 0, "a"]]}')
+    with pytest.raises(ValueError, match=r"each picture must have one role, got 'a\.png' as train and as test"):
+        labelled_folders(folders, split_file="split.json")
+    for name in ("null", '["a"]', "true", "1.5"):
+        (folders / "labels.jsonl").write_text(f'{{"image": "a.png", "label": {name}}}')
+        with pytest.raises(ValueError, match=r"row 0: expected the name of a class in 'label', got"):
+            labelled_folders(folders)
+
+
+def test_base_classes_of_a_split_file_are_those_with_the_lower_numbers(folders: Path) -> None:
+    names = ("sea_lake", "AnnualCrop", "river", "forest")  # as numbered, not in alphabetical order
+    parts = {"train": slice(0, 6), "val": slice(6, 9), "test": slice(9, 12)}
+    split = {
+        role: [[f"{name}/{i:02d}.png", number, name] for number, name in enumerate(names) for i in range(12)[part]]
+        for role, part in parts.items()
+    }
+    (folders / "split.json").write_text(json.dumps(split))
+    dataset = labelled_folders(folders, **OPTIONS, split_file="split.json")
+    assert dataset.answers == ("sea lake", "annual crop", "river", "forest")
+    assert dataset.unseen[NEW].offered == ("river", "forest")
+
+
+def test_shots_in_total_are_shared_out(folders: Path) -> None:
+    each = labelled_folders(folders, **OPTIONS)
+    total = labelled_folders(folders, **OPTIONS, shots_in_total=True)
+    assert sum(len(split.train) for split in each.clients.values()) == 2 * 2 * 2
+    assert sum(len(split.train) for split in total.clients.values()) == 2 * 2
+    assert total.facts["shots"] == "2 per class in all, 1 to validate"
 
 
 def test_eurosat_has_its_classes_and_shots() -> None:

@@ -11,8 +11,9 @@ one-hot, or -1 and 1 of several labels; N_k a client's examples, N those of all 
     the head           W = (G + gamma I)^-1 Q,             gamma = ridge * tr(G) / D
 
 G and Q are the second moments of the pooled examples, so that W is the same however the examples are divided among
-clients, up to rounding in float64. The paper's clients send W_k and G_k + gamma_k I, from which its absolute
-aggregation law gets the same W; its gamma_0 for sums is N gamma here.
+clients, up to rounding in float64. (With ``update_privacy`` at the server clients count equally, whatever their N_k.)
+The paper's clients send W_k and G_k + gamma_k I, from which its absolute aggregation law gets the same W; its gamma_0
+for sums is N gamma here.
 
 **What the moments tell.** G has the mean of a client's features and all their second moments; a column of Q is the
 share of a class times the mean feature of its examples: of a class with one example, that example's features. Secure

@@ -77,6 +77,7 @@ class DPFPL(Deploying):
         group="prompts",
         made_for="prompts",
         neutral="every example's gradient is clipped",
+        in_epochs=True,  # the accountant counts one step per epoch that reads an example
         search={"rank": (1, 2, 4)},
     )
     rank: Annotated[int, AT_LEAST_ONE] = 8

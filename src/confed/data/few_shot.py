@@ -75,6 +75,7 @@ def few_shot(
     *,
     shots: int | None = 8,
     validation_shots: int = 4,
+    shots_in_total: bool = False,
     new: NewClasses = "half",
     offer: Offer = "base",
     clients: int = 4,
@@ -95,6 +96,8 @@ def few_shot(
             ``shots`` examples of each of its classes.
         shots: K; None for all training examples.
         validation_shots: examples of each class beside them, drawn and dealt in the same way.
+        shots_in_total: with "iid" and "dirichlet", share out ``shots`` examples of each class in all, as FLiP does, and
+            not that many for each client.
         new: which classes no client trains on; they are the place :data:`NEW`, asked about among themselves.
         offer: among which classes a client's examples are classified.
         clients: number of clients, but for "domain".
@@ -110,7 +113,7 @@ def few_shot(
     """
     base = _base(pool, new)
     _check(pool, partition, shots, validation_shots, clients, base, unseen)
-    many = clients if partition in ("iid", "dirichlet") else 1
+    many = clients if partition in ("iid", "dirichlet") and not shots_in_total else 1
     domains = np.full(len(pool.labels), "all") if pool.domains is None else np.asarray(pool.domains)
     roles = _drawn(pool, domains, base, many, partition, shots, validation_shots, unseen, seed)
     keys = {"domain": domains}
@@ -139,11 +142,12 @@ def few_shot(
             raise ValueError(f"dataset {pool.name!r} has no test example of the new classes")
         others = tuple(name for name in pool.classes if name not in named)
         places[NEW] = replace(examples.take(_at_most(fresh, max_test)), offered=others)
+    whose = " in all" if shots_in_total else " and client"
     counts = f"{len(told)} clients; {len(named)} base and {len(pool.classes) - len(named)} new classes"
     return FederatedDataset(
         pool.name, pool.classes, told, places, words([QUESTION]),
         {**(facts or {}), "classes": counts, "partition": partition,
-         "shots": "all" if shots is None else f"{shots} per class and client, {validation_shots} to validate",
+         "shots": "all" if shots is None else f"{shots} per class{whose}, {validation_shots} to validate",
          "chance": f"{1 / len(named):.3f} among base classes", **_absent(told, named)},
     )  # fmt: skip
 

@@ -39,12 +39,13 @@ ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".
 
 
 class _Row(NamedTuple):
-    """A picture: its path below the source of pictures, class, role ("" where nothing says) and domain."""
+    """A picture: its path below the source of pictures, class, role ("" where nothing says), domain, class number."""
 
     path: str
     label: str
     role: str = ""
     domain: str = ""
+    number: int = 0
 
 
 @register_dataset
@@ -58,6 +59,7 @@ def labelled_folders(
     class_key: str = "label",
     shots: int | None = 8,
     validation_shots: int = 4,
+    shots_in_total: bool = False,
     test_share: float = 0.2,
     validation: float = 0.0,
     new: NewClasses = "half",
@@ -84,11 +86,14 @@ def labelled_folders(
         class_key: what ``labels.jsonl`` calls a picture's class.
         shots: training examples per class and client; 0 or None for all.
         validation_shots: further ones to validate on.
+        shots_in_total: whether ``shots`` are those of a class in all, shared out by "iid" and "dirichlet", and not of
+            each client.
         test_share: where nothing says which pictures are for tests, the share of each class that is; the same for all
             seeds.
         validation: where all examples are shots and nothing says which pictures are to validate on, the share of each
             class that is.
-        new: whether half of the classes are new.
+        new: whether half of the classes are new, those with the higher numbers in a split file, else the names that
+            come later in the alphabet.
         offer: among which classes clients' examples are classified.
         clients: number of clients, but for "domain".
         alpha: concentration of "dirichlet".
@@ -119,7 +124,8 @@ def labelled_folders(
     pool = _pool("labelled_folders", *rows, image_size, test_share, validation)
     facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
     dataset = few_shot(
-        pool, partition, shots=shots or None, validation_shots=validation_shots, new=new, offer=offer, clients=clients,
+        pool, partition, shots=shots or None, validation_shots=validation_shots,
+        shots_in_total=shots_in_total, new=new, offer=offer, clients=clients,
         alpha=alpha, unseen=unseen, max_test=max_test, facts=facts, seed=seed,
     )  # fmt: skip
     elsewhere: list[ClassPool] = []
@@ -134,7 +140,14 @@ def _pool(
     name: str, source: Path, rows: Sequence[_Row], image_size: int, test_share: float, validation: float
 ) -> ClassPool:
     """All pictures of a folder, with their classes, roles and domains."""
-    names = tuple(sorted({row.label for row in rows}))
+    numbers = {row.label: row.number for row in rows}
+    names = tuple(sorted(numbers, key=lambda name: (numbers[name], name)))
+    said = dict[str, str]()
+    for row in rows:
+        if said.setdefault(row.path, row.role) != row.role:
+            raise ValueError(
+                f"{name}: each picture must have one role, got {row.path!r} as {said[row.path]} and as {row.role}"
+            )
     place = {label: number for number, label in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], dtype=np.int64)
     return ClassPool(
@@ -209,7 +222,10 @@ def _of_lines(file: Path, class_key: str) -> Iterator[_Row]:
         role = str(entry.get("split", ""))
         if role and role not in ROLES:
             raise ValueError(f"{file}, row {row}: expected the split train, val or test, got {role!r}")
-        yield _Row(str(entry["image"]), str(entry[class_key]), ROLES.get(role, ""), str(entry.get("domain", "")))
+        label = entry[class_key]
+        if not isinstance(label, str | int) or isinstance(label, bool):
+            raise ValueError(f"{file}, row {row}: expected the name of a class in {class_key!r}, got {label!r:.80}")
+        yield _Row(str(entry["image"]), str(label), ROLES.get(role, ""), str(entry.get("domain", "")))
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:
@@ -226,7 +242,7 @@ def _of_split_file(file: Path) -> Iterator[_Row]:
         raise ValueError(f"{file} must have the lists train, val and test of [path, number, name]")
     for role, listed in content.items():
         for number, entry in enumerate(listed if isinstance(listed, list) else [listed]):
-            fits = isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str)
-            if role not in ROLES or not fits or not isinstance(entry[2], str):
+            fits = isinstance(entry, list) and [type(part) for part in entry] == [str, int, str]
+            if role not in ROLES or not fits:
                 raise ValueError(f"{file}, {role}, entry {number}: expected [path, number, name], got {entry!r:.80}")
-            yield _Row(entry[0], entry[2], ROLES[role])
+            yield _Row(entry[0], entry[2], ROLES[role], number=entry[1])

@@ -46,6 +46,7 @@ from confed.recipes.recipe import Recipe, Run
 from confed.registry import models
 from confed.registry import tasks as registered_tasks
 from confed.runs.checks import (
+    check_class_lists,
     check_heads,
     check_lengths,
     check_local,
@@ -123,6 +124,8 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
         check_whole(algorithm, build.first, owned)
+    if isinstance(dataset, FederatedDataset):
+        check_class_lists(algorithm, dataset)
     if isinstance(dataset, FederatedDataset) and ((dataset.answer_sets and not writes) or dataset.tasks):
         check_heads(algorithm, build.first, list(run_data.clients), dataset)
     if algorithm.traits.centralised:

@@ -24,11 +24,13 @@ from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
 from confed.federation.specs import WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
+from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
 from confed.recipes.run_section import Run
 from confed.registry import models
 
 __all__ = [
+    "check_class_lists",
     "check_heads",
     "check_lengths",
     "check_local",
@@ -66,6 +68,22 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
             f"the clients of {dataset.name!r} have {own} of their own, so one head cannot serve them, and "
             f"{type(algorithm).__name__} needs one: set algorithm.name to a method with a private head for each "
             "client"
+        )
+
+
+def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset) -> None:
+    """Check that clients' examples have the same class lists where a method states the privacy of an example.
+
+    A list of the client's own classes comes from its labels: one example changes the losses of all others.
+
+    Raises:
+        ValueError: they have lists of their own.
+    """
+    noised = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
+    if noised and len({split.train.offered for split in dataset.clients.values()}) > 1:
+        raise ValueError(
+            f"{algorithm.title} protects examples, and clients classify among classes that their own examples have, "
+            "which no noise hides: set data.offer = 'base'"
         )
 
 
