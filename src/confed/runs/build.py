@@ -124,8 +124,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
         check_whole(algorithm, build.first, owned)
-    if isinstance(dataset, FederatedDataset):
-        check_class_lists(algorithm, dataset)
+    check_class_lists(algorithm, dataset)
     if isinstance(dataset, FederatedDataset) and ((dataset.answer_sets and not writes) or dataset.tasks):
         check_heads(algorithm, build.first, list(run_data.clients), dataset)
     if algorithm.traits.centralised:

@@ -71,7 +71,7 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
         )
 
 
-def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset) -> None:
+def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset | LabelDataset) -> None:
     """Check that clients' examples have the same class lists where a method states the privacy of an example.
 
     A list of the client's own classes comes from its labels: one example changes the losses of all others.
@@ -80,7 +80,9 @@ def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset) -> None:
         ValueError: they have lists of their own.
     """
     noised = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
-    if noised and len({split.train.offered for split in dataset.clients.values()}) > 1:
+    if not noised or isinstance(dataset, LabelDataset):
+        return
+    if len({split.train.offered for split in dataset.clients.values()}) > 1:
         raise ValueError(
             f"{algorithm.title} protects examples, and clients classify among classes that their own examples have, "
             "which no noise hides: set data.offer = 'base'"
