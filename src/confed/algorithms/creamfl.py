@@ -114,7 +114,6 @@ class CreamFL(Algorithm):
         clients_may_lack_modalities=False,
         synchronous="representations of a round are weighed against those of one state of the server's model",
         neutral="representations are shared and no values of models, so it never becomes FedAvg",
-        search={"contrast": (0.1, 0.5, 2.0), "distill_epochs": (1, 2, 4)},
     )
 
     # Before anything runs ----------------------------------------------------------------------------------
