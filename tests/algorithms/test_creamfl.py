@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from confed.algorithms import creamfl
 from confed.algorithms.creamfl import PICTURES, TEXTS, CreamFL, Views, aggregated, inter_modal, match_scores
+from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, Setup, Simulation, simulate
 from confed.engines.perform import Workspace, client_of, perform
@@ -28,6 +29,7 @@ from confed.report.tables.columns import Context, columns_of, method_row
 from confed.runs.run import run as run_recipe
 from confed.testing.toy import ToyTask, toy_model, toy_setup
 from confed.testing.toy_prompts import ToyPromptModel
+from confed.testing.trial import run
 
 STEP = Local(epochs=1, batch_size=100, lr=0.5, optimizer="sgd", weight_decay=0.0)
 STILL = replace(STEP, lr=1e-12)
@@ -208,6 +210,16 @@ def test_a_whole_run_has_a_global_model_that_is_no_clients() -> None:
     assert scores["global"].keys() == scores["personal"].keys() == {"client-0", "client-1", "client-2"}
     own = [simulation.store.load(name).tensors["personal"][CONTEXT] for name in scores["personal"]]
     assert not any(torch.equal(t, servers["main"].params[CONTEXT]) for t in own)
+
+
+def test_without_contrast_clients_train_alone() -> None:
+    ours, alone = run(toy_setup(CreamFL(contrast=0.0))), run(toy_setup(LocalOnly(), kind="prompts"))
+    for name, state in ours.states.items():
+        assert torch.equal(state.tensors["personal"][CONTEXT], alone.states[name].tensors["private"][CONTEXT])
+    contrasted = run(toy_setup(CreamFL()))
+    assert not torch.equal(
+        ours.states["client-0"].tensors["personal"][CONTEXT], contrasted.states["client-0"].tensors["personal"][CONTEXT]
+    )
 
 
 # Refusals -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """CreamFL: representations of public pairs travel, weighed by a contrast and distilled into the server's model.
 
 Yu, Liu, Wang, Xu and Liu, "Multimodal federated learning via contrastive representation ensemble", ICLR 2023 (arXiv
-2302.08888). No value of a model travels in training: server and clients have models of their own. Of the paper its
-abstract, its introduction and a reader's notes on its sections 3.1 to 3.3 could be read; the equations below are those
-that its released code computes (github.com/FLAIR-THU/CreamFL, without a licence, so nothing of it is here).
+2302.08888). No value of a model travels in training: server and clients have models of their own. (Evaluations of the
+server's model on clients' examples send it to them, as every global model.) Of the paper its abstract, a part of its
+introduction and a reader's notes on sections 3.1 to 3.3 could be read; the equations below are those that its released
+code computes (github.com/FLAIR-THU/CreamFL, without a licence, so nothing of it is here).
 
 Notation: (x_k, y_k), k = 1 ... P, the public pairs of a picture and a text; i_k and t_k a client's representations of
 them, of unit length; I_k and T_k the server's (the global ones); i'_k and t'_k those of the client's own model before
@@ -23,6 +24,9 @@ text among the global ones (GCA, global-local contrastive aggregation), texts li
 
 A text that several pairs share travels once, and stands in the sums as often as it has pairs. The public pairs are an
 unseen place that the recipe names: server and clients hold it, texts included, and the place is tried no more.
+
+What the server learns of a client: its representations of the public pairs, each round, and so what its model tells
+apart; of its examples nothing else. Clients learn the server's representations.
 
 Deviations: server and clients have the recipe's model, and all clients have pictures and texts (the paper's are larger
 at the server, differ between clients, and some clients have one modality, with classification as their task); the code
@@ -157,7 +161,11 @@ class CreamFL(Algorithm):
     # Server ------------------------------------------------------------------------------------------------
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Round: training on public pairs, representations to and from clients, aggregation, distillation."""
+        """Round: training on public pairs, representations to and from clients, aggregation, distillation.
+
+        Raises:
+            ValueError: the server has no public pairs.
+        """
         if self.side is None or not len(self.side.data):
             raise ValueError(
                 "CreamFL's server trains on the public pairs, and has none: it needs the data of the place "
@@ -181,7 +189,11 @@ class CreamFL(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Training of the client's own model beside the global representations; its representations are sent."""
+        """Training of the client's own model beside the global representations; its representations are sent.
+
+        Raises:
+            ValueError: the client has no public pairs, or other ones than the server.
+        """
         if client.public is None or not len(client.public):
             raise ValueError(f"CreamFL needs public pairs at every client, and {client.info.id!r} has none")
         own = client.state.tensors.get("personal", client.initial)
