@@ -112,7 +112,9 @@ def test_a_clients_loss_by_loops() -> None:
     state = ClientState({"personal": {CONTEXT: model.initial_context() + 0.3}})
     client = client_of(setup, Workspace(model), Call(info, "fit", Message()), state, 1)
     client.load(state.tensors["personal"])
-    before = Views(*(p.detach() for p in seen(model, pairs, model.initial_context() - 0.2)), torch.arange(10))
+    with torch.no_grad():
+        old_pictures, old_texts = seen(model, pairs, model.initial_context() - 0.2)
+    before = Views(old_pictures, old_texts, torch.arange(10))
     received = Views(units(10, 4), units(10, 4, seed=1), torch.arange(10))
     batch = next(iter(client.data.train(100, torch.Generator())))
     (loss,) = (found.item() for found in method._regularised(client, received, before)(model, batch))

@@ -36,7 +36,7 @@ alternates passes over a client's own examples and over the public ones, each wi
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -263,8 +263,11 @@ def match_scores(local: Tensor, others: Tensor) -> Tensor:
         local: a client's representations of all pairs in one modality, (P, D).
         others: the global ones in the other modality, (P, D).
     """
-    rows = torch.arange(len(local)).split(ROWS)
-    return torch.cat([(local[r] @ others.T).log_softmax(1).gather(1, r.unsqueeze(1))[:, 0] for r in rows])
+    parts: list[Tensor] = []
+    for start in range(0, len(local), ROWS):
+        logs = (local[start : start + ROWS] @ others.T).log_softmax(1)
+        parts.append(logs.diagonal(start))
+    return torch.cat(parts)
 
 
 def aggregated(heard: Sequence[Params], own: Views, *, contrastive: bool = True) -> tuple[Tensor, Tensor]:
@@ -303,8 +306,13 @@ def _distillation(learner: Client, text_of: Tensor, pictures: Tensor, texts: Ten
 
 def _encoded(client: Client, batch: Batch) -> tuple[Tensor, Tensor]:
     """Representations i and t of a batch of pairs, (B, D) each."""
-    classes, text_of = batch["label"].unique(return_inverse=True)
+    classes, text_of = _distinct(batch["label"])
     return as_classifier(client.model).image_features(batch), _texts(client, classes)[text_of]
+
+
+def _distinct(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct labels, (T,), and which of them each pair has, (B,)."""
+    return cast("tuple[Tensor, Tensor]", torch.unique(labels, return_inverse=True))  # pyright: ignore
 
 
 def _texts(client: Client, classes: Tensor) -> Tensor:
@@ -326,7 +334,7 @@ def _views(client: Client, data: ClientData) -> Views:
             found.append((batch["index"], batch["label"], pictures.float().cpu()))
         index, labels, pictures = (torch.cat(column) for column in zip(*found, strict=True))
         order = index.argsort()
-        classes, text_of = labels[order].unique(return_inverse=True)
+        classes, text_of = _distinct(labels[order])
         texts = _texts(client, classes.to(device)).float().cpu()
     return Views(pictures[order], texts, text_of)
 
