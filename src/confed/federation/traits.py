@@ -25,6 +25,8 @@ class Traits:
         group: kind of method, under which lists have it.
         centralised: one party holds all training data: a bound, which no table ranks.
         communicates: clients send something; False where each trains alone.
+        sends_values: clients send values of the model; False where something else travels, and shared tensors reach a
+            client in evaluations only.
         has_global: there is a global model.
         has_personal: clients keep their own models; where they do not, all use the global one.
         private_heads: the global model answers with each client's private head, so places without one are not asked.
@@ -57,6 +59,7 @@ class Traits:
     group: Group = "averaging"
     centralised: bool = False
     communicates: bool = True
+    sends_values: bool = True
     has_global: bool = True
     has_personal: bool = True
     private_heads: bool = False

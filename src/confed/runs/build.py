@@ -27,7 +27,7 @@ from confed.engines.compiled import check_compiler
 from confed.engines.local import Members, Participation, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
-from confed.federation.families.public_data import UsesPublicData
+from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.protocols import ClientData, Task
 from confed.federation.specs import (
@@ -115,9 +115,9 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     observers: Mapping[str, ClientData] = run_data.unseen
     owned = _modalities(dataset)
     public, observers = public_data(algorithm, dataset, observers, owned)
-    if public is not None and isinstance(algorithm, UsesPublicData):
-        examples = (dataset.elsewhere or {}).get(algorithm.public_place(), len(public))
-        algorithm = algorithm.with_public_data(examples, dataset.widest)
+    if public is not None:
+        side = ServerSide(build, public, task, run.seed, _device(run.device))
+        algorithm = _with_public_data(algorithm, dataset, side)
     check_method(algorithm, run, run_data.clients)
     check_local(algorithm, recipe.local)
     check_scores(algorithm, task)
@@ -185,6 +185,14 @@ def _configured(algorithm: Algorithm, name: str, build: "_Models", task: Any, ru
             f"its loss: task.known must be 0 for it, got {known}"
         )
     return algorithm
+
+
+def _with_public_data(algorithm: Algorithm, dataset: Any, side: ServerSide) -> Algorithm:
+    """A method that has been told of the public data what it needs."""
+    if isinstance(algorithm, UsesPublicData):
+        examples = (dataset.elsewhere or {}).get(algorithm.public_place(), len(side.data))
+        algorithm = algorithm.with_public_data(examples, dataset.widest)
+    return algorithm.with_server_side(side) if isinstance(algorithm, ServerLearns) else algorithm
 
 
 def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:

@@ -184,7 +184,8 @@ def public_data(
     name = algorithm.title
     if isinstance(dataset, FederatedDataset) and (dataset.answer_sets or dataset.tasks):
         raise ValueError(
-            f"{name} averages scores, and the clients of {dataset.name!r} have answers or tasks of their own"
+            f"{name} averages what clients say of public examples, and the clients of {dataset.name!r} have answers or "
+            "tasks of their own"
         )
     if place not in unseen:
         there = f"one of {listed(list(unseen))}" if unseen else f"one, but {dataset.name!r} has none"

@@ -249,6 +249,8 @@ def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
         scopes = workspace.scopes(setup.algorithm, info)
         if id(scopes) not in known:
             known[id(scopes)] = count_parameters(workspace, scopes, setup.algorithm.traits.aggregates)
+            if not setup.algorithm.traits.sends_values:
+                known[id(scopes)]["sent"] = 0
         counts[info.id] = known[id(scopes)]
     first = next(iter(counts.values()))
     if all(own == first for own in counts.values()):

@@ -22,7 +22,7 @@ from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
-from confed.federation.families.public_data import UsesPublicData
+from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output, Task
 from confed.losses.label_states import label_states
@@ -235,4 +235,6 @@ def toy_setup(
         public = toy_clients(seed + 11, (10,), kind)["client-0"]
         if kind == "modalities":
             public = modal_clients(seed + 11, (10,), [("image", "text", "audio")])["client-0"]
+        if isinstance(algorithm, ServerLearns):
+            algorithm = algorithm.with_server_side(ServerSide(build, public, task, seed))
     return Setup(algorithm, Members(clients, owned), task, local, build, rounds=rounds, seed=seed, public=public)

@@ -244,6 +244,21 @@ def _captions(view: str, measure: str) -> Callable[[Run], float | None]:
     return value
 
 
+def _recall(view: str, measure: str) -> Callable[[Run], float | None]:
+    """A share of the task ``retrieval``, mean over the places of a view."""
+
+    def value(run: Run) -> float | None:
+        places = run.summary.get("test_metrics", {}).get(view, {}).values()
+        return average([numbers(place)[measure] for place in places if measure in numbers(place)])
+
+    return value
+
+
+def _retrieval(context: Context) -> bool:
+    """Whether texts are looked for by pictures, and pictures by texts."""
+    return any(run.summary.get("metric") == "tr@1" for run in context.runs)
+
+
 def _deployed(context: Context) -> bool:
     return context.judged == "deployed"
 
@@ -296,6 +311,12 @@ COLUMNS: tuple[RunColumn, ...] = (
             ("global_unseen", "global, unseen places"),
         )
         for measure, title in (("cider", "CIDEr-D"), ("bleu4", "BLEU-4"))
+    ),
+    *(
+        RunColumn(f"{way}@{k}", _recall(view, f"{way}@{k}"), ("paper",), group, shown=_retrieval, detail=True)
+        for view, group in (("global_seen", "recall, global"), ("personal", "recall, own"))
+        for way in ("tr", "ir")
+        for k in (1, 5, 10)
     ),
     RunColumn("trained", _parameters("trained"), ("results",), "parameters", "count", _several_trainable),
     RunColumn("shared", _parameters("sent"), ("results",), "parameters", "count", _several_trainable),

@@ -1,0 +1,346 @@
+"""CreamFL: representations of public pairs travel, weighed by a contrast and distilled into the server's model.
+
+Yu, Liu, Wang, Xu and Liu, "Multimodal federated learning via contrastive representation ensemble", ICLR 2023 (arXiv
+2302.08888). No value of a model travels in training: server and clients have models of their own. (Evaluations of the
+server's model on clients' examples send it to them, as every global model.) Of the paper its abstract, a part of its
+introduction and a reader's notes on sections 3.1 to 3.3 could be read; the equations below are those that its released
+code computes (github.com/FLAIR-THU/CreamFL, without a licence, so nothing of it is here).
+
+Notation: (x_k, y_k), k = 1 ... P, the public pairs of a picture and a text; i_k and t_k a client's representations of
+them, of unit length; I_k and T_k the server's (the global ones); i'_k and t'_k those of the client's own model before
+the round; tau = 0.5. In a round the server trains on the public pairs by the task's loss (with the task "retrieval"
+CLIP's contrast) and sends I and T. Every client trains on its own examples, with a batch of public pairs beside each
+batch of its own (LCR, local training by contrastive regularisation):
+
+    L       = L_task + gamma (L_inter + L_intra)
+    L_inter = mean_k -log softmax_j(i_k . T_j / tau)[k]  +  mean_k -log softmax_j(t_k . I_j / tau)[k],   j = 1 ... P
+    L_intra = mean_k -log( e^(i_k . I_k / tau) / (e^(i_k . I_k / tau) + e^(i_k . i'_k / tau)) ), mean of both modalities
+
+and sends its i and t of all pairs. The server weighs client c's representation of picture k by how well it finds its
+text among the global ones (GCA, global-local contrastive aggregation), texts likewise, and distils:
+
+    s_k^c = log softmax_j(i_k^c . T_j)[k]      w_k^c = softmax over c of s_k^c      i*_k = sum_c w_k^c i_k^c
+    min over the server's model of mean_k ||I_k - i*_k||^2 + ||T_k - t*_k||^2
+
+A text that several pairs share travels once, and stands in the sums as often as it has pairs. The public pairs are an
+unseen place that the recipe names: server and clients hold it, texts included, and the place is tried no more.
+
+What the server learns of a client: its representations of the public pairs, each round, and so what its model tells
+apart; of its examples nothing else. Clients learn the server's representations.
+
+Deviations: server and clients have the recipe's model, and all clients have pictures and texts (the paper's are larger
+at the server, differ between clients, and some clients have one modality, with classification as their task); the code
+alternates passes over a client's own examples and over the public ones, each with the optimiser as it was left.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Annotated, Literal, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.batches import to_device
+from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
+from confed.federation.families.prompts import CONTEXT, ClassifiesByTexts, as_classifier
+from confed.federation.families.public_data import SERVER, ServerSide
+from confed.federation.messages import Call, Flow, Message
+from confed.federation.params import Params, Scope
+from confed.federation.protocols import Batch, ClientData, Task
+from confed.federation.randomness import derive, isolated
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
+from confed.federation.state import ServerState
+from confed.federation.train import Objective, train
+from confed.federation.traits import Traits
+from confed.losses.contrastive import model_contrastive
+
+__all__ = ["CreamFL", "aggregated", "inter_modal", "match_scores"]
+
+PICTURES, TEXTS = "public.pictures", "public.texts"
+"""Names of representations in messages: (P, D), and of distinct texts (T, D)."""
+
+ROWS = 1024
+"""Pairs that are scored against all others at once."""
+
+
+class Views(NamedTuple):
+    """A model's representations of the public pairs.
+
+    Attributes:
+        pictures: (P, D).
+        texts: of the distinct texts, (T, D).
+        text_of: each pair's text, int64 (P,).
+    """
+
+    pictures: Tensor
+    texts: Tensor
+    text_of: Tensor
+
+    @property
+    def paired(self) -> Tensor:
+        """Representations of each pair's text, (P, D)."""
+        return self.texts[self.text_of]
+
+
+@dataclass(frozen=True)
+class CreamFL(Algorithm):
+    """Representations of public pairs as the only exchange, with a server model that learns from them.
+
+    Attributes:
+        public: the unseen place whose pairs are public.
+        contrast: weight gamma of both contrasts at clients.
+        temperature: tau of both.
+        aggregation: "contrastive" weights, or the plain "mean" of the clients' representations.
+        server_epochs: passes of the server over the public pairs by the task's loss, per round.
+        distill_epochs: passes of the server towards the aggregated representations, per round; with 0 the server
+            learns nothing from clients.
+        server_lr: the server's learning rate; ``local.lr`` by default.
+    """
+
+    public: str = ""
+    contrast: Annotated[float, NOT_NEGATIVE] = 0.5
+    temperature: Annotated[float, POSITIVE] = 0.5
+    aggregation: Literal["contrastive", "mean"] = "contrastive"
+    server_epochs: Annotated[int, NOT_NEGATIVE] = 1
+    distill_epochs: Annotated[int, NOT_NEGATIVE] = 1
+    server_lr: Annotated[float | None, POSITIVE] = None
+    side: ServerSide | None = field(default=None, init=False, repr=False, compare=False)
+
+    traits = Traits(
+        label="CreamFL",
+        group="distillation",
+        made_for="prompts",
+        sends_values=False,
+        clients_may_lack_modalities=False,
+        synchronous="representations of a round are weighed against those of one state of the server's model",
+        neutral="representations are shared and no values of models, so it never becomes FedAvg",
+    )
+
+    # Before anything runs ----------------------------------------------------------------------------------
+
+    def public_place(self) -> str:
+        """The place that the recipe names."""
+        return self.public
+
+    def with_public_data(self, examples: int, answers: int) -> Self:
+        """The method as it is: what travels has the shape of the server's own representations."""
+        del examples, answers
+        return self
+
+    def with_server_side(self, side: ServerSide) -> Self:
+        """Setup of the server's model and public pairs."""
+        told = replace(self)
+        object.__setattr__(told, "side", side)
+        return told
+
+    def configure(self, model: nn.Module, task: Task) -> Self:
+        """Check of the model.
+
+        Raises:
+            ValueError: it has no representations of texts, or the server is to take a step along a mean of updates.
+        """
+        if not isinstance(model, ClassifiesByTexts):
+            raise ValueError(
+                "CreamFL sends representations of pictures and texts, and "
+                f"{type(model).__name__} has none of texts: set model.name to 'clip'"
+            )
+        if not self.server.plain:
+            raise ValueError("CreamFL averages no updates, so algorithm.server must be left as it is")
+        return self
+
+    def unsupported_reason(self, protection: Protection) -> str:
+        """Every protection of updates: there are none, and the server must see each client's representations."""
+        if protection == "secure_sum":
+            return "the server weighs every client's representations by how well they match, so it must see each alone"
+        return "clients send representations of public pairs, and no updates of a model"
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """Round: training on public pairs, representations to and from clients, aggregation, distillation.
+
+        Raises:
+            ValueError: the server has no public pairs.
+        """
+        if self.side is None or not len(self.side.data):
+            raise ValueError(
+                "CreamFL's server trains on the public pairs, and has none: it needs the data of the place "
+                f"{self.public!r} itself, of which a data card says the number alone"
+            )
+        side = self.side
+        learner = side.learner(server, self.server_lr)
+        with isolated(derive(side.seed, server.round, SERVER, "pairs")):
+            train(learner, Algorithm.objective(self, learner), self.server_epochs, order="pairs")
+        own = _views(learner, side.data)
+        sent = Message({PICTURES: own.pictures, TEXTS: own.texts})
+        replies = yield [Call(client, "fit", sent, expects=sent.tensors) for client in cohort]
+        heard = [reply.message.tensors for reply in replies if reply.error is None]
+        if heard and self.distill_epochs:
+            towards = aggregated(heard, own, contrastive=self.aggregation == "contrastive")
+            with isolated(derive(side.seed, server.round, SERVER, "distil")):
+                train(learner, _distillation(learner, own.text_of, *towards), self.distill_epochs, order="distil")
+        return replace(server, round=server.round + 1, params=learner.values(Scope.SHARED))
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Training of the client's own model beside the global representations; its representations are sent.
+
+        Raises:
+            ValueError: the client has no public pairs, or other ones than the server.
+        """
+        if client.public is None or not len(client.public):
+            raise ValueError(f"CreamFL needs public pairs at every client, and {client.info.id!r} has none")
+        own = client.state.tensors.get("personal", client.initial)
+        client.load({name: own[name] for name in client.names(Scope.SHARED)})
+        before = _views(client, client.public)
+        if (
+            message.tensors[PICTURES].shape != before.pictures.shape
+            or message.tensors[TEXTS].shape != before.texts.shape
+        ):
+            raise ValueError(
+                f"the public pairs of {client.info.id!r} are not the server's: representations have shapes "
+                f"{tuple(before.pictures.shape)} and {tuple(before.texts.shape)}, the server's "
+                f"{tuple(message.tensors[PICTURES].shape)} and {tuple(message.tensors[TEXTS].shape)}"
+            )
+        received = Views(message.tensors[PICTURES], message.tensors[TEXTS], before.text_of)
+        loss = train(client, self._regularised(client, received, before))
+        client.keep_personal = True  # there is no other model that it could go on from
+        client.remember()
+        after = _views(client, client.public)
+        return Message({PICTURES: after.pictures, TEXTS: after.texts}, {"loss": loss})
+
+    def _regularised(self, client: Client, received: Views, before: Views) -> Objective:
+        """The task's loss plus both contrasts on a batch of public pairs (LCR)."""
+        if not self.contrast:
+            return Algorithm.objective(self, client)
+        device = next(client.model.parameters()).device
+        stream = _public_batches(client)
+        pictures, texts = received.pictures.to(device), received.paired.to(device)
+        old_pictures, old_texts = before.pictures.to(device), before.paired.to(device)
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            loss = client.task.loss(model(batch), batch)
+            public = to_device(next(stream), device)
+            k = public["index"]
+            i, t = _encoded(client, public)
+            inter = inter_modal(i, texts, k, self.temperature) + inter_modal(t, pictures, k, self.temperature)
+            intra = model_contrastive(
+                torch.cat([i, t]),
+                torch.cat([pictures[k], texts[k]]),
+                torch.cat([old_pictures[k], old_texts[k]]),
+                self.temperature,
+            )
+            yield loss + self.contrast * (inter + intra)
+
+        return losses
+
+
+# Equations ------------------------------------------------------------------------------------------------------
+
+
+def inter_modal(local: Tensor, others: Tensor, k: Tensor, temperature: float) -> Tensor:
+    """L_inter of one modality: a pair's other modality told from those of all public pairs; a scalar.
+
+    Args:
+        local: representations of B pairs, (B, D).
+        others: global representations of all pairs in the other modality, (P, D).
+        k: which pairs these are, int64 (B,).
+        temperature: tau.
+    """
+    return functional.cross_entropy(local @ others.to(local.dtype).T / temperature, k)
+
+
+def match_scores(local: Tensor, others: Tensor) -> Tensor:
+    """s: how well each pair is found by its local representation among the global ones, in logs, (P,).
+
+    Args:
+        local: a client's representations of all pairs in one modality, (P, D).
+        others: the global ones in the other modality, (P, D).
+    """
+    parts: list[Tensor] = []
+    for start in range(0, len(local), ROWS):
+        logs = (local[start : start + ROWS] @ others.T).log_softmax(1)
+        parts.append(logs.diagonal(start))
+    return torch.cat(parts)
+
+
+def aggregated(heard: Sequence[Params], own: Views, *, contrastive: bool = True) -> tuple[Tensor, Tensor]:
+    """Aggregated representations i* and t* of all pairs, (P, D) each (GCA).
+
+    Args:
+        heard: the clients' replies.
+        own: the server's representations.
+        contrastive: with weights by :func:`match_scores`, (clients, P); otherwise all weights are the same.
+    """
+
+    def weighed(views: Sequence[Tensor], others: Tensor) -> Tensor:
+        scores = torch.stack([match_scores(v, others) if contrastive else v.new_zeros(len(v)) for v in views])
+        return sum((w.unsqueeze(1) * v for w, v in zip(scores.softmax(0), views, strict=True)), torch.zeros(()))
+
+    pictures = [reply[PICTURES] for reply in heard]
+    texts = [reply[TEXTS][own.text_of] for reply in heard]
+    return weighed(pictures, own.paired), weighed(texts, own.pictures)
+
+
+def _distillation(learner: Client, text_of: Tensor, pictures: Tensor, texts: Tensor) -> Objective:
+    """The squared distance from the aggregated representations, (P, D) each."""
+    device = next(learner.model.parameters()).device
+    pictures, texts = pictures.to(device), texts.to(device)
+
+    def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        k = batch["index"]
+        i, t = _encoded(learner, batch)
+        yield ((i - pictures[k]).square() + (t - texts[k]).square()).sum(1).mean()
+
+    return losses
+
+
+# Representations ------------------------------------------------------------------------------------------------
+
+
+def _encoded(client: Client, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Representations i and t of a batch of pairs, (B, D) each."""
+    classes, text_of = _distinct(batch["label"])
+    return as_classifier(client.model).image_features(batch), _texts(client, classes)[text_of]
+
+
+def _distinct(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct labels, (T,), and which of them each pair has, (B,)."""
+    return cast("tuple[Tensor, Tensor]", torch.unique(labels, return_inverse=True))  # pyright: ignore
+
+
+def _texts(client: Client, classes: Tensor) -> Tensor:
+    """Representations of the texts of some answers, by learned context where the model has some, (T, D)."""
+    reads = as_classifier(client.model)
+    if reads.context_shape[0]:
+        return reads.class_features(client.tensors[CONTEXT], classes)
+    return reads.handwritten_features(classes)
+
+
+def _views(client: Client, data: ClientData) -> Views:
+    """The model's representations of all public pairs, in main memory."""
+    client.model.eval()
+    device = next(client.model.parameters()).device
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    with torch.no_grad():
+        for batch in data.train(client.local.eval_batch_size, client.rng("representations")):
+            pictures = as_classifier(client.model).image_features(to_device(batch, device))
+            found.append((batch["index"], batch["label"], pictures.float().cpu()))
+        index, labels, pictures = (torch.cat(column) for column in zip(*found, strict=True))
+        order = index.argsort()
+        classes, text_of = _distinct(labels[order])
+        texts = _texts(client, classes.to(device)).float().cpu()
+    return Views(pictures[order], texts, text_of)
+
+
+def _public_batches(client: Client) -> Iterator[Mapping[str, Tensor]]:
+    """Batches of public pairs without end, shuffled anew in every pass."""
+    if client.public is not None:
+        for number in count():
+            yield from client.public.train(client.local.batch_size, client.rng(f"public/{number}"))

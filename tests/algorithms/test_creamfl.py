@@ -1,0 +1,270 @@
+"""CreamFL: every equation by loops, what travels, what each party goes on from, and who is refused."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confed.algorithms import creamfl
+from confed.algorithms.creamfl import PICTURES, TEXTS, CreamFL, Views, aggregated, inter_modal, match_scores
+from confed.algorithms.local import LocalOnly
+from confed.data.examples import TableData
+from confed.engines.local import InProcess, Setup, Simulation, simulate
+from confed.engines.perform import Workspace, client_of, perform
+from confed.federation.client_info import ClientInfo
+from confed.federation.families.public_data import ServerSide
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply, drive
+from confed.federation.secure_sum import SecureSum
+from confed.federation.server_optimizer import ServerOptimizer
+from confed.federation.state import ClientState, MemoryStore, ServerState
+from confed.recipes.recipe import load_recipe
+from confed.report.tables.columns import Context, columns_of, method_row
+from confed.runs.run import run as run_recipe
+from confed.testing.toy import ToyTask, toy_model, toy_setup
+from confed.testing.toy_prompts import ToyPromptModel
+from confed.testing.trial import run
+
+STEP = Local(epochs=1, batch_size=100, lr=0.5, optimizer="sgd", weight_decay=0.0)
+STILL = replace(STEP, lr=1e-12)
+CONTEXT = "context.vectors"
+
+
+def units(*shape: int, seed: int = 0) -> Tensor:
+    return functional.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def softmax_log(scores: list[float], which: int) -> float:
+    return scores[which] - math.log(sum(math.exp(s) for s in scores))
+
+
+def dot(a: Tensor, b: Tensor) -> float:
+    return sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
+
+
+def public(setup: Setup) -> Mapping[str, Tensor]:
+    assert setup.public is not None
+    batch = next(iter(setup.public.train(100, torch.Generator())))
+    order = batch["index"].argsort()
+    return {name: tensor[order] for name, tensor in batch.items()}
+
+
+def seen(model: ToyPromptModel, pairs: Mapping[str, Tensor], context: Tensor) -> tuple[Tensor, Tensor]:
+    """Representations of all pairs' pictures and texts."""
+    return model.image_features(pairs), model.class_features(context, torch.arange(3))[pairs["label"]]
+
+
+# Equations ------------------------------------------------------------------------------------------------------
+
+
+def test_inter_modal_contrast_by_loops() -> None:
+    local, others, k = units(3, 4), units(5, 4, seed=1), torch.tensor([4, 0, 2])
+    losses = [-softmax_log([dot(local[b], t) / 0.5 for t in others], int(k[b])) for b in range(3)]
+    assert float(inter_modal(local, others, k, 0.5)) == pytest.approx(sum(losses) / 3, rel=1e-5)
+
+
+def test_match_scores_by_loops_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, others = units(5, 4), units(5, 4, seed=1)
+    expected = [softmax_log([dot(local[k], t) for t in others], k) for k in range(5)]
+    monkeypatch.setattr(creamfl, "ROWS", 2)
+    assert match_scores(local, others).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_aggregation_by_loops_with_a_text_of_two_pairs() -> None:
+    text_of = torch.tensor([1, 0, 1])
+    own = Views(units(3, 4), units(2, 4, seed=1), text_of)
+    heard = [{PICTURES: units(3, 4, seed=2 + c), TEXTS: units(2, 4, seed=5 + c)} for c in range(3)]
+    pictures, texts = aggregated(heard, own)
+    for k in range(3):
+        scores = {
+            PICTURES: [softmax_log([dot(r[PICTURES][k], own.texts[t]) for t in text_of], k) for r in heard],
+            TEXTS: [softmax_log([dot(r[TEXTS][text_of[k]], i) for i in own.pictures], k) for r in heard],
+        }
+        for name, found, row in ((PICTURES, pictures, k), (TEXTS, texts, int(text_of[k]))):
+            w = np.exp(scores[name]) / np.exp(scores[name]).sum()
+            expected = sum(w[c] * heard[c][name][row].numpy() for c in range(3))
+            np.testing.assert_allclose(found[k].numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_who_finds_the_other_modality_weighs_more() -> None:
+    own = Views(torch.eye(4), torch.eye(4), torch.arange(4))
+    good, bad = {PICTURES: torch.eye(4), TEXTS: torch.eye(4)}, {PICTURES: -torch.eye(4), TEXTS: -torch.eye(4)}
+    for weighed in aggregated([good, bad], own):
+        # Scores are 1 - log(e + 3) and -1 - log(1/e + 3).
+        odds = math.exp(2) * (math.exp(-1) + 3) / (math.e + 3)
+        assert torch.allclose(weighed.diagonal(), torch.full((4,), (odds - 1) / (odds + 1)))
+    for plain in aggregated([good, bad], own, contrastive=False):
+        assert torch.equal(plain, torch.zeros(4, 4))
+
+
+def test_a_clients_loss_by_loops() -> None:
+    method = CreamFL(contrast=0.7, temperature=0.4)
+    setup = toy_setup(method, local=STEP)
+    pairs, model = public(setup), setup.model()
+    assert isinstance(model, ToyPromptModel)
+    info = setup.population.info(0)
+    state = ClientState({"personal": {CONTEXT: model.initial_context() + 0.3}})
+    client = client_of(setup, Workspace(model), Call(info, "fit", Message()), state, 1)
+    client.load(state.tensors["personal"])
+    with torch.no_grad():
+        old_pictures, old_texts = seen(model, pairs, model.initial_context() - 0.2)
+    before = Views(old_pictures, old_texts, torch.arange(10))
+    received = Views(units(10, 4), units(10, 4, seed=1), torch.arange(10))
+    batch = next(iter(client.data.train(100, torch.Generator())))
+    (loss,) = (found.item() for found in method._regularised(client, received, before)(model, batch))
+    with torch.no_grad():
+        views, task = seen(model, pairs, client.tensors[CONTEXT]), setup.task.loss(model(batch), batch)
+    inter = intra = 0.0
+    for local, same, other, old in zip(views, received[:2], (received[1], received[0]), before[:2], strict=True):
+        for k in range(10):
+            inter -= softmax_log([dot(local[k], o) / 0.4 for o in other], k) / 10
+            intra -= softmax_log([dot(local[k], same[k]) / 0.4, dot(local[k], old[k]) / 0.4], 0) / 20
+    assert loss == pytest.approx(task.item() + 0.7 * (inter + intra), rel=1e-4)
+
+
+# Parties --------------------------------------------------------------------------------------------------------
+
+
+def a_round(setup: Setup, replies: Mapping[str, Mapping[str, Tensor]]) -> tuple[ServerState, ServerState, Message]:
+    """The server before and after a round in which clients send this, and what it sent them."""
+    method = setup.algorithm
+    context = setup.model().state_dict()[CONTEXT]
+    before = ServerState(2, {CONTEXT: context}, rounds=5, local=setup.local)
+    told: list[Message] = []
+
+    def exchange(calls) -> Iterator[Reply]:
+        for call in calls:
+            told.append(call.message)
+            lost = call.client.id not in replies
+            yield Reply(call.client, Message({} if lost else replies[call.client.id]), "lost" if lost else None)
+
+    after = drive(method.round(before, [ClientInfo(name, 3) for name in "abc"]), exchange)
+    assert after.round == 3
+    assert all(torch.equal(t, told[0].tensors[n]) for message in told for n, t in message.tensors.items())
+    return before, after, told[0]
+
+
+def test_the_server_takes_a_step_towards_the_aggregate() -> None:
+    setup = toy_setup(CreamFL(server_epochs=0), local=STEP)
+    pairs, model = public(setup), setup.model()
+    assert isinstance(model, ToyPromptModel)
+    classes, text_of = pairs["label"].unique(return_inverse=True)
+    heard = {n: {PICTURES: units(10, 4, seed=s), TEXTS: units(len(classes), 4, seed=s + 9)} for s, n in enumerate("ac")}
+    before, after, told = a_round(setup, heard)
+    context = before.params[CONTEXT].clone().requires_grad_()
+    pictures, texts = seen(model, pairs, context)
+    assert torch.allclose(told.tensors[PICTURES], pictures)
+    assert torch.allclose(told.tensors[TEXTS][text_of], texts.detach())
+    own = Views(pictures.detach(), told.tensors[TEXTS], text_of)
+    wanted = aggregated(list(heard.values()), own)
+    loss = ((pictures - wanted[0]) ** 2).sum() / 10 + ((texts - wanted[1]) ** 2).sum() / 10
+    (gradient,) = torch.autograd.grad(loss, context)
+    assert torch.allclose(after.params[CONTEXT], context.detach() - 0.5 * gradient, atol=1e-6)
+    mean = a_round(toy_setup(CreamFL(server_epochs=0, aggregation="mean"), local=STEP), heard)[1]
+    assert not torch.allclose(after.params[CONTEXT], mean.params[CONTEXT], atol=1e-4)
+
+
+def test_the_server_trains_on_the_pairs_with_its_own_rate_before_it_sends() -> None:
+    setup = toy_setup(CreamFL(distill_epochs=0, server_lr=0.2), local=STEP)
+    pairs, model = public(setup), setup.model()
+    assert isinstance(model, ToyPromptModel)
+    (gradient,) = torch.autograd.grad(ToyTask().loss(model(pairs), pairs), [model.get_parameter(CONTEXT)])
+    before, after, told = a_round(setup, {"b": {PICTURES: units(10, 4), TEXTS: units(3, 4)}})
+    stepped = before.params[CONTEXT] - 0.2 * gradient
+    assert torch.allclose(after.params[CONTEXT], stepped, atol=1e-6)
+    texts = model.class_features(stepped, pairs["label"].unique())
+    assert torch.allclose(told.tensors[TEXTS], texts, atol=1e-6)
+
+
+def test_a_client_goes_on_from_its_own_model_and_sends_nothing_of_it() -> None:
+    setup = replace(toy_setup(CreamFL(), local=STILL), keep_personal=False)
+    model = setup.model()
+    assert isinstance(model, ToyPromptModel)
+    pairs = public(setup)
+    mine = model.initial_context() + 1.0
+    there = pairs["label"].unique()
+    sent = Message({PICTURES: units(10, 4), TEXTS: units(len(there), 4)})
+    call = Call(setup.population.info(1), "fit", sent)
+    reply, state = perform(setup, Workspace(setup.model()), call, ClientState({"personal": {CONTEXT: mine}}), 1)
+    assert set(reply.tensors) == {PICTURES, TEXTS}
+    assert torch.allclose(reply.tensors[TEXTS], model.class_features(mine, there), atol=1e-6)
+    assert torch.allclose(state.tensors["personal"][CONTEXT], mine)
+    first, state = perform(setup, Workspace(setup.model()), call, ClientState(), 0)
+    assert torch.allclose(first.tensors[TEXTS], model.class_features(model.initial_context(), there), atol=1e-6)
+    assert state.tensors["personal"]
+
+
+def test_a_whole_run_has_a_global_model_that_is_no_clients() -> None:
+    setup = toy_setup(CreamFL(), rounds=2)
+    executor = InProcess(setup)
+    simulation = Simulation(setup, MemoryStore(), executor)
+    servers = simulation.start(executor.workspace)
+    for record in simulate(simulation, servers):
+        servers = dict(record.servers)
+        assert not record.errors
+    scores = simulation.evaluate(servers, 2, split="test")
+    assert scores["global"].keys() == scores["personal"].keys() == {"client-0", "client-1", "client-2"}
+    own = [simulation.store.load(name).tensors["personal"][CONTEXT] for name in scores["personal"]]
+    assert not any(torch.equal(t, servers["main"].params[CONTEXT]) for t in own)
+
+
+def test_without_contrast_clients_train_alone() -> None:
+    ours, alone = run(toy_setup(CreamFL(contrast=0.0))), run(toy_setup(LocalOnly(), kind="prompts"))
+    for name, state in ours.states.items():
+        assert torch.equal(state.tensors["personal"][CONTEXT], alone.states[name].tensors["private"][CONTEXT])
+    contrasted = run(toy_setup(CreamFL()))
+    assert not torch.equal(
+        ours.states["client-0"].tensors["personal"][CONTEXT], contrasted.states["client-0"].tensors["personal"][CONTEXT]
+    )
+
+
+# Refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_protections_are_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"weighs every client's representations.*must see each alone"):
+        toy_setup(CreamFL(secure_sum=SecureSum()))
+    with pytest.raises(ValueError, match="averages no updates"):
+        CreamFL(server=ServerOptimizer("momentum", lr=0.5)).configure(ToyPromptModel(torch.Generator()), ToyTask())
+    with pytest.raises(ValueError, match=r"ToyModel has none of texts: set model.name to 'clip'"):
+        CreamFL().configure(toy_model(), ToyTask())
+
+
+def test_a_server_that_knows_the_pairs_number_alone_is_refused() -> None:
+    setup = toy_setup(CreamFL())
+    assert isinstance(setup.public, TableData)
+    none = TableData(*(table.take(0) for table in setup.public.tables))
+    method = CreamFL(public="shop").with_server_side(ServerSide(setup.build, none, setup.task, 0))
+    with pytest.raises(ValueError, match=r"trains on the public pairs, and has none: .* 'shop' itself"):
+        drive(method.round(ServerState(0, {}, local=STEP), []), lambda calls: iter(()))
+
+
+def test_pairs_that_are_not_the_servers_are_refused() -> None:
+    setup = toy_setup(CreamFL())
+    call = Call(setup.population.info(0), "fit", Message({PICTURES: units(9, 4), TEXTS: units(3, 4)}))
+    with pytest.raises(ValueError, match=r"pairs of 'client-0' are not the server's: .*\(10, 4\).*\(9, 4\)"):
+        perform(setup, Workspace(setup.model()), call, ClientState(), 0)
+
+
+def test_a_run_of_the_recipe_with_its_recalls(tmp_path: Path) -> None:
+    small = ["data.classes=8", "data.shots=2", "data.validation_shots=0", "data.test_per_class=2", "run.rounds=1"]
+    recipe = load_recipe("retrieval_scenes", [*small, "local.epochs=1"])
+    folder = tmp_path / "study" / "creamfl" / "seed-0"
+    summary = run_recipe(recipe.method("creamfl"), folder)
+    pairs = 2 * 4 * 4  # pictures of each of the four other classes in four styles
+    sent = 4 * 64 * (pairs + 4)
+    assert summary["parameters"]["sent"] == 0 < summary["parameters"]["trained"]
+    assert summary["public_place"] == "new classes"
+    assert not summary["global_unseen"]
+    assert all(sent < bytes < sent + 1000 for bytes in summary["bytes_up"]["1"].values())
+    context = Context([method_row("CreamFL", [summary])])
+    recalls = {column.title: column.cells(context.rows)[0] for column in columns_of("paper", context) if column.detail}
+    found = [place["ir@1"] for place in summary["test_metrics"]["personal"].values()]
+    assert list(recalls) == ["tr@1", "tr@5", "tr@10", "ir@1", "ir@5", "ir@10"]
+    assert recalls["ir@1"].value == pytest.approx(100 * sum(found) / len(found))
