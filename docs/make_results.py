@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confed.recipes.recipe import Recipe, packaged_recipes
-from confed.registry import algorithms
+from confed.recipes.recipe import Recipe, load_recipe, packaged_recipes
 from confed.results.settings import flat
+from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import MEANS, stated
 from confed.studies.published_tables import TABLE
 from confed.studies.study import load_rows
@@ -48,6 +48,8 @@ MEASURES: Mapping[str, tuple[str, str]] = {
 AVERAGES: Mapping[str, str] = {
     "personal average": "personal_mean", "unseen average": "global_unseen_mean", "deployed average": "deployed_mean",
 }  # fmt: skip
+UNJUDGED = {*INDIFFERENT, "run.controls"}
+"""Settings that change no figure of a table."""
 LABELS = re.compile(r"(?:(personal|unseen) )?([CO]-(?:AP|P|R|F1))")
 
 Spread = tuple[float, float | None, int]
@@ -179,27 +181,20 @@ def recipe_of(command: Command) -> tuple[Recipe, int]:
     if words[:2] != ["confed", "compare"]:
         raise ValueError(f"must be `confed compare --recipe`, got {command.text!r}")
     del words[:2]
-    name, methods = option(words, "--recipe"), option(words, "--methods") or None
+    name, methods = option(words, "--recipe"), option(words, "--methods")
     seeds, tuned = int(option(words, "--seeds", "0")), option(words, "--tuned")
     headline, models = option(words, "--headline"), option(words, "--models")
     while option(words, "--reference") or option(words, "--relative"):
         pass
     values = read_tuned(DOCS.parent / tuned)[0] if tuned else None
-    recipe, _ = load_rows(name, words, methods, headline, values)
-    rows = [*recipe.methods, *recipe.table, *recipe.overrides, *algorithms.names()]
-    methods = ",".join(dict.fromkeys(row for row in rows if _runs(recipe, row)))
+    recipe = load_recipe(name, words)
+    # The CSV files say which rows there are.
+    named = [row for row in methods.split(",") if row not in ("", "all")]
+    rows = ",".join(dict.fromkeys([*named, *recipe.table, *recipe.methods, *recipe.overrides])) or "all"
     if models:
         point = points_of_models(recipe, [command.model])
-        return recipes_of(name, words, point, methods, headline, values)[command.model][0], seeds
-    return load_rows(name, words, methods, headline, values)[0], seeds
-
-
-def _runs(recipe: Recipe, row: str) -> bool:
-    try:
-        recipe.check_row(row)
-    except ValueError:
-        return False
-    return True
+        return recipes_of(name, words, point, rows, headline, values)[command.model][0], seeds
+    return load_rows(name, words, rows, headline, values)[0], seeds
 
 
 def table(folder: Path, name: str, command: Command) -> dict[str, Any]:
@@ -297,14 +292,17 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     there, here = ({row["method"]: row for row in content.get("rows", ())} for content in (before, now))
     if [*there] != [*here]:
         yield f"rows: {', '.join(there)}, now {', '.join(here)}"
-    for method in there.keys() & here.keys():
+    texts: dict[str, list[str]] = {}
+    for method in [method for method in here if method in there]:
         for key in ("label", "deploys", "seeds", "metrics", "figures"):
             if there[method].get(key) != here[method].get(key):
-                yield f"{method}: {key} are not those of the CSV files"
+                texts.setdefault(f"{key} are not those of the CSV files", []).append(method)
         old, new = (flat({**of["resolved"], **row[method]["resolved"]}) for of, row in ((before, there), (now, here)))
         for setting, value in old.items():
-            if setting not in new or new[setting] != value:
-                yield f"{method}: {setting} is {value!r}, and {new.get(setting)!r} by the command today"
+            if setting not in UNJUDGED and (setting not in new or new[setting] != value):
+                text = f"{setting} is {value!r}, and {new.get(setting)!r} by the command today"
+                texts.setdefault(text, []).append(method)
+    yield from (f"{', '.join(methods)}: {text}" for text, methods in texts.items())
 
 
 def made(folder: Path) -> dict[str, dict[str, Any]]:
