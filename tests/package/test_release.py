@@ -28,7 +28,10 @@ def test_version_stands_in_one_place_and_is_the_cited_one() -> None:
 def test_wheel_holds_the_package_and_the_page_on_papers() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
     assert built["wheel"]["packages"] == ["src/confed"]
-    assert built["wheel"]["force-include"] == {"docs/papers.md": "confed/papers.md"}
+    assert built["wheel"]["force-include"] == {
+        "docs/papers.md": "confed/papers.md",
+        "constraints.txt": "confed/constraints.txt",
+    }
     files = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sum(path.stat().st_size for path in files) < 25_000_000
     assert papers()["fedavg"].source.startswith("McMahan")
