@@ -220,7 +220,7 @@ def table(folder: Path, name: str, command: Command) -> dict[str, Any]:
             {
                 "method": method,
                 "label": label if label != method else labels[method],
-                **({"deploys": key} if (key := recipe.deploys(method)) else {}),
+                **({"deploys": _deploys(recipe, method)} if "deployed_mean" in values.means else {}),
                 "seeds": numbers,
                 "resolved": tomllib.loads(recipe.method(method).with_run(seed=numbers[0]).to_toml()),
                 "metrics": {key: _stated(*value, len(numbers)) for key, value in values.means.items() if _is_mean(key)},
@@ -243,6 +243,12 @@ def table(folder: Path, name: str, command: Command) -> dict[str, Any]:
         "resolved": shared,
         "rows": rows,
     }
+
+
+def _deploys(recipe: Recipe, method: str) -> str:
+    """What a row deploys at a client, by its recipe or by its method's kind, as in the tables of a study."""
+    heads = recipe.method(method).construct("algorithm").traits.private_heads
+    return recipe.deploys(method) or ("global_seen" if heads else "personal")
 
 
 def _is_mean(figure: str) -> bool:
