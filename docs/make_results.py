@@ -220,7 +220,7 @@ def table(folder: Path, name: str, command: Command) -> dict[str, Any]:
             {
                 "method": method,
                 "label": label if label != method else labels[method],
-                **({"deploys": _deploys(recipe, method)} if "deployed_mean" in values.means else {}),
+                **({"deploys": _deploys(recipe, method, values.means)} if "deployed_mean" in values.means else {}),
                 "seeds": numbers,
                 "resolved": tomllib.loads(recipe.method(method).with_run(seed=numbers[0]).to_toml()),
                 "metrics": {key: _stated(*value, len(numbers)) for key, value in values.means.items() if _is_mean(key)},
@@ -245,8 +245,11 @@ def table(folder: Path, name: str, command: Command) -> dict[str, Any]:
     }
 
 
-def _deploys(recipe: Recipe, method: str) -> str:
-    """What a row deploys at a client, by its recipe or by its method's kind, as in the tables of a study."""
+def _deploys(recipe: Recipe, method: str, means: Mapping[str, Spread]) -> str:
+    """What a row deploys at a client: the key of the model whose values the CSV files repeat, else as recipes say."""
+    for key in ("global_seen", "personal"):
+        if f"{key}_mean" in means and means[f"{key}_mean"] == means["deployed_mean"]:
+            return key
     heads = recipe.method(method).construct("algorithm").traits.private_heads
     return recipe.deploys(method) or ("global_seen" if heads else "personal")
 
