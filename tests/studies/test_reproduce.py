@@ -240,6 +240,7 @@ def test_published_row_is_read_from_an_address(results: Path, address: str) -> N
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{}", "cannot be fetched: IncompleteRead"),
         (b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1:9/x\r\n\r\n", "leads to 'ftp://127.0.0.1:9/x'"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 200, "takes longer than 0.1 s"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 200, "takes longer than 0.1 s"),  # headers that do not end
     ],
 )
 def test_faulty_and_slow_servers_are_one_line(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

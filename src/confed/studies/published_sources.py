@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, build_opener
@@ -31,6 +32,8 @@ MOST_BYTES = 256 * 2**20
 """Largest file that is fetched from an address."""
 MOST_SECONDS = 300.0
 """Longest time that fetching a file may take."""
+_GRACE = 1.0
+"""Seconds in which reading of the body may notice itself that time is up."""
 _PREDICTIONS = re.compile(r"[\w%.,+=@() -]+\.safetensors")  # no separator of paths, and no colon of an address
 _KEYS: Mapping[str, type] = {
     "method": str, "label": str, "recipe": str, "metric": str, "seeds": list, "metrics": dict, "resolved": dict,
@@ -271,19 +274,44 @@ class _WebOnly(HTTPRedirectHandler):
 
 
 def _fetched(address: str) -> bytes:
-    """Content of an address, within bounds of size and time: its server is another's."""
+    """Content of an address, within bounds of size and time: its server is another's.
+
+    It is fetched in a thread of its own, which is left behind where the headers alone take too long: the library bounds
+    the time between two bytes only.
+
+    Raises:
+        RuntimeError: it cannot be fetched, is too large or takes too long.
+    """
+    found: list[bytes | Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(_read(address))
+        except (OSError, ValueError, RuntimeError, HTTPException) as error:
+            found.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(MOST_SECONDS + _GRACE)
+    if not found:
+        raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
+    if isinstance(found[0], bytes):
+        return found[0]
+    if isinstance(found[0], RuntimeError):
+        raise found[0]
+    why = str(found[0]) or type(found[0]).__name__
+    raise RuntimeError(f"{address} cannot be fetched: {why[:300]}") from found[0]
+
+
+def _read(address: str) -> bytes:
     deadline, content = time.monotonic() + MOST_SECONDS, bytearray()
-    try:
-        with build_opener(_WebOnly).open(address, timeout=30) as answer:
-            while part := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
-                content += part
-                if len(content) > MOST_BYTES:
-                    raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
-            if answer.length:  # which `read1` does not tell
-                raise ValueError(f"it ends {answer.length} bytes early")
-    except (OSError, ValueError, HTTPException) as error:
-        why = str(error) or type(error).__name__
-        raise RuntimeError(f"{address} cannot be fetched: {why[:300]}") from error
+    with build_opener(_WebOnly).open(address, timeout=30) as answer:
+        while part := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
+            content += part
+            if len(content) > MOST_BYTES:
+                raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
+        if answer.length:  # which `read1` does not tell
+            raise ValueError(f"it ends {answer.length} bytes early")
     return bytes(content)
