@@ -256,10 +256,8 @@ def _texts(entry: Callable[..., Any]) -> list[str]:
 
 
 def _recipe_file(path: str) -> Description:
-    """Of a recipe of one's own, which is checked."""
-    load_recipe(path)
-    text = read_text(Path(path))
-    own = Packaged(path, text, tomllib.loads(text))
+    """Of a recipe of one's own, with what it leaves to defaults."""
+    own = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
     return replace(_described(own), summary=own.comment.partition("\n")[0])
 
 

@@ -282,25 +282,24 @@ def _fetched(address: str) -> bytes:
     Raises:
         RuntimeError: it cannot be fetched, is too large or takes too long.
     """
-    found: list[bytes | Exception] = []
+    found: list[bytes | str] = []
 
     def work() -> None:
         try:
             found.append(_read(address))
-        except (OSError, ValueError, RuntimeError, HTTPException) as error:
-            found.append(error)
+        except RuntimeError as error:
+            found.append(str(error))
+        except (OSError, ValueError, HTTPException) as error:
+            why = str(error) or type(error).__name__
+            found.append(f"{address} cannot be fetched: {why[:300]}")
 
     thread = Thread(target=work, daemon=True)
     thread.start()
     thread.join(MOST_SECONDS + _GRACE)
-    if not found:
-        raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
-    if isinstance(found[0], bytes):
-        return found[0]
-    if isinstance(found[0], RuntimeError):
-        raise found[0]
-    why = str(found[0]) or type(found[0]).__name__
-    raise RuntimeError(f"{address} cannot be fetched: {why[:300]}") from found[0]
+    content = found[0] if found else f"{address} takes longer than {MOST_SECONDS:g} s"
+    if isinstance(content, str):
+        raise RuntimeError(content)
+    return content
 
 
 def _read(address: str) -> bytes:
