@@ -185,7 +185,8 @@ def test_show_describes_what_is_the_user_s_own(
         assert confed("show", *arguments) == 2
         assert message in capfd.readouterr().err
     file = tmp_path / "mine.toml"
-    file.write_text('# Two methods.\n#\n# More.\n[study]\nmethods = ["local", "ditto"]\n')
+    recipe = load_recipe("fedvqa_scenes", ['study.methods=["local", "ditto"]'])
+    file.write_text("# Two methods.\n#\n# More.\n" + recipe.to_toml(), encoding="utf-8")
     assert confed("show", str(file)) == 0
     out = capfd.readouterr().out
     assert "Two methods." in out
