@@ -192,7 +192,7 @@ def test_spawned_processes_do_not_have_the_objects_of_this_session() -> None:
 def test_calls_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"recipe must be a name, a path or a confed\.Recipe, got dict"):
         confed.run(TINY)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no recipe at 'nope'; packaged recipes: bicsl_privacy"):
+    with pytest.raises(ValueError, match="no recipe at 'nope': `confed list recipes`"):
         confed.run("nope")
     with pytest.raises(ValueError, match="either method or algorithm"):
         confed.run(method="fedavg", algorithm="fedprox")

@@ -136,7 +136,7 @@ def test_compare_writes_its_tables(study: Path, tmp_path: Path, capfd: pytest.Ca
     ("arguments", "message"),
     [
         (["run", "--foo"], "--foo"),
-        (["run", "nope"], "no recipe at 'nope'; packaged recipes: "),
+        (["run", "nope"], "no recipe at 'nope': "),
         (["run", "algorithm.lamb=1", "study.methods=[]"], "did you mean 'lam'"),
         (["run", "--seeds", "0"], "seeds must be at least 1"),
         (["run", "--seeds", "many"], "many"),

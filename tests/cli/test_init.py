@@ -263,7 +263,7 @@ def test_folders_without_readable_data_are_refused(
     shutil.rmtree(tmp_path / "coco" / "train2017")
     for folder, message in (
         ("nowhere", "expected a folder with data at nowhere, found none"),
-        ("empty", "There is nothing"),
+        ("empty", "is empty"),
         ("lost", "expected pictures below lost or its folder images/, found none; the first is '0.png'"),
         ("coco", "expected the pictures of the split 'train2017'"),
     ):

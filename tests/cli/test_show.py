@@ -142,6 +142,62 @@ def test_show_prints_suggests_and_writes(tmp_path: Path, capfd: pytest.CaptureFi
     assert load_recipe(tmp_path / "mine.toml").methods == load_recipe("fedvqa_scenes").methods
 
 
+OWN = """
+from dataclasses import dataclass
+from confed import Algorithm
+
+@dataclass(frozen=True)
+class Gentle(Algorithm):
+    \"\"\"FedAvg with a penalty on large scores.
+
+    Attributes:
+        lam: weight of the penalty.
+    \"\"\"
+
+    lam: float = 0.25
+
+def pictures(*, count: int = 3):
+    \"\"\"Pictures of our own.
+
+    Args:
+        count: how many.
+    \"\"\"
+"""
+
+
+def test_show_describes_what_is_the_user_s_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shown_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(registry.ALLOWED, "")
+    allowed = ("--allow-code", "shown_own")
+    assert confed("show", "shown_own:Gentle", *allowed) == 0
+    out = capfd.readouterr().out
+    for text in ("FedAvg with a penalty", "lam = 0.25", "--methods shown_own:Gentle --allow-code shown_own"):
+        assert text in out
+    assert confed("show", "shown_own:pictures", "--kind", "dataset", *allowed) == 0
+    assert "count = 3   whole number" in capfd.readouterr().out
+    for arguments, message in [
+        (("shown_own:Gentle",), "which you have not allowed"),
+        (("shown_own:pictures", *allowed), "say which with --kind"),
+    ]:
+        assert confed("show", *arguments) == 2
+        assert message in capfd.readouterr().err
+    file = tmp_path / "mine.toml"
+    recipe = load_recipe("fedvqa_scenes", ['study.methods=["local", "ditto"]'])
+    file.write_text("# Two methods.\n#\n# More.\n" + recipe.to_toml(), encoding="utf-8")
+    assert confed("show", str(file)) == 0
+    out = capfd.readouterr().out
+    assert "Two methods." in out
+    assert "local, ditto" in out
+    assert confed("show", str(file), "--toml") == 0
+    assert capfd.readouterr().out == file.read_text()
+    file.write_text("[run]\nround = 3\n", encoding="utf-8")
+    assert confed("show", str(file)) == 2
+    assert "algorithm.name must be given" in capfd.readouterr().err
+
+
 def test_every_recipe_is_described() -> None:
     assert {one.name for one in packaged()} == set(names()["recipe"])
     assert all(one.summary for one in packaged())

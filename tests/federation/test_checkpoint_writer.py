@@ -1,10 +1,14 @@
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +115,46 @@ def test_an_error_of_the_thread_is_raised_and_nothing_is_removed_after_it(
     assert again.latest()[0].round == 5
     for client in range(CLIENTS):
         assert_newest(again, client, 5)
+
+
+def interrupted(call: Callable[[], None], step: int) -> bool:
+    """Whether Ctrl-C, which comes before the n-th bytecode instruction of a call, came before its end."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()  # that of coverage
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_ctrl_c_at_any_moment_of_saving_leaves_nothing_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoints, "write", lambda self, checkpoint: None)
+    step, more = 0, True
+    while more:
+        step += 1
+        writer = CheckpointWriter(Checkpoints(tmp_path / "run"), waiting=2)
+        writer.save(Checkpoint(1, {"main": server(1)}, 0))
+        second = Checkpoint(2, {"main": server(2)}, 0)
+        more = interrupted(partial(writer.save, second), step)
+        closing = threading.Thread(target=writer.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive(), f"interrupted at step {step}"
+    assert step > 50
 
 
 def test_large_checkpoints_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,22 +5,17 @@ import shlex
 import shutil
 import tomllib
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from huggingface_hub import close_session
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-from PIL import Image
 
 import confed
 from confed.inference.finished_run import FinishedRun
 from confed.inference.hub import HubName, fetch, hub_name, publish
 from confed.inference.hub_card import card
 from confed.inference.load import load_exported
-from hub_server import TOKEN, Hub, serving
+from hub_server import Hub
 from tiny_runs import TINY
 
 with warnings.catch_warnings():
@@ -36,27 +31,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> confed.Run:
     folder = tmp_path_factory.mktemp("hub") / "run"
     named = {"study.methods": [], "algorithm.name": "fedavg"}
     return confed.run("fedvqa_scenes", {**TINY, **SHORT, **NOISE, **named}, folder=folder, progress=False)
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # which the other tests need
-    disable_progress_bars()
-    close_session()  # the session is made with the settings of then
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with serving() as found:
-        monkeypatch.setenv("HF_ENDPOINT", found.endpoint)
-        yield found
-    enable_progress_bars()
-    close_session()
-
-
-@pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("picture") / "grey.png"
-    Image.fromarray(np.full((64, 64, 3), 200, np.uint8)).save(path)
-    return path
 
 
 def command(*words: object) -> int:

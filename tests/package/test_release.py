@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 from confed.cli.papers import papers
 from confed.system import release
@@ -28,7 +29,10 @@ def test_version_stands_in_one_place_and_is_the_cited_one() -> None:
 def test_wheel_holds_the_package_and_the_page_on_papers() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
     assert built["wheel"]["packages"] == ["src/confed"]
-    assert built["wheel"]["force-include"] == {"docs/papers.md": "confed/papers.md"}
+    assert built["wheel"]["force-include"] == {
+        "docs/papers.md": "confed/papers.md",
+        "constraints.txt": "confed/constraints.txt",
+    }
     files = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sum(path.stat().st_size for path in files) < 25_000_000
     assert papers()["fedavg"].source.startswith("McMahan")
@@ -48,6 +52,25 @@ def test_commands_of_containers_exist(file: str) -> None:
             verb = verb.commands[words[1]]
         known = {option for parameter in verb.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_compose_file_names_what_it_declares() -> None:
+    content = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    services, volumes, networks = content["services"], content["volumes"], content["networks"]
+    assert {"found", "server"} < set(services)
+    for name, service in services.items():
+        assert (ROOT / service["build"]["context"] / "Dockerfile").is_file()
+        assert set(service["networks"]) <= set(networks), name
+        assert {volume.partition(":")[0] for volume in service["volumes"]} <= set(volumes), name
+        assert set(service.get("depends_on", ())) <= set(services), name
+    sites = set(services) - {"found", "server"}
+    (made,) = services["found"]["command"]
+    assert set(re.findall(r"--sites (\S+)", made)[0].split(",")) == sites == set(volumes) - {"server"}
+    for site in sites:
+        assert f"--site {site} " in services[site]["command"][0]
+    assert set(content["x-party"]["build"]["args"]) <= set(
+        re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def test_docker_copies_what_the_build_needs() -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import re
 import shutil
 import socket
 import threading
@@ -23,6 +24,7 @@ from confed.results.runs import load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
 from confed.studies.published import write_rows
 from confed.studies.published_sources import Published, read_published
+from confed.studies.published_tables import TABLE
 from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
 from confed.studies.study import create_study, free_folder
@@ -238,6 +240,7 @@ def test_published_row_is_read_from_an_address(results: Path, address: str) -> N
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{}", "cannot be fetched: IncompleteRead"),
         (b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1:9/x\r\n\r\n", "leads to 'ftp://127.0.0.1:9/x'"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 200, "takes longer than 0.1 s"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 200, "takes longer than 0.1 s"),  # headers that do not end
     ],
 )
 def test_faulty_and_slow_servers_are_one_line(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +391,90 @@ def test_what_a_row_deploys_is_a_figure_of_its_repetition_too(
     assert found.found == found.published == repeated.summary["global_seen_mean"]
     with pytest.raises(ValueError, match=r"deploys must be one of personal, global_seen, got 'all'"):
         changed(file, lambda row: row.update(deploys="all"))
+
+
+@pytest.fixture
+def table(results: Path, tmp_path: Path) -> Path:
+    """A table's file with two rows and figures of four digits, as it is made of CSV files."""
+    row = json.loads((results / f"{NAME}.json").read_text())
+    figures = {run["seed"]: {key: float(f"{v:.4g}") for key, v in run["figures"].items()} for run in row["runs"]}
+    own = {"algorithm": row["resolved"].pop("algorithm")}
+    kept = {"label": "FedAvg", "seeds": row["seeds"], "metrics": row["metrics"], "figures": figures, "resolved": own}
+    other = {**kept, "method": "local", "label": "Local only", "resolved": {"algorithm": {"name": "local"}}}
+    content = {"format": TABLE, "recipe": row["recipe"], "command": "", "digits": 4, "resolved": row["resolved"]}
+    (tmp_path / "table.json").write_text(json.dumps({**content, "rows": [other, {**kept, "method": "fedavg"}]}))
+    return tmp_path / "table.json"
+
+
+def edited(file: Path, change: Callable[[dict[str, Any]], object], method: str = "fedavg") -> Published:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return read_published(str(file), method)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "FedAvg"])
+def test_row_of_a_table_is_equal_as_far_as_it_has_digits(table: Path, repeated: confed.Run, method: str) -> None:
+    (run,) = load(repeated.folder).runs
+    verdict = judge(read_published(str(table), method), run)
+    assert (verdict.word, verdict.compared, verdict.digits, verdict.label) == ("equal figures", (), 4, "FedAvg")
+    assert any(figure.found != figure.published for figure in verdict.figures.values())
+
+    def one_digit(content: dict[str, Any]) -> None:
+        of = content["rows"][1]["figures"]["1"]
+        of["global_seen_mean"] = round(of["global_seen_mean"] * 1.002, 4)
+
+    verdict = judge(edited(table, one_digit), run)
+    assert verdict.word == "within the interval"
+    assert [text.partition(":")[0] for text in verdict.where] == ["global_seen_mean"]
+    assert read_published(str(table)).row["method"] == "local"  # the first
+
+
+def test_row_without_values_of_seeds_is_judged_by_its_means(
+    table: Path, repeated: confed.Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = load(repeated.folder).runs
+    published = edited(table, lambda content: content["rows"][1].update(figures={}))
+    verdict = judge(published, run)
+    figure = verdict.figures["global_seen_mean"]
+    mean = published.row["metrics"]["global_seen_mean"]["mean"]
+    assert (verdict.word, figure.published, figure.mean_of) == ("within the interval", mean, 2)
+    assert not any("/" in key for key in verdict.figures)
+    _show(verdict)
+    assert "(mean of 2)" in capfd.readouterr().out
+    published.row["metrics"]["global_seen_mean"].update(mean=mean + 1.5, one_run=[mean + 1, mean + 2])
+    assert judge(published, run).word == "different"
+
+
+@pytest.mark.parametrize(
+    ("change", "method", "message"),
+    [
+        (lambda content: None, "ditto", "has no row 'ditto'; it has local, fedavg"),
+        (lambda content: content.update(rows=[]), "", "has no rows"),
+        (lambda content: content.update(digits=0), "", "digits must be a whole number from 1 to 17, got '0'"),
+        (lambda content: content.pop("resolved"), "", "lacks the key 'resolved'"),
+        (lambda content: content["rows"][1].pop("metrics"), "", "rows[1] lacks the key 'metrics'"),
+        (lambda content: content["rows"][1].update(figures={}, metrics={}), "fedavg", "nothing to compare"),
+        (
+            lambda content: content["rows"][1]["metrics"].update(x={"mean": "high"}),
+            "fedavg",
+            "x: mean must be a finite",
+        ),
+        (lambda content: content["rows"][1].update(seeds=[0, 0]), "fedavg", "each once"),
+        (lambda content: content["rows"][1].update(seeds=["0"]), "fedavg", "seed must be int"),
+    ],
+)
+def test_faulty_table_is_refused(
+    table: Path, change: Callable[[dict[str, Any]], object], method: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        edited(table, change, method)
+
+
+def test_single_row_of_another_method_is_refused(results: Path, study: Path) -> None:
+    for source in (results / f"{NAME}.json", study / "fedavg/seed-0", study / "fedavg/seed-0/summary.json"):
+        with pytest.raises(ValueError, match="is a row of fedavg, not of fedprox"):
+            read_published(str(source), "fedprox")
 
 
 def command(*words: object) -> int:

@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from confed import load_run, load_study
 from confed.system.folder_lock import exclusive
 from confed.tracking import follow
 from confed.tracking.backends import BACKENDS, Backend, Sent, backend_of
@@ -324,6 +325,20 @@ def test_the_command_tracks_a_run_and_says_where_to_look(
     assert told == {"project": "mine", "name": "run", "state": "finished", "round": 6, "values": 7, "where": "here"}
     assert confed("track", run, "--to", "recorder", "--at", "here") == 0
     assert "look at here" in capfd.readouterr().err
+
+
+def test_runs_and_studies_are_tracked_from_python(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setitem(BACKENDS, "recorder", Backend("", "json", "json", ""))
+    monkeypatch.setattr(Backend, "load", lambda self: recorder)
+    (sent,) = load_run(run).track("recorder", at="here", project="mine", name="first")
+    assert (sent.project, sent.name, sent.state, sent.round, sent.where) == ("mine", "first", "finished", 6, "here")
+    folder = make_study(tmp_path / "study", seeds=1)
+    names = {one.name for one in load_study(folder).track("recorder", group="ours", files=False)}
+    assert names == {one.name for one in track(folder, "recorder", names=Names("", "ours", ""), files=False)}
+    assert all(name.startswith("ours/") for name in names)
+    with pytest.raises(ValueError, match="--to must be one of"):
+        load_run(run).track("excel")
 
 
 @pytest.mark.parametrize(

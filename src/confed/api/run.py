@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from confed.api.recipes import recipe_of
 from confed.api.report import Report, write_folder_report
+from confed.api.tracking import Trackable
 from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "load_run", "run"]
 
 
-class Run:
+class Run(Trackable):
     """A run folder, finished or not; made by :func:`run` and :func:`load_run`.
 
     Args:

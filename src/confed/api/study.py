@@ -8,6 +8,7 @@ from confed.api.recipes import recipe_of
 from confed.api.report import Report, write_folder_report
 from confed.api.run import Run
 from confed.api.study_files import write_study_files
+from confed.api.tracking import Trackable
 from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
 from confed.engines.workers import free_cores
 from confed.federation.algorithm import Algorithm
@@ -31,7 +32,7 @@ Methods = str | Sequence[Method] | Mapping[str, Method]
 """Names ("all" or "a,b,c"), or names and objects; a mapping names the rows."""
 
 
-class Study:
+class Study(Trackable):
     """A study folder, finished or not; made by :func:`study` and :func:`load_study`.
 
     Args:

@@ -23,6 +23,7 @@ from confed.cli.global_options import allowed_modules, is_quiet, permission_opti
 from confed.data.preparation import shown
 from confed.registry import allowing_code
 from confed.system.events import Caution, Event, Note, Progress
+from confed.system.installing import for_this_installation
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def _once(message: str) -> str:
 
 def complain(text: str, kind: str = "error") -> None:
     """One line on standard error, headed by what kind of trouble it is."""
-    say(f"[red]{kind}:[/] {escape(' '.join(text.split()))}")
+    say(f"[red]{kind}:[/] {escape(' '.join(for_this_installation(text).split()))}")
 
 
 def say(markup: str) -> None:

@@ -1,10 +1,13 @@
 """Everything about one method, model, dataset, task, recipe or section of a recipe."""
 
 import inspect
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from confed import registry
@@ -14,7 +17,7 @@ from confed.cli.packaged import Packaged, packaged
 from confed.cli.papers import Difference, papers
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
-from confed.recipes.recipe import Run
+from confed.recipes.recipe import Run, load_recipe, read_text
 from confed.recipes.schema import DERIVED
 
 __all__ = ["KINDS", "Description", "describe_name", "names"]
@@ -88,8 +91,9 @@ def describe_name(name: str, kind: str = "") -> list[Description]:
     """Descriptions of everything that has a name: usually one.
 
     Args:
-        name: of a method, model, dataset, task, recipe, or of the sections "local" and "run".
-        kind: one of :data:`KINDS`; empty for any.
+        name: of a method, model, dataset, task, recipe, or of the sections "local" and "run"; a recipe file; or
+            "module:name" of one's own, whose module is allowed.
+        kind: one of :data:`KINDS`; empty for any. Of one's own model, dataset or task it must be given.
 
     Raises:
         ValueError: an unknown kind, or nothing has that name; similar names are suggested.
@@ -101,12 +105,26 @@ def describe_name(name: str, kind: str = "") -> list[Description]:
         "method": _method, "model": _model, "dataset": _dataset, "task": _task, "recipe": _recipe, "section": _section
     }  # fmt: skip
     found = [makers[one](name) for one, listed in known.items() if name in listed]
+    if not found and kind in ("", "recipe") and name.endswith(".toml") and Path(name).is_file():
+        return [_recipe_file(name)]
+    if not found and ":" in name:
+        return [makers[_own_kind(name, kind)](name)]
     if not found:
         every = [one for listed in known.values() for one in listed]
         near = get_close_matches(name.casefold(), every, 4, 0.5) or [n for n in every if name.casefold() in n][:4]
         hint = f"; did you mean {', '.join(near)}?" if near else "; `confed list` shows what there is"
         raise ValueError(f"no {kind or 'method, model, dataset, task or recipe'} is called {name!r}{hint}")
     return found
+
+
+def _own_kind(name: str, kind: str) -> str:
+    """Kind of "module:name": what was said, or a method where its class is one."""
+    if kind in REGISTRIES:
+        return kind
+    entry = registry.trusted("object", name)
+    if isinstance(entry, type) and issubclass(entry, Algorithm):
+        return "method"
+    raise ValueError(f"{name} may be a model, a dataset or a task: say which with --kind")
 
 
 def _method(name: str) -> Description:
@@ -172,7 +190,8 @@ def _row(recipe: Packaged, method: str) -> str:
 
 def _command(recipe: Packaged, *words: str) -> str:
     given = [f"data.{key}={'DIR' if key == 'root' else key.upper()}" for key in recipe.missing]
-    return " ".join(["confed run", recipe.name, *given, *words])
+    modules = dict.fromkeys(found for word in words for found in re.findall(r"([\w.]+):\w", word))
+    return " ".join(["confed run", recipe.name, *given, *words, *(f"--allow-code {name}" for name in modules)])
 
 
 def _model(name: str) -> Description:
@@ -236,8 +255,18 @@ def _texts(entry: Callable[..., Any]) -> list[str]:
     return [*prose(sys.modules[entry.__module__].__doc__ or ""), *prose(inspect.getdoc(entry) or "")]
 
 
+def _recipe_file(path: str) -> Description:
+    """Of a recipe of one's own, with what it leaves to defaults."""
+    own = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
+    return replace(_described(own), summary=own.comment.partition("\n")[0])
+
+
 def _recipe(name: str) -> Description:
-    recipe = next(one for one in packaged() if one.name == name)
+    return _described(next(one for one in packaged() if one.name == name))
+
+
+def _described(recipe: Packaged) -> Description:
+    name = recipe.name
     models = [model for model in recipe.models.values() if model]
     facts = {
         "task": recipe.names("task"),
@@ -248,7 +277,8 @@ def _recipe(name: str) -> Description:
         "rounds": str(recipe.content.get("run", {}).get("rounds", Run().rounds)),
         "time": recipe.time,
     }
-    examples = [_command(recipe), f"confed show {name} --toml > mine.toml"]
+    own = [f"confed data describe {name}"] if name.endswith(".toml") else [f"confed show {name} --toml > mine.toml"]
+    examples = [_command(recipe), *own]
     if len(recipe.rows) > len(recipe.methods):
         given = _command(recipe).removeprefix(f"confed run {name}").replace(" data.", " data.")
         examples.insert(1, f"confed compare --recipe {name}{given} --methods all --seeds 3")

@@ -7,6 +7,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from confed.system.installing import for_this_installation
 from confed.system.release import DISTRIBUTION, VERSION
 
 __all__ = ["diagnose"]
@@ -65,7 +66,8 @@ def _libraries() -> dict[str, str]:
     for requirement in requires(DISTRIBUTION) or ():
         if "extra ==" not in requirement:
             name = _package(requirement)
-            found[name] = _version(name) or f"missing ({requirement}): pip install {name} -c constraints.txt"
+            hint = for_this_installation(f"pip install {name} -c constraints.txt")
+            found[name] = _version(name) or f"missing ({requirement}): {hint}"
     return found
 
 
@@ -80,7 +82,8 @@ def _extras() -> dict[str, str]:
         have = {name: _version(name) for name in packages}
         missing = [name for name, installed in have.items() if installed is None]
         there = ", ".join(f"{name} {installed}" for name, installed in have.items() if installed)
-        hint = f"missing {', '.join(missing)}: pip install '.[{extra}]' -c constraints.txt" if missing else ""
+        command = for_this_installation(f"pip install '.[{extra}]' -c constraints.txt")
+        hint = f"missing {', '.join(missing)}: {command}" if missing else ""
         found[extra] = "; ".join(filter(None, (there, hint)))
     return found
 

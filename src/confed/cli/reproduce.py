@@ -24,14 +24,17 @@ def reproduce(
     source: Annotated[
         str,
         typer.Argument(
-            help="A results file (`confed compare STUDY --results DIR`), a run folder, its summary.json, or the "
-            "address (https://...) of such a file."
+            help="A results file (`confed compare STUDY --results DIR`, or of a table), a run folder, its "
+            "summary.json, or the address (https://...) of such a file."
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="section.key=value for what is elsewhere here, such as data.root=DIR or run.workers=4."),
     ] = None,
+    method: Annotated[
+        str, typer.Option(help="Which row of a table to run again, by its name or label. [default: the first]")
+    ] = "",
     seed: Annotated[int | None, typer.Option(help="Which seed to run again. [default: the first]")] = None,
     all_seeds: Annotated[bool, typer.Option("--all-seeds", help="Run all seeds of the row again.")] = False,
     out: Annotated[
@@ -45,6 +48,8 @@ def reproduce(
     (all published figures are the same, and there are no digests to compare); within the interval (other bits, and
     every mean lies where one more run of the published row is expected, at 95%); different.
 
+    A results file of a whole table has several rows, and as many digits as it says.
+
     It comes with the first round, client and metric that differ, and what else does: data, code, packages, instruction
     set.
 
@@ -57,7 +62,7 @@ def reproduce(
 
     if all_seeds and seed is not None:
         raise ValueError("--seed and --all-seeds exclude each other")
-    published = read_published(source)
+    published = read_published(source, method)
     seeds = published.seeds if all_seeds else [published.seeds[0] if seed is None else seed]
     root = out or free_folder(f"reproduced-{published.name}")
     verdicts: list[Verdict] = []
@@ -82,7 +87,8 @@ def _show(verdict: "Verdict") -> None:
     """The verdict in a line, the means, and below what differs."""
     bits = f" ({', '.join(verdict.compared)})" if verdict.word == "equal bits" else ""
     if verdict.word == "equal figures":
-        bits = " (the published result has no digests of its history, predictions and models)"
+        digits = "" if verdict.digits is None else f"to {verdict.digits} digits; "
+        bits = f" ({digits}the published result has no digests of its history, predictions and models)"
     colour = _COLOURS[verdict.word]
     from rich.console import Console
 
@@ -106,5 +112,8 @@ def _table(verdict: "Verdict") -> "Table":
     for name, figure in verdict.figures.items():
         here = "none" if figure.found is None else f"{figure.found:.4f}"
         ends = "–" if figure.interval is None else f"{figure.interval[0]:.4f} to {figure.interval[1]:.4f}"
-        table.add_row(_escape(name), f"{figure.published:.4f}", here, ends if figure.inside else f"{ends} (outside)")
+        mean = "" if figure.mean_of == 1 else f" (mean of {figure.mean_of})"
+        table.add_row(
+            _escape(name), f"{figure.published:.4f}{mean}", here, ends if figure.inside else f"{ends} (outside)"
+        )
     return table

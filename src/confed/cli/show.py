@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +27,8 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A method, model, dataset, task or recipe (`confed list`), or the section local or run.",
+            help="A method, model, dataset, task or recipe (`confed list`), the section local or run, a recipe file, "
+            "or MODULE:NAME of your own (with --allow-code MODULE).",
             autocompletion=complete_anything,
         ),
     ],
@@ -39,10 +41,12 @@ def show(
     """Everything about one method, model, dataset, task or recipe: settings, an example, papers, differences."""
     from confed.cli.description import describe_name
     from confed.cli.packaged import packaged
+    from confed.recipes.recipe import read_text
 
     found = describe_name(name, "recipe" if toml and not kind else kind)
     if toml:
-        print(next(recipe.text for recipe in packaged() if recipe.name == name), end="")
+        texts = [recipe.text for recipe in packaged() if recipe.name == name]
+        print(texts[0] if texts else read_text(Path(name)), end="")
     elif as_json:
         print_json([asdict(one) for one in found])
     else:

@@ -20,6 +20,9 @@ class CheckpointWriter:
     further back. The version of a client's state that a checkpoint needs is removed only when the next one is whole.
     Large checkpoints are written at once.
 
+    Ctrl-C may come at any moment, so what both threads use is :class:`queue.SimpleQueue`: the locks of other queues and
+    of semaphores stay taken for good where an interrupt comes just after they were.
+
     Args:
         checkpoints: where they are written.
         waiting: how many may be unfinished; saving one more waits for the first of them.
@@ -27,8 +30,11 @@ class CheckpointWriter:
 
     def __init__(self, checkpoints: Checkpoints, waiting: int = 1) -> None:
         self._checkpoints = checkpoints
-        self._jobs: queue.Queue[Checkpoint | Path | None] = queue.Queue()
-        self._places = threading.BoundedSemaphore(waiting)
+        self._jobs: queue.SimpleQueue[Checkpoint | Path | None] = queue.SimpleQueue()
+        self._given = self._done = 0  # each is counted by one thread alone
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(waiting):
+            self._places.put(None)
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -39,18 +45,18 @@ class CheckpointWriter:
             self.close()
             self._checkpoints.save(checkpoint)
             return
-        self._places.acquire()
+        self._places.get()
         try:
             self._raise()
         except Exception:
-            self._places.release()
+            self._places.put(None)
             raise
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)
             self._thread.start()
             self._checkpoints.store.remove = self._remove
         self._checkpoints.expect(checkpoint.round)
-        self._jobs.put(checkpoint)
+        self._give(checkpoint)
 
     def close(self) -> None:
         """Waits until everything is written, and ends the thread; :meth:`save` may follow.
@@ -58,11 +64,15 @@ class CheckpointWriter:
         What went wrong in the thread is raised here, or by the next :meth:`save`.
         """
         if self._thread is not None:
-            self._jobs.put(None)
+            self._give(None)
             self._thread.join()
             self._thread = None
             self._checkpoints.store.remove = partial(Path.unlink, missing_ok=True)
         self._raise()
+
+    def _give(self, job: Checkpoint | Path | None) -> None:
+        self._given += 1  # first: a job that is not counted would seem to be done
+        self._jobs.put(job)
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -71,11 +81,11 @@ class CheckpointWriter:
 
     def _remove(self, path: Path) -> None:
         """Removal of a file, after the checkpoints that were given before."""
-        busy = bool(self._jobs.unfinished_tasks)  # looked at first: an idle thread meets no errors
+        busy = self._given > self._done  # looked at first: an idle thread meets no errors
         if self._error is not None:
             return  # nothing may be removed that the last whole checkpoint needs
         if busy:
-            self._jobs.put(path)
+            self._give(path)
         else:
             path.unlink(missing_ok=True)
 
@@ -92,6 +102,6 @@ class CheckpointWriter:
                 self._error = error
             finally:
                 if isinstance(job, Checkpoint):
-                    self._places.release()
-                self._jobs.task_done()
-        self._jobs.task_done()
+                    self._places.put(None)
+                self._done += 1
+        self._done += 1

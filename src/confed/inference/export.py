@@ -23,6 +23,7 @@ from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS, SOURCES, backbone_of, digest, to_peft
 from confed.inference.trained_model import TrainedModel
 from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.caption_tokenizer import Pieces, WrittenWords
 from confed.models.finetuning import Finetunable, Finetuning
 from confed.models.hf.prompts import ChatTokenizer
 from confed.recipes.recipe import Recipe
@@ -165,6 +166,7 @@ class _Export:
                 "max_length": tokenizer.max_length,
                 "chat": isinstance(tokenizer, ChatTokenizer),
                 "answers": isinstance(tokenizer, AnswerTokenizer),
+                "captions": isinstance(tokenizer, WrittenWords | Pieces),
                 "closing": tokenizer.closing if isinstance(tokenizer, AnswerTokenizer) else True,
             },
             "backbone": {"copied": self.source is None and not self.whole, "source": self.source, "sha256": sha256},

@@ -1,14 +1,19 @@
 """README of an exported model: what its folder holds, and how to load it with confed, ``transformers`` and ``peft``."""
 
+import json
+import shlex
 from collections.abc import Mapping
 
 from torch import Tensor
 
+from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import TrainedModel
 from confed.models.pretrained import packaged
 
 __all__ = ["readme"]
+
+_QUESTION = "what is in the picture?"
 
 
 def readme(
@@ -32,7 +37,6 @@ def readme(
     value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
     figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""
     who = f"The model of the client {client!r}" if mine else "What the clients share"
-    asked = f'"{client}"' if mine else ""
     text = (
         f"# {who}: a {summary['label']} run\n\n"
         f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds{figure}; "
@@ -42,14 +46,7 @@ def readme(
         "`confed export` wrote.\n\n"
     )
     if mine or not run.own_heads:
-        extra = {"nlvr2": ', image2="second.png"', "choice": ', choices=["a tree", "a house"]'}.get(trained.head, "")
-        text += (
-            "```python\n"
-            "import confed\n"
-            f'model = confed.load_exported("DIR"{", " * mine}{asked})\n'
-            f'print(model.ask("picture.png", "is there a tree ?"{extra}))\n'
-            "```\n\n"
-        )
+        text += _asked(run, trained, client if mine else "")
         if mine and run.global_file.is_file():
             text += "With `shared=True` it has the global values of what is shared, instead of this client's own.\n\n"
     else:
@@ -60,6 +57,31 @@ def readme(
     return text + (
         f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped. The preprocessing "
         "of `transformers` keeps a\npicture's proportions instead: make pictures square before it.\n"
+    )
+
+
+def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
+    """How to ask a model: in Python where a question is asked, else with a command.
+
+    Args:
+        run: the run.
+        trained: the model.
+        client: whose model it is; empty for the global one.
+    """
+    if kind_of_answers(run) in ("labels", "captions"):
+        who = f" --client {shlex.quote(client)}" if client else ""
+        given = "--image picture.png" if trained.image_size else "--text 'a text'"
+        return f"```sh\nconfed predict DIR {given}{who}\n```\n\n"
+    extra = {"nlvr2": ', image2="second.png"', "choice": ', choices=["a tree", "a house"]'}.get(trained.head, "")
+    # The question that the data ask of every picture; a client's own ones are not told.
+    question = json.dumps(run.recipe.sections["data"].get("question") or _QUESTION)
+    who = f", {json.dumps(client)}" if client else ""
+    return (
+        "```python\n"
+        "import confed\n"
+        f'model = confed.load_exported("DIR"{who})\n'
+        f'print(model.ask("picture.png", {question}{extra}))\n'
+        "```\n\n"
     )
 
 

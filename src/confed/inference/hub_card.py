@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS
 from confed.models.hub_names import hub_name as published_name
 from confed.results.headline import HEADLINES, LABELS, headline
 from confed.results.privacy_spent import EXAMPLES, FIELD
 from confed.results.runs import numbers
+from confed.system.release import VERSION
 
 __all__ = ["card", "write_card"]
 
@@ -21,6 +23,12 @@ _NAMES: Mapping[str, str] = {
     "personal_worst": "personal models, worst client",
     "global_seen_mean": "global model, clients' test data",
     "global_unseen_mean": "global model, places that took no part",
+}
+_PIPELINES = {
+    "answers": "visual-question-answering",
+    "conversations": "image-text-to-text",
+    "captions": "image-to-text",
+    "labels": "image-classification",
 }
 _SHARED = (
     "> This repository holds what clients share, and no personal models. It was trained on the clients' examples and "
@@ -60,11 +68,11 @@ def card(run: FinishedRun, facts: Mapping[str, Any], recipe: str, repository: st
     parts = [
         f"---\n{_metadata(run, facts)}---\n",
         f"# {summary['label']}: {run.recipe.name}\n",
-        f"Federated training with [confed](https://pypi.org/project/confed-vl/): recipe `{run.recipe.name}`, "
-        f"seed {run.recipe.run.seed}{rounds}, {len(summary['clients'])} clients.\n",
+        f"Federated training with confed: recipe `{run.recipe.name}`, seed {run.recipe.run.seed}{rounds}, "
+        f"{len(summary['clients'])} clients.\n",
         f"{_PERSONAL if clients else _SHARED}\n",
         *_results(run, clients),
-        *_use(facts, clients, repository),
+        *_use(facts, clients, repository, asked=kind_of_answers(run) in ("answers", "conversations")),
         "## Privacy\n",
         f"{_privacy(summary)}\n",
         "## Provenance\n",
@@ -79,7 +87,7 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     base = _base(facts)
-    task = "image-classification" if run.labelled else "visual-question-answering"
+    task = _PIPELINES[kind_of_answers(run)]
     data = run.recipe.sections["data"]["name"]
     results = [
         EvalResult(task, data, data, str(run.summary.get("metric", "")), round(value, 6), metric_name=_NAMES[name])
@@ -128,11 +136,12 @@ def _escaped(name: str) -> str:
     return re.sub(r"([\\`|<\[*])", r"\\\1", " ".join(name.split()))
 
 
-def _use(facts: Mapping[str, Any], clients: list[str], repository: str) -> list[str]:
+def _use(facts: Mapping[str, Any], clients: list[str], repository: str, *, asked: bool) -> list[str]:
     who = f" --client {shlex.quote(clients[0])}" if clients and (facts["own_heads"] or not facts["global"]) else ""
+    question = ' --question "..."' if asked else ""
     lines = [
-        "## Use\n",
-        f'```sh\npip install confed-vl\nconfed predict hf:{repository} --image x.jpg --question "..."{who}\n```\n',
+        f"## Use\n\nWith confed {VERSION} or later:\n",
+        f"```sh\nconfed predict hf:{repository} --image x.jpg{question}{who}\n```\n",
     ]
     if clients:
         lines.append(f"`--client` chooses a personal model: {', '.join(map(_escaped, clients))}.\n")

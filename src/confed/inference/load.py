@@ -32,7 +32,7 @@ from confed.federation.file_names import path_of
 from confed.federation.params import copy_into, named_tensors
 from confed.federation.randomness import generator
 from confed.federation.reading import check_entries, faults_of
-from confed.federation.specs import RanksTexts, TaskAware, WrapsModel, WritesAnswers, task_spec
+from confed.federation.specs import ComparesCaptions, RanksTexts, TaskAware, WrapsModel, WritesAnswers, task_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
 from confed.inference.trained_model import TrainedModel
@@ -191,7 +191,9 @@ def read_facts(directory: Path) -> dict[str, Any]:
     check_entries(facts["backbone"], _BACKBONE, f"{file}: backbone")
     how = facts["tokenizer"]
     ours = {"max_length": int} if how.get("chat") else {"max_length": int, "answers": bool, "closing": bool}
-    check_entries(how, {"type": str} if "type" in how else ours, f"{file}: tokenizer")
+    check_entries(
+        {"captions": False, **how}, {"type": str} if "type" in how else ours | {"captions": bool}, f"{file}: tokenizer"
+    )
     for key in ("regions", "shapes"):
         check_entries({key: {}, **facts}, {key: dict}, file)
     regions = {"width": 0, "encoder": None, **facts.get("regions", {})}
@@ -250,6 +252,10 @@ def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
         return ChatTokenizer.load(directory, facts["max_length"])
     if "type" in facts:
         return trusted("tokenizer", facts["type"]).load(directory)
+    if facts.get("captions"):
+        from confed.models.caption_tokenizer import saved_tokenizer
+
+        return saved_tokenizer(directory, facts["max_length"])
     questions = bert_tokenizer(directory, facts["max_length"])
     return AnswerTokenizer(questions, facts["closing"]) if facts["answers"] else questions
 
@@ -267,6 +273,8 @@ def task_of(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -
     if name not in (listed, task_spec(registered_tasks[listed]).name):
         return registered_tasks[name]()
     task: Any = recipe.construct("task", answers=len(answers), types=())
+    if isinstance(task, ComparesCaptions):
+        task = task.reading(tokenizer, [("nothing",) * 10])  # texts are decoded, and compared with nothing here
     if isinstance(task, WritesAnswers) and task.writing is not None:
         return task
     return task.choosing(tokenizer.answers(answers)) if isinstance(task, RanksTexts) else task

@@ -4,6 +4,7 @@ Token ids begin with those of :data:`confed.models.tokenizer.SPECIAL_TOKENS` in 
 and 0 stands behind its end.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,13 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confed.federation.reading import faults_of
 from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, WordTokenizer
 
-__all__ = ["END", "NEVER", "START", "Pieces", "WrittenWords", "caption_tokenizer", "train_pieces"]
+__all__ = [
+    "END", "NEVER", "PIECES", "START", "Pieces", "WrittenWords", "caption_tokenizer", "saved_tokenizer", "train_pieces",
+]  # fmt: skip
 
 START, END = SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]")
 NEVER = tuple(SPECIAL_TOKENS.index(name) for name in ("[PAD]", "[UNK]", "[CLS]", "[MASK]"))
 """Tokens that are in no text which a model writes."""
+
+PIECES = "pieces.model"
+"""File of a saved SentencePiece model."""
 
 _SHOWN = 60
 """Characters of a text that a message quotes."""
@@ -68,6 +75,15 @@ class WrittenWords:
     def save(self, directory: Path | str) -> None:
         """Writes the tokenizer's folder; see :meth:`confed.models.tokenizer.WordTokenizer.save`."""
         self._words.save(directory)
+
+    @classmethod
+    def load(cls, directory: Path | str, max_length: int = 24) -> "WrittenWords":
+        """The tokenizer of a folder that :meth:`save` wrote; another one is a ValueError."""
+        file = Path(directory) / "tokenizer.json"
+        with faults_of(file, "a tokenizer of words"):
+            vocabulary = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
+            words = sorted(vocabulary, key=vocabulary.__getitem__)
+        return cls(words[len(SPECIAL_TOKENS) + len(SUFFIXES) :], max_length)
 
 
 class Pieces:
@@ -125,9 +141,9 @@ class Pieces:
         ]
 
     def save(self, directory: Path | str) -> None:
-        """Writes ``pieces.model``, which is this tokenizer's file again."""
+        """Writes :data:`PIECES`, which is this tokenizer's file again."""
         Path(directory).mkdir(parents=True, exist_ok=True)
-        (Path(directory) / "pieces.model").write_bytes(self._content)
+        (Path(directory) / PIECES).write_bytes(self._content)
 
 
 def caption_tokenizer(
@@ -135,6 +151,17 @@ def caption_tokenizer(
 ) -> WrittenWords | Pieces:
     """Pieces where there is a model file of them, else the dataset's words."""
     return WrittenWords(words or ("nothing",), max_length) if pieces is None else Pieces(pieces, max_length)
+
+
+def saved_tokenizer(directory: Path, max_length: int) -> WrittenWords | Pieces:
+    """The tokenizer of captions that was saved into a folder.
+
+    Args:
+        directory: the folder.
+        max_length: L, the first and the last token included.
+    """
+    pieces = directory / PIECES
+    return Pieces(pieces, max_length) if pieces.is_file() else WrittenWords.load(directory, max_length)
 
 
 def train_pieces(texts: Iterable[str], file: Path, size: int) -> int:

@@ -75,8 +75,8 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
     if not found and faults:
         raise faults[0]
     if not found:
-        there = f"{', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "nothing"
-        raise ValueError(f"{folder} has none of the forms that are recognised: {FORMS}. There is {there}")
+        there = f"holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "is empty"
+        raise ValueError(f"{folder} {there}, which is none of the forms that are recognised: {FORMS}")
     return found, [name for name in names if name not in found[0].uses]
 
 

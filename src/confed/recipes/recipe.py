@@ -305,7 +305,9 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Overrides = ())
     elif name in packaged_recipes() and str(source) in (name, f"{name}.toml", f"recipes/{name}.toml"):
         text = (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8")
     else:
-        raise ValueError(f"no recipe at {str(source)!r}; packaged recipes: {', '.join(packaged_recipes())}")
+        near = get_close_matches(name, packaged_recipes(), 3)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise ValueError(f"no recipe at {str(source)!r}: {hint}`confed list recipes` names those that come with confed")
     try:
         return parse_recipe(text, name, overrides)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -25,7 +25,9 @@ from confed.results.runs import Run, Study, average, counted, number, numbers
 from confed.results.settings import flat
 from confed.runs.digests import result_digests
 
-__all__ = ["BITS", "CONFIDENCE", "FORMAT", "LISTED", "MEANS", "PLACES", "row_of", "seed_differences", "write_rows"]
+__all__ = [
+    "BITS", "CONFIDENCE", "FORMAT", "LISTED", "MEANS", "PLACES", "row_of", "seed_differences", "stated", "write_rows",
+]  # fmt: skip
 
 FORMAT = "confed-results/1"
 """What the key "format" of a results file says."""
@@ -178,17 +180,27 @@ def _figures(run: Run) -> dict[str, float]:
 
 
 def _stated(values: Sequence[float], alone: tuple[float, float] | None) -> dict[str, Any]:
-    """A figure over seeds: mean, standard deviation, the interval of the mean and that of one more run."""
+    """A figure over seeds; of a single one with the interval over examples, if there is one."""
     found = mean(values)
-    if found.n < 2:
-        return {"mean": found.mean, "sd": None, "interval": None, "one_run": None if alone is None else [*alone]}
+    figure = stated(found.mean, found.sd, found.n)
+    return figure if found.n > 1 or alone is None else figure | {"one_run": [*alone]}
+
+
+def stated(average: float, sd: float, n: int) -> dict[str, Any]:
+    """A figure over seeds: mean, standard deviation, the interval of the mean and that of one more run.
+
+    Args:
+        average: mean over seeds.
+        sd: standard deviation with the divisor n - 1; of a single seed it does not matter.
+        n: number of seeds; of a single one nothing but the mean is known.
+    """
+    if n < 2:
+        return {"mean": average, "sd": None, "interval": None, "one_run": None}
     from scipy import stats
 
-    t = float(stats.t.ppf((1 + CONFIDENCE) / 2, found.n - 1))
-    ends = {"interval": t * found.sd / math.sqrt(found.n), "one_run": t * found.sd * math.sqrt(1 + 1 / found.n)}
-    return {"mean": found.mean, "sd": found.sd} | {
-        key: [found.mean - half, found.mean + half] for key, half in ends.items()
-    }
+    t = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
+    ends = {"interval": t * sd / math.sqrt(n), "one_run": t * sd * math.sqrt(1 + 1 / n)}
+    return {"mean": average, "sd": sd} | {key: [average - half, average + half] for key, half in ends.items()}
 
 
 def _example_intervals(run: Run) -> dict[str, tuple[float, float]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, build_opener
@@ -23,6 +24,7 @@ from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
 from confed.studies.published import BITS, FORMAT, row_of
+from confed.studies.published_tables import DIGITS, TABLE, check_digits, row_in
 
 __all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
 
@@ -30,6 +32,8 @@ MOST_BYTES = 256 * 2**20
 """Largest file that is fetched from an address."""
 MOST_SECONDS = 300.0
 """Longest time that fetching a file may take."""
+_GRACE = 1.0
+"""Seconds in which reading of the body may notice itself that time is up."""
 _PREDICTIONS = re.compile(r"[\w%.,+=@() -]+\.safetensors")  # no separator of paths, and no colon of an address
 _KEYS: Mapping[str, type] = {
     "method": str, "label": str, "recipe": str, "metric": str, "seeds": list, "metrics": dict, "resolved": dict,
@@ -99,29 +103,36 @@ class Published:
         return recipe
 
 
-def read_published(source: str) -> Published:
+def read_published(source: str, method: str = "") -> Published:
     """A published row from wherever it is.
 
     An address that cannot be fetched is a RuntimeError.
 
     Args:
-        source: a results file, a run folder, its ``summary.json``, or the address (http, https) of a results file or
-            of a ``summary.json``.
+        source: a results file of a row or of a table, a run folder, its ``summary.json``, or the address (http, https)
+            of a results file or of a ``summary.json``.
+        method: row of a table, by its name or label; empty for its first. Of a single row it must be that row.
 
     Raises:
         ValueError: there is nothing, or something else.
     """
     if source.lower().startswith(("http://", "https://")):
         content = _fetched(source)
-        return _of_text(content, source, lambda name: _fetched(urljoin(source, quote(name))))
+        return _of_text(content, source, method, lambda name: _fetched(urljoin(source, quote(name))))
     path = Path(source)
     if path.name == "summary.json" and (path.parent / "recipe.toml").is_file():
         path = path.parent
     if path.is_dir():
-        return _of_folder(path)
+        return _wanted(_of_folder(path), method)
     if not path.is_file():
         raise ValueError(f"no published result at {source!r}: give a results file, a run folder or its summary.json")
-    return _of_text(path.read_bytes(), source, lambda name: (path.parent / name).read_bytes())
+    return _of_text(path.read_bytes(), source, method, lambda name: (path.parent / name).read_bytes())
+
+
+def _wanted(published: Published, method: str) -> Published:
+    if method not in ("", published.row["method"], published.row["label"]):
+        raise ValueError(f"{published.source} is a row of {published.row['method']}, not of {method}")
+    return published
 
 
 def _of_folder(folder: Path) -> Published:
@@ -142,13 +153,15 @@ def _of_folder(folder: Path) -> Published:
     return Published(str(folder), row_of([run]), {run.seed: run.predictions()}, folder)
 
 
-def _of_text(content: bytes, source: str, beside: Callable[[str], bytes]) -> Published:
+def _of_text(content: bytes, source: str, method: str, beside: Callable[[str], bytes]) -> Published:
     with faults_of(source, "a results file or a summary.json"):
         found = json.loads(content)
         if not isinstance(found, dict):
             raise TypeError(f"it holds {type(found).__name__}, no object")
+        if found.get("format") == TABLE:
+            return _of_row(row_in(found, method, source), source, beside)
         if "format" in found:
-            return _of_row(found, source, beside)
+            return _wanted(_of_row(found, source, beside), method)
         if "algorithm" not in found:
             raise KeyError("format")
         if not isinstance(found.get("resolved"), dict):
@@ -161,19 +174,22 @@ def _of_text(content: bytes, source: str, beside: Callable[[str], bytes]) -> Pub
         run = Run(nowhere, method, label, int(found["seed"]), found, found["resolved"])
         row = row_of([run])
         _check_run(row["runs"][0], source)
-        return Published(source, row)
+        return _wanted(Published(source, row), method)
 
 
 def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes]) -> Published:
     if row["format"] != FORMAT:
-        raise ValueError(f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r}")
+        raise ValueError(
+            f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r} and {TABLE!r}"
+        )
     check_entries(row, _KEYS, source)
     _check_figures(row["metrics"], f"{source}: metrics")
     check_headline(row.get("deploys", ""), f"{source}: deploys")
+    check_digits(row.get("digits", DIGITS), source)
     if not row["runs"]:
         raise ValueError(f"{source} has no runs")
     for number, run in enumerate(row["runs"]):
-        _check_run(run, f"{source}: runs[{number}]")
+        _check_run(run, f"{source}: runs[{number}]", of_means="digits" in row and bool(row["metrics"]))
     seeds = [run["seed"] for run in row["runs"]]
     if seeds != row["seeds"] or len(set(seeds)) < len(seeds):
         raise ValueError(f"{source}: seeds must be those of its runs, each once, got {str(row['seeds'])[:80]}")
@@ -211,14 +227,20 @@ def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[
     return found
 
 
-def _check_run(run: Any, where: str) -> None:
-    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run."""
+def _check_run(run: Any, where: str, *, of_means: bool = False) -> None:
+    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run.
+
+    Of a table only the means over seeds may be known.
+
+    Raises:
+        ValueError: there is one.
+    """
     check_entries(run, _RUN_KEYS, where)
     for key, value in run["figures"].items():
         if not _is_number(value):
             raise ValueError(f"{where}: figures: {key} must be a finite number, got {str(value)[:40]!r}")
     check_entries(run["digests"], dict.fromkeys(run["digests"], str), f"{where}: digests")
-    if not run["figures"] and not set(BITS) & set(run["digests"]):
+    if not run["figures"] and not of_means and not set(BITS) & set(run["digests"]):
         raise ValueError(f"{where} has neither figures nor digests of {', '.join(BITS)}: there is nothing to compare")
     for number, line in enumerate(run["history"]):
         place = f"{where}: history[{number}]"
@@ -231,6 +253,8 @@ def _check_run(run: Any, where: str) -> None:
 def _check_figures(figures: Mapping[str, Any], where: str) -> None:
     check_entries(figures, dict.fromkeys(figures, dict), where)
     for key, figure in figures.items():
+        if not _is_number(figure.get("mean")):
+            raise ValueError(f"{where}: {key}: mean must be a finite number, got {str(figure.get('mean'))[:40]!r}")
         ends = figure.get("one_run")
         if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))):
             raise ValueError(f"{where}: {key}: one_run must be null or two finite numbers, got {str(ends)[:40]!r}")
@@ -250,19 +274,43 @@ class _WebOnly(HTTPRedirectHandler):
 
 
 def _fetched(address: str) -> bytes:
-    """Content of an address, within bounds of size and time: its server is another's."""
+    """Content of an address, within bounds of size and time: its server is another's.
+
+    It is fetched in a thread of its own, which is left behind where the headers alone take too long: the library bounds
+    the time between two bytes only.
+
+    Raises:
+        RuntimeError: it cannot be fetched, is too large or takes too long.
+    """
+    found: list[bytes | str] = []
+
+    def work() -> None:
+        try:
+            found.append(_read(address))
+        except RuntimeError as error:
+            found.append(str(error))
+        except (OSError, ValueError, HTTPException) as error:
+            why = str(error) or type(error).__name__
+            found.append(f"{address} cannot be fetched: {why[:300]}")
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(MOST_SECONDS + _GRACE)
+    content = found[0] if found else f"{address} takes longer than {MOST_SECONDS:g} s"
+    if isinstance(content, str):
+        raise RuntimeError(content)
+    return content
+
+
+def _read(address: str) -> bytes:
     deadline, content = time.monotonic() + MOST_SECONDS, bytearray()
-    try:
-        with build_opener(_WebOnly).open(address, timeout=30) as answer:
-            while part := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
-                content += part
-                if len(content) > MOST_BYTES:
-                    raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
-            if answer.length:  # which `read1` does not tell
-                raise ValueError(f"it ends {answer.length} bytes early")
-    except (OSError, ValueError, HTTPException) as error:
-        why = str(error) or type(error).__name__
-        raise RuntimeError(f"{address} cannot be fetched: {why[:300]}") from error
+    with build_opener(_WebOnly).open(address, timeout=30) as answer:
+        while part := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
+            content += part
+            if len(content) > MOST_BYTES:
+                raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{address} takes longer than {MOST_SECONDS:g} s")
+        if answer.length:  # which `read1` does not tell
+            raise ValueError(f"it ends {answer.length} bytes early")
     return bytes(content)

@@ -12,6 +12,7 @@ from confed.results.settings import flat
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import BITS, MEANS, row_of, seed_differences
 from confed.studies.published_sources import Published
+from confed.studies.published_tables import same
 from confed.studies.runner import run_single
 from confed.system.events import Progress, ignore
 from confed.system.packages import packages
@@ -30,15 +31,17 @@ class Figure:
     """A figure of the published run and of its repetition.
 
     Attributes:
-        published: value of the same seed.
+        published: value of the same seed, or the mean over seeds where the seed's own is not published.
         found: value of the repetition; None where it has none.
         interval: where one more run of the published row is expected; None where it states none, such as for the worst
             client of a single run.
+        mean_of: number of seeds that the published value is a mean over; 1 for the seed's own.
     """
 
     published: float
     found: float | None
     interval: tuple[float, float] | None
+    mean_of: int = 1
 
     @property
     def inside(self) -> bool:
@@ -62,6 +65,7 @@ class Verdict:
         figures: means on test data.
         where: the differences, the first ones in time first; empty for equal bits and equal figures.
         causes: what else differs: settings, data, code, packages, instruction set.
+        digits: significant digits of the published figures, as far as which they were compared; None for all.
     """
 
     word: Word
@@ -72,6 +76,7 @@ class Verdict:
     figures: Mapping[str, Figure]
     where: tuple[str, ...] = ()
     causes: tuple[str, ...] = field(default=())
+    digits: int | None = None
 
 
 def repeat(
@@ -108,11 +113,11 @@ def judge(published: Published, run: Run) -> Verdict:
     before, (now,) = published.run(run.seed), row_of([run])["runs"]
     compared = tuple(name for name in BITS if name in before["digests"] and name in now["digests"])
     other_bits = [name for name in compared if before["digests"][name] != now["digests"][name]]
-    other_figures = [key for key, value in before["figures"].items() if now["figures"].get(key) != value]
-    figures = {
-        key: Figure(before["figures"][key], now["figures"].get(key), _interval(published.row["metrics"].get(key)))
-        for key in _heads(before["figures"])
-    }
+    digits: int | None = published.row.get("digits")
+    other_figures = [
+        key for key, value in before["figures"].items() if not same(value, now["figures"].get(key), digits)
+    ]
+    figures = _judged(published, before["figures"], now["figures"])
     word: Word = "different"
     if compared and not other_bits and not other_figures:
         word = "equal bits"
@@ -120,12 +125,23 @@ def judge(published: Published, run: Run) -> Verdict:
         word = "equal figures"
     elif all(figure.inside for figure in figures.values()) and any(f.interval for f in figures.values()):
         word = "within the interval"
-    where = () if word in _EQUAL else tuple(_differences(published, run, before, now, other_bits))
+    where = () if word in _EQUAL else tuple(_differences(published, run, before, now, other_bits, other_figures))
     causes = tuple(_causes(published, run, before, now))
-    return Verdict(word, published.row["label"], run.seed, run.folder, compared, figures, where, causes)
+    return Verdict(word, published.row["label"], run.seed, run.folder, compared, figures, where, causes, digits)
 
 
-def _heads(figures: Mapping[str, float]) -> list[str]:
+def _judged(published: Published, before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, Figure]:
+    """The figures that are judged, of the same seed; against means over seeds where nothing is known of the seed."""
+    stated: Mapping[str, Any] = published.row["metrics"]
+    if before:
+        return {key: Figure(before[key], now.get(key), _interval(stated.get(key))) for key in _heads(before)}
+    count = len(published.seeds)
+    return {
+        key: Figure(stated[key]["mean"], now.get(key), _interval(stated[key]), mean_of=count) for key in _heads(stated)
+    }
+
+
+def _heads(figures: Mapping[str, Any]) -> list[str]:
     """The figures that are judged: means; of labelled examples those over all of them in the first view."""
     labelled = [key for key in figures if key.startswith("multilabel/")]
     first = "/".join(labelled[0].split("/")[:2]) + "/" if labelled else ""
@@ -138,7 +154,12 @@ def _interval(figure: Any) -> tuple[float, float] | None:
 
 
 def _differences(
-    published: Published, run: Run, before: Mapping[str, Any], now: Mapping[str, Any], other_bits: Sequence[str]
+    published: Published,
+    run: Run,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    other_bits: Sequence[str],
+    other_figures: Sequence[str],
 ) -> Iterator[str]:
     if "history" in other_bits:
         yield _first_line(before["history"], now["history"])
@@ -148,9 +169,8 @@ def _differences(
     if "predictions" in other_bits and not any(text for _, text in changed):
         yield "predictions: other bits" + ("" if there else " (the published ones are not here)")
     values = [
-        f"{key}: {_number(now['figures'].get(key))}, published {_number(value)}"
-        for key, value in before["figures"].items()
-        if now["figures"].get(key) != value
+        f"{key}: {_number(now['figures'].get(key))}, published {_number(before['figures'][key])}"
+        for key in other_figures
     ]
     yield from _some(values)
     if "models" in other_bits:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from confed.system.installing import for_this_installation
+
 __all__ = ["pandas"]
 
 
@@ -14,7 +16,6 @@ def pandas() -> Any:
     try:
         import pandas
     except ModuleNotFoundError:
-        raise ValueError(
-            "data frames need pandas, which is not installed: pip install '.[notebook]' -c constraints.txt"
-        ) from None
+        text = "data frames need pandas, which is not installed: pip install '.[notebook]' -c constraints.txt"
+        raise ValueError(for_this_installation(text)) from None
     return pandas
