@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import TINY
 
 from confed.federation.protocols import Batch, Output
 from confed.models.vilt_module import Vilt
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import run
+from tiny_runs import TINY
 
 ROUNDS, CLIENTS, UNSEEN = 5, 3, 1
 
