@@ -150,6 +150,10 @@ class DirectoryStore:
         """The clients that have a state."""
         return sorted({*(name_of_file(folder.name) for folder in self.root.glob("*/*")), *self._packs.clients()})
 
+    def sizes(self) -> list[int]:
+        """Bytes of each client's newest state."""
+        return [len(self._data(client, self.newest(client))) for client in self.clients() if self.newest(client) >= 0]
+
     def newest(self, client_id: str) -> int:
         """The newest version that the client has a state of; -1 if it has none."""
         return max(self._versions(client_id), default=-1)
