@@ -8,7 +8,7 @@ those of training one by one but for rounding, as the kernels for stacked matric
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,8 @@ def _train_stacked(
                         stack[name][rows] = own[name]
             for i in group:
                 count[i] += 1
-    return [mean / max(steps, 1) for mean, steps in zip(total.tolist(), count, strict=True)]
+    sums: list[float] = cast("Any", total).tolist()
+    return [of_all / max(steps, 1) for of_all, steps in zip(sums, count, strict=True)]
 
 
 def _per_example(task: Task | None) -> LossPerExample | None:

@@ -5,10 +5,10 @@ computes. Where all that clients learn lies in linear layers and layer normalisa
 examples of all of them, end to end; these layers alone look at whose rows they are.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +31,16 @@ def layers_of(model: nn.Module, names: Sequence[str]) -> Layers | None:
         model: the model.
         names: of tensors that clients have their own of.
     """
-    modules, found = dict(model.named_modules()), dict[str, nn.Linear | nn.LayerNorm]()
+    within: Any = model  # its modules have no types
+    modules, found = dict[str, nn.Module](within.named_modules()), dict[str, nn.Linear | nn.LayerNorm]()
     for name in names:
         prefix, _, last = name.rpartition(".")
         layer = modules.get(prefix)
-        # A subclass, or a layer whose pass was replaced, may compute something else.
-        if type(layer) not in (nn.Linear, nn.LayerNorm) or last not in ("weight", "bias") or "forward" in vars(layer):
+        if not isinstance(layer, nn.Linear | nn.LayerNorm) or last not in ("weight", "bias"):
             return None
-        assert isinstance(layer, nn.Linear | nn.LayerNorm)
+        # A subclass, or a layer whose pass was replaced, may compute something else.
+        if type(layer) not in (nn.Linear, nn.LayerNorm) or "forward" in vars(layer):
+            return None
         found[prefix] = layer
     return found
 
@@ -53,17 +55,18 @@ def stacked_layers(layers: Layers, own: Mapping[str, Tensor], clients: int) -> G
         clients: K.
     """
     for name, layer in layers.items():
-        weight, bias = own.get(f"{name}.weight"), own.get(f"{name}.bias")
-        forward: Callable[[Tensor], Tensor]
-        if isinstance(layer, nn.Linear):
-            # What clients do not have their own of is the same for all.
-            weight = layer.weight.expand(clients, *layer.weight.shape) if weight is None else weight
-            if bias is None and layer.bias is not None:
-                bias = layer.bias.expand(clients, -1)
-            forward = partial(_linear, weight, bias)
-        else:
-            forward = partial(_normalised, layer, clients, weight, bias)
-        layer.forward = forward
+        # What clients do not have their own of is the same for all; a layer may have no weights, or no biases.
+        common: dict[str, Tensor | None] = dict(layer.named_parameters(recurse=False))
+        weight, bias = (
+            own.get(f"{name}.{key}", None if (t := common.get(key)) is None else t.expand(clients, *t.shape))
+            for key in ("weight", "bias")
+        )
+        held = cast("Any", layer)  # an attribute of the module hides its class's method
+        held.forward = (
+            partial(_linear, cast(Tensor, weight), bias)
+            if isinstance(layer, nn.Linear)
+            else partial(_normalised, layer, clients, weight, bias)
+        )
     try:
         yield
     finally:
@@ -90,7 +93,7 @@ def reads_apart(common: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -> 
 
 def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     rows = x.reshape(len(weight), -1, x.shape[-1])
-    y: Tensor = _Product.apply(rows, weight, bias)
+    y = cast(Tensor, cast("Any", _Product).apply(rows, weight, bias))
     return y.view(*x.shape[:-1], weight.shape[1])
 
 
@@ -108,8 +111,10 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the name of its argument
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (g,), (x, weight) = grad_outputs, ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         wide = weight.shape[1] > weight.shape[2]
         return (
@@ -122,9 +127,6 @@ class _Product(torch.autograd.Function):
 def _normalised(layer: nn.LayerNorm, clients: int, weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Tensor:
     plain = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
     rows = plain.view(clients, -1, *layer.normalized_shape)
-    weight = layer.weight if weight is None else weight.unsqueeze(1)
-    bias = layer.bias if bias is None else bias.unsqueeze(1)
-    # A layer may have no weights, or no biases.
-    rows = rows if weight is None else rows * weight
-    rows = rows if bias is None else rows + bias
+    rows = rows if weight is None else rows * weight.unsqueeze(1)
+    rows = rows if bias is None else rows + bias.unsqueeze(1)
     return rows.view(x.shape)

@@ -48,7 +48,7 @@ class StackedPasses:
         """
         batch = {name: torch.cat([examples[name] for examples in each]) for name in each[0]}
         states = self._states(each)
-        key = (task, tuple(own), tuple((name, tensor.ndim) for name, tensor in batch.items()))
+        key = (id(task), tuple(own), tuple((name, tensor.ndim) for name, tensor in batch.items()))
         if key not in self._tried:
             self._tried[key] = self._layers(own, batch, each, states)
         layers = self._tried[key]
@@ -81,7 +81,7 @@ class StackedPasses:
     def _mapped(
         self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
     ) -> Output:
-        whole = {name: tensor.unflatten(0, (len(each), -1)) for name, tensor in batch.items()}
+        whole = {name: tensor.view(len(each), -1, *tensor.shape[1:]) for name, tensor in batch.items()}
         state, dims = (None, None) if states is None else stacked(states)
 
         def one(own: dict[str, Tensor], batch: Batch, state: Any) -> Output:
@@ -89,7 +89,7 @@ class StackedPasses:
                 return functional_call(self.model, own, (batch,))
 
         mapped = vmap(one, in_dims=cast("Any", (0, 0, dims)), randomness="error")(dict(own), whole, state)
-        return Output(*(part.flatten(0, 1) for part in cast(Output, mapped)))
+        return Output(*(part.flatten(0, 1) for part in mapped))
 
     def _layers(
         self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
