@@ -74,9 +74,29 @@ def test_a_file_cut_between_two_states_is_found(tmp_path: Path):
     path = tmp_path / "000003.states"
     record = (path.stat().st_size - 14) // 4
     path.write_bytes(path.read_bytes()[: 2 * record])
-    with pytest.raises(CorruptCheckpoint, match=r"000003\.states: it ends before its seal"):
+    with pytest.raises(CorruptCheckpoint, match=r"000003\.states: it was cut or changed"):
         DirectoryStore(tmp_path).verify(3)
     DirectoryStore(tmp_path).verify(2)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 6, 14, 15])  # kind, length of the name, of the state, and the name
+@pytest.mark.parametrize("bit", [1, 2, 128])
+def test_a_changed_head_is_found_and_the_round_before_used(tmp_path: Path, offset: int, bit: int):
+    checkpoints = Checkpoints(tmp_path)
+    for round in (1, 2):
+        checkpoints.store.begin(round)
+        for client in range(4):
+            checkpoints.store.save(f"c{client}", state(10.0 * round + client))
+        checkpoints.save(Checkpoint(round, {"main": ServerState(round, {"w": torch.ones(1)})}, 0))
+    path = tmp_path / "clients" / "000002.states"
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"stat") + offset
+    data[at] ^= bit
+    path.write_bytes(data)
+    again = Checkpoints(tmp_path)
+    found, problems = again.latest()
+    assert (found.round, len(problems)) == (1, 1)
+    assert again.store.load("c3").scalars == {"value": 13.0}
 
 
 def test_files_are_at_most_twice_what_is_needed(tmp_path: Path):

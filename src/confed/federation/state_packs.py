@@ -3,16 +3,17 @@
 A file per client costs a folder, a name and a rename, several times what writing a small state takes. Here the states
 that clients save in one round are records of one file. A record is written by one call and begins with its length, so
 that a process killed in the middle leaves a part that is no record. When a checkpoint is to be written, the file is
-sealed: a file whose seal is missing or counts other records was cut.
+sealed: a file whose seal is missing or belongs to other records was cut or changed.
 """
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from struct import Struct, error
+from zlib import crc32
 
 from confed.federation.atomic import private_folder, write_atomically
 
@@ -22,7 +23,7 @@ SUFFIX = ".states"
 """Ending of the files; their names are versions."""
 
 _HEAD = Struct("<4sHQ")
-"""Kind of a record, bytes of the client's name, and bytes of the state; of a seal the number of records before it."""
+"""Kind of a record, and bytes of the client's name and of the state; of a seal the checksum of the heads before it."""
 
 _STATE, _SEAL = b"stat", b"seal"
 
@@ -31,7 +32,7 @@ Place = tuple[int, int]
 
 
 class CutPack(Exception):
-    """A file of states is shorter than it was when it was sealed; the message names it."""
+    """A file of states is not as it was when it was sealed; the message names it."""
 
 
 class StatePacks:
@@ -49,7 +50,7 @@ class StatePacks:
         self._versions: dict[str, list[int]] = {}
         self._open: tuple[int, int] | None = None
         self._process = os.getpid()
-        self._count, self._unsealed = 0, False
+        self._heads, self._unsealed = 0, False
         self._dropped: deque[tuple[int, str]] = deque()
         self._read = False
 
@@ -88,10 +89,9 @@ class StatePacks:
         self._index()
         descriptor = self._descriptor(version)
         begin = os.lseek(descriptor, 0, os.SEEK_END)
-        name = client.encode(errors="surrogatepass")
-        head = _HEAD.pack(_STATE, len(name), len(data)) + name
+        head = _head(client, len(data))
         _append(descriptor, head + data, begin)
-        self._count, self._unsealed = self._count + 1, True
+        self._heads, self._unsealed = crc32(head, self._heads), True
         self._packs.setdefault(version, {})[client] = (begin + len(head), len(data))
         known = self._versions.setdefault(client, [])
         if version not in known:
@@ -102,7 +102,7 @@ class StatePacks:
         """Declares that a checkpoint may rely on all states saved so far."""
         if self._open is not None and self._unsealed:
             descriptor = self._open[1]
-            _append(descriptor, _HEAD.pack(_SEAL, 0, self._count), os.lseek(descriptor, 0, os.SEEK_END))
+            _append(descriptor, _HEAD.pack(_SEAL, 0, self._heads), os.lseek(descriptor, 0, os.SEEK_END))
             self._unsealed = False
 
     def drop(self, client: str, version: int, later: Callable[[Callable[[], None]], None]) -> None:
@@ -150,19 +150,19 @@ class StatePacks:
         self._rewrite(version, {client: data}, sync=True)
 
     def check(self, version: int) -> None:
-        """Check that the files up to a version are as long as they were when they were sealed.
+        """Check that the files up to a version have the records that they had when they were sealed.
 
         Raises:
             CutPack: one is not, or cannot be read.
         """
         for path in sorted(self.root.glob(f"*{SUFFIX}")):
             if path.stem.isdecimal() and int(path.stem) <= version:
-                records, sealed = 0, False
-                for kind, _, (_, length) in _records(path):
-                    sealed = sealed or (kind == _SEAL and length == records)
-                    records += kind == _STATE
+                heads, sealed = 0, False
+                for kind, client, (_, length) in _records(path):
+                    sealed = sealed or (kind == _SEAL and length == heads)
+                    heads = crc32(_head(client, length), heads) if kind == _STATE else heads
                 if not sealed:
-                    raise CutPack(f"{path}: it ends before its seal")
+                    raise CutPack(f"{path}: it was cut or changed after it was sealed")
 
     def write(self, version: int, states: Mapping[str, bytes]) -> None:
         """A whole sealed file of a version, in one step."""
@@ -193,11 +193,10 @@ class StatePacks:
     def _bytes(self, client: str, version: int) -> bytes | None:
         """A state's bytes; None where something else lies there."""
         offset, length = self._packs[version][client]
-        name = client.encode(errors="surrogatepass")
-        begin = offset - len(name) - _HEAD.size
+        expected = _head(client, length)
+        begin = offset - len(expected)
         with self.path(version).open("rb", buffering=0) as file:
             found = os.pread(file.fileno(), offset - begin + length, begin)
-        expected = _HEAD.pack(_STATE, len(name), length) + name
         return found[len(expected) :] if found.startswith(expected) else None
 
     def _rewrite(self, version: int, instead: Mapping[str, bytes] | None = None, *, sync: bool = False) -> None:
@@ -207,7 +206,7 @@ class StatePacks:
         write_atomically(self.path(version), b"".join(_pieces(states)), sync=sync)
         offset, places = 0, dict[str, Place]()
         for client, data in states.items():
-            offset += _HEAD.size + len(client.encode(errors="surrogatepass"))
+            offset += len(_head(client, len(data)))
             places[client] = (offset, len(data))
             offset += len(data)
         self._packs[version] = places
@@ -228,7 +227,7 @@ class StatePacks:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             # Behind a part of a record that a killed process left nothing could be read.
             os.ftruncate(descriptor, _end(there[-1]) if there else 0)
-            self._open, self._count = (version, descriptor), sum(kind == _STATE for kind, *_ in there)
+            self._open, self._heads = (version, descriptor), _heads(there)
         return self._open[1]
 
     def _close(self) -> None:
@@ -252,12 +251,27 @@ def _append(descriptor: int, data: bytes, end: int) -> None:
         raise
 
 
+def _head(client: str, length: int) -> bytes:
+    name = client.encode(errors="surrogatepass")
+    return _HEAD.pack(_STATE, len(name), length) + name
+
+
+def _heads(records: Iterable[tuple[bytes, str, Place]]) -> int:
+    """Checksum of the heads of states."""
+    found = 0
+    for kind, client, (_, length) in records:
+        found = crc32(_head(client, length), found) if kind == _STATE else found
+    return found
+
+
 def _pieces(states: Mapping[str, bytes]) -> Iterator[bytes]:
+    heads = 0
     for client, data in states.items():
-        name = client.encode(errors="surrogatepass")
-        yield _HEAD.pack(_STATE, len(name), len(data)) + name
+        head = _head(client, len(data))
+        heads = crc32(head, heads)
+        yield head
         yield data
-    yield _HEAD.pack(_SEAL, 0, len(states))
+    yield _HEAD.pack(_SEAL, 0, heads)
 
 
 def _end(record: tuple[bytes, str, Place]) -> int:
@@ -280,7 +294,10 @@ def _records(path: Path) -> Iterator[tuple[bytes, str, Place]]:
                 continue
             if kind != _STATE or offset + named + length > size:
                 return
-            client = file.read(named).decode(errors="surrogatepass")
+            try:
+                client = file.read(named).decode(errors="surrogatepass")
+            except UnicodeDecodeError:
+                return
             yield kind, client, (offset + named, length)
             offset += named + length
             file.seek(offset)
