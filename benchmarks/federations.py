@@ -148,6 +148,10 @@ class Classification:
         """Mean over the batch."""
         return functional.cross_entropy(output.logits, batch["label"])
 
+    def example_losses(self, output: Output, batch: Batch) -> Tensor:
+        """Of each example."""
+        return functional.cross_entropy(output.logits, batch["label"], reduction="none")
+
 
 class VectorData:
     """A client's vectors; the pictures of other federations have no place here."""

@@ -14,6 +14,7 @@ from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, simulate
+from confed.federation import stacked_passes
 from confed.federation.algorithm import Algorithm
 from confed.federation.frozen_features import FeatureSettings, FrozenFeatures
 from confed.federation.local import Local
@@ -22,6 +23,7 @@ from confed.federation.state import MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
+from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
 
 SIZES = (5, 13, 8, 13, 1)
@@ -202,3 +204,84 @@ def test_a_client_that_diverges_fails_alone():
     _, _, other_errors, why = run(setup(FedAvg(), Exploding, local, data=data, batch_clients=5))
     assert list(errors[0]) == list(other_errors[0]) == ["c2"]
     assert why == ""
+
+
+class Layers(nn.Module):
+    """A frozen and two trained layers with a normalisation; options break what a common batch needs."""
+
+    def __init__(self, mixing: bool = False, elsewhere: bool = False) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(6)
+            self.stem, self.norm = nn.Linear(768, 12), nn.LayerNorm(12)
+            self.body, self.head = nn.Linear(12, 8, bias=False), nn.Linear(8, 4)
+        self.stem.requires_grad_(False)
+        self.frozen = {"stem.weight", "stem.bias"}
+        self.mixing, self.elsewhere = mixing, elsewhere
+
+    def forward(self, batch: Batch) -> Output:
+        hidden = self.norm(torch.relu(self.stem(batch["image"].flatten(1).float() / 255)))
+        hidden = hidden - 0.1 * hidden.mean(0) if self.mixing else hidden
+        features = torch.tanh(hidden @ self.body.weight.T if self.elsewhere else self.body(hidden))
+        return Output(self.head(features), features)
+
+
+@pytest.mark.parametrize("local", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5)], ids=lambda a: a.title)
+def test_layers_tell_the_rows_of_a_common_batch_apart(
+    algorithm: Algorithm, local: Local, monkeypatch: pytest.MonkeyPatch
+):
+    def refused(*given: Any, **options: Any) -> Any:
+        raise AssertionError("a model of linear layers needs no vmap")
+
+    monkeypatch.setattr(stacked_passes, "vmap", refused)
+    compare(setup(algorithm, Layers, local), 5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mixing": True}, {"elsewhere": True}], ids=["examples mixed", "weights elsewhere"]
+)
+def test_models_that_need_each_clients_own_batch_are_mapped(options: dict[str, bool], monkeypatch: pytest.MonkeyPatch):
+    calls = list[int]()
+    vmap = stacked_passes.vmap
+    monkeypatch.setattr(stacked_passes, "vmap", lambda *a, **o: (calls.append(1), vmap(*a, **o))[1])
+    compare(setup(FedAvg(), lambda: Layers(**options)), 5)
+    assert calls
+
+
+class Doubled(VQA):
+    """A task that replaces the loss and not the losses of examples."""
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        return 2 * super().loss(output, batch)
+
+
+def test_a_task_with_another_loss_is_trained_on_it():
+    compare(replace(setup(FedAvg(), Layers), task=Doubled(4)), 5)
+
+
+@pytest.mark.parametrize("objective", ["ce", "bce", "kl"])
+def test_losses_of_examples_have_the_loss_as_mean(objective: Any):
+    rng = torch.Generator().manual_seed(0)
+    output = Output(torch.randn(6, 4, generator=rng), torch.zeros(6, 1))
+    batch = {"label": torch.randint(0, 4, (6,), generator=rng), "target": torch.rand(6, 4, generator=rng)}
+    task = VQA(4, objective=objective)
+    losses = task.example_losses(output, batch)
+    assert losses is not None
+    assert losses.shape == (6,)
+    torch.testing.assert_close(losses.mean(), task.loss(output, batch))
+    assert replace(task, reduction="sum").example_losses(output, batch) is None
+    if objective == "ce":
+        with pytest.raises(ValueError, match="label"):
+            task.example_losses(output, {"label": torch.tensor([0, 1, 2, 3, 4, 0])})
+
+
+def test_losses_of_labels_have_the_loss_as_mean():
+    rng = torch.Generator().manual_seed(0)
+    output = Output(torch.randn(6, 4, generator=rng), torch.zeros(6, 1))
+    labels, known = torch.randint(0, 2, (6, 4), generator=rng), torch.randint(-1, 2, (6, 4), generator=rng)
+    batch, task = {"labels": labels, "known": known.to(torch.int8)}, Multilabel(4, reduction="mean")
+    losses = task.example_losses(output, batch)
+    assert losses is not None
+    torch.testing.assert_close(losses.mean(), task.loss(output, batch))
+    assert Multilabel(4).example_losses(output, batch) is None

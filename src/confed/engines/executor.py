@@ -9,6 +9,7 @@ from confed.engines.timeline import Timeline
 from confed.engines.together import answer_together, one_by_one
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Call, Reply
+from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import Store
 
 __all__ = ["Closable", "Executor", "InProcess"]
@@ -51,6 +52,7 @@ class InProcess:
         self.one_by_one = one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
         self._together = 1 if self.one_by_one else setup.batch_clients
         self._features: FrozenFeatures | FeatureCounts | None = None
+        self._passes = StackedPasses(self.workspace.model)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """See :class:`Executor`."""
@@ -62,7 +64,7 @@ class InProcess:
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         # What decides is the same in every attempt at a round, so that a resumed run has the same numbers.
         if len(calls) > 1 and all(call.action == "fit" and not call.session for call in calls):
-            found = answer_together(self._setup, self.workspace, calls, store, round)
+            found = answer_together(self._setup, self.workspace, calls, store, round, self._passes)
             if not isinstance(found, str):
                 self._save()
                 yield from found

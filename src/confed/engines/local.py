@@ -1,6 +1,5 @@
 """Simulator: the loop over rounds, with all clients on this machine."""
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,6 +76,10 @@ class _Records:
     errors: dict[str, str] = field(default_factory=dict[str, str])
     losses: dict[str, float] = field(default_factory=dict[str, float])
 
+    def copy(self) -> "_Records":
+        """The same, to which another attempt adds."""
+        return _Records(self.ledger.copy(), dict(self.errors), dict(self.losses))
+
 
 _Part = tuple[ServerState, _Records]
 
@@ -146,7 +149,7 @@ def _drive(
     setup = simulation.setup
 
     def part() -> _Part:
-        records = copy.deepcopy(before)  # another attempt begins with the same ones
+        records = before.copy()
         plain = simulation.exchange(round, records.ledger, records.errors, records.losses, server or "main", timeline)
         if not server:
             return drive(flow(), plain), records

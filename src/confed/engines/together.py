@@ -11,6 +11,7 @@ from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Scope, copy_into
 from confed.federation.randomness import derive, isolated
 from confed.federation.stacked import stack_unsupported, train_stacked
+from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import ClientState, Store
 from confed.federation.train import trained
 
@@ -33,7 +34,7 @@ def one_by_one(algorithm: Algorithm) -> str:
 
 
 def answer_together(
-    setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int
+    setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int, passes: StackedPasses
 ) -> list[Reply] | str:
     """Replies of several clients to ``fit``, trained at once.
 
@@ -43,6 +44,7 @@ def answer_together(
         calls: of different clients.
         store: their states.
         round: number of the round.
+        passes: of the workspace's model.
 
     Returns:
         The replies, in the order of the calls, whose clients' states are saved; or why the clients cannot be trained at
@@ -52,7 +54,7 @@ def answer_together(
     after = [state.copy() for state in before]
     try:
         with isolated(derive(setup.seed, round, calls[0].client.id, "fit")):
-            messages = _fit(setup, workspace, calls, after, round)
+            messages = _fit(setup, workspace, calls, after, round, passes)
     except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if isinstance(messages, str):
@@ -64,7 +66,12 @@ def answer_together(
 
 
 def _fit(
-    setup: Setup, workspace: Workspace, calls: Sequence[Call], states: Sequence[ClientState], round: int
+    setup: Setup,
+    workspace: Workspace,
+    calls: Sequence[Call],
+    states: Sequence[ClientState],
+    round: int,
+    passes: StackedPasses,
 ) -> list[Message] | str:
     first = setup.task_of(calls[0].client.id)
     if any(setup.task_of(call.client.id) is not first for call in calls):
@@ -85,7 +92,8 @@ def _fit(
     if reason := stack_unsupported(clients[0]):
         return reason
     replies: list[Message] = []
-    found = train_stacked(clients, values, setup.algorithm.objective)
+    plain = type(setup.algorithm).objective is Algorithm.objective
+    found = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
     for client, (own, loss) in zip(clients, found, strict=True):
         client.tensors = {**client.tensors, **own}
         client.remember()

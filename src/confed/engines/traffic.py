@@ -32,6 +32,10 @@ class Ledger:
 
     actions: dict[str, Traffic] = field(default_factory=dict[str, "Traffic"])
 
+    def copy(self) -> "Ledger":
+        """The same, to which calls can be added."""
+        return Ledger(dict(self.up), dict(self.down), dict(self.actions))
+
     def count(self, call: Call, reply: Reply) -> None:
         """Counts one call and its reply."""
         name, down = call.client.id, size(call.message)

@@ -28,6 +28,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+PACKED = 2**18
+"""Bytes of a client's state up to which it is kept with those of its round: writing more takes longer than a file."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """One checkpoint: every server's state after ``round`` rounds, and how much of the history is its own."""
@@ -50,7 +54,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"at least one checkpoint must be kept, got keep={keep}")
         self.root, self.keep, self.always = root, keep, always
-        self.store = DirectoryStore(root / "clients")
+        self.store = DirectoryStore(root / "clients", PACKED)
 
     def rounds(self) -> list[int]:
         """Rounds of the checkpoints on disk, ascending."""
@@ -61,11 +65,13 @@ class Checkpoints:
 
         Where it cannot be written, nothing of it stays.
         """
+        self.store.seal()
         self.write(checkpoint)
         self.store.kept = self.rounds()
 
     def expect(self, round: int) -> None:
         """Tells the store which versions matter once that round's checkpoint is written, which :meth:`write` does."""
+        self.store.seal()
         self.store.kept = self._kept([*self.store.kept, round])
 
     def write(self, checkpoint: Checkpoint) -> None:

@@ -2,10 +2,10 @@
 
 import queue
 import threading
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 
 from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.directory_store import at_once
 
 __all__ = ["CheckpointWriter"]
 
@@ -30,7 +30,7 @@ class CheckpointWriter:
 
     def __init__(self, checkpoints: Checkpoints, waiting: int = 1) -> None:
         self._checkpoints = checkpoints
-        self._jobs: queue.SimpleQueue[Checkpoint | Path | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Checkpoint | Callable[[], None] | None] = queue.SimpleQueue()
         self._given = self._done = 0  # each is counted by one thread alone
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(waiting):
@@ -54,7 +54,7 @@ class CheckpointWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)
             self._thread.start()
-            self._checkpoints.store.remove = self._remove
+            self._checkpoints.store.later = self._later
         self._checkpoints.expect(checkpoint.round)
         self._give(checkpoint)
 
@@ -67,10 +67,11 @@ class CheckpointWriter:
             self._give(None)
             self._thread.join()
             self._thread = None
-            self._checkpoints.store.remove = partial(Path.unlink, missing_ok=True)
+            self._checkpoints.store.later = at_once
+            self._checkpoints.store.settle()
         self._raise()
 
-    def _give(self, job: Checkpoint | Path | None) -> None:
+    def _give(self, job: Checkpoint | Callable[[], None] | None) -> None:
         self._given += 1  # first: a job that is not counted would seem to be done
         self._jobs.put(job)
 
@@ -79,25 +80,25 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
-    def _remove(self, path: Path) -> None:
-        """Removal of a file, after the checkpoints that were given before."""
+    def _later(self, job: Callable[[], None]) -> None:
+        """A removal, after the checkpoints that were given before."""
         busy = self._given > self._done  # looked at first: an idle thread meets no errors
         if self._error is not None:
             return  # nothing may be removed that the last whole checkpoint needs
         if busy:
-            self._give(path)
+            self._give(job)
         else:
-            path.unlink(missing_ok=True)
+            job()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 if self._error is not None:
                     continue
-                if isinstance(job, Path):
-                    job.unlink(missing_ok=True)
-                else:
+                if isinstance(job, Checkpoint):
                     self._checkpoints.write(job)
+                else:
+                    job()
             except Exception as error:
                 self._error = error
             finally:

@@ -19,6 +19,7 @@ __all__ = [
     "count",
     "digests",
     "gap",
+    "joined",
     "layout_of",
     "packed",
     "shapes",
@@ -149,6 +150,15 @@ def stacked(found: Sequence[Any]) -> tuple[Any, Any]:
         return torch.stack(list(found)), 0
     parts = [torch.stack([s[i] for s in found]) if isinstance(p, Tensor) else p for i, p in enumerate(first)]
     return first.__class__(*parts), first.__class__(*(0 if isinstance(p, Tensor) else None for p in first))
+
+
+def joined(found: Sequence[Any]) -> Any:
+    """States of several batches as that of one batch with all their examples; see :func:`stacked`."""
+    first = found[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(found))
+    parts = (torch.cat([s[i] for s in found]) if isinstance(p, Tensor) else p for i, p in enumerate(first))
+    return first.__class__(*parts)
 
 
 def gap(kept: Sequence[Tensor], plain: Sequence[Tensor]) -> float:

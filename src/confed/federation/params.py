@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +48,16 @@ def layout(
         frozen: names the model does not train; FROZEN whatever the rules say.
         partial: the names are only some of the model's, so that a rule may match none of them.
 
-    Raises:
-        ValueError: a name that no rule matches, or a rule that matches no name (a typing error, most often).
+    A name that no rule matches, or a rule that matches no name (a typing error, most often), is a ``ValueError``.
     """
-    frozen = set(frozen)
-    scopes: dict[str, Scope] = {}
+    return dict(_layout(tuple(names), tuple(rules.items()), frozenset(frozen), partial))
+
+
+@lru_cache(maxsize=64)  # a server works it out for every client of every round
+def _layout(
+    names: tuple[str, ...], ordered: tuple[tuple[str, Scope], ...], frozen: frozenset[str], partial: bool
+) -> dict[str, Scope]:
+    rules, scopes = dict(ordered), dict[str, Scope]()
     used: set[str] = set()
     for name in names:
         rule = next((pattern for pattern in rules if fnmatchcase(name, pattern)), None)

@@ -19,6 +19,7 @@ __all__ = [
     "Forward",
     "FromRows",
     "KeepsPictures",
+    "LossPerExample",
     "Output",
     "SingleLabel",
     "StepsByKind",
@@ -107,6 +108,18 @@ def single_label(task: Task, need: str, otherwise: str = "") -> SingleLabel:
         f'{need}, so it needs a task whose examples have exactly one right answer each (the task "vqa" with '
         f'objective = "ce"){otherwise}; got {task!r}'
     )
+
+
+@runtime_checkable
+class LossPerExample(Protocol):
+    """Protocol of tasks whose loss is a mean over examples, so that it can be computed for several clients at once."""
+
+    def example_losses(self, output: Output, batch: Batch) -> Tensor | None:
+        """Each example's loss, (B,), whose mean is :meth:`Task.loss` but for rounding; None where it is no such mean.
+
+        The examples may be those of several clients, and a value depends on its own example alone.
+        """
+        ...
 
 
 @runtime_checkable

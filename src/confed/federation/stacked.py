@@ -1,9 +1,9 @@
 """Training of several clients at once: their parameters stacked, one forward and backward pass per step for all.
 
 Kernels of small models are too short to fill a core or a GPU, and most of a step is the time between them. Here the
-k-th steps of several clients are computed together by ``torch.func.vmap`` over stacked parameters. Every client keeps
-its own batches, in its own order, its own optimiser state and its own number of steps; results are those of training
-one by one but for rounding, as the kernels for stacked matrices sum in another order.
+k-th steps of several clients are computed together over stacked parameters (:mod:`confed.federation.stacked_passes`).
+Every client keeps its own batches, in its own order, its own optimiser state and its own number of steps; results are
+those of training one by one but for rounding, as the kernels for stacked matrices sum in another order.
 """
 
 import warnings
@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from confed.federation.augment import training_batches
 from confed.federation.batches import to_device
-from confed.federation.feature_states import stacked
-from confed.federation.protocols import Batch, Output
-from confed.federation.stages import staged_part
+from confed.federation.protocols import Batch, LossPerExample, Output, Task
+from confed.federation.stacked_passes import StackedPasses
 from confed.federation.train import Objective, check_examples, needs_two, trained
 
 if TYPE_CHECKING:
@@ -49,18 +47,22 @@ def train_stacked(
     clients: Sequence["Client"],
     values: Sequence[Mapping[str, Tensor]],
     objective: Callable[["Client"], Objective],
+    passes: StackedPasses,
+    task: Task | None = None,
 ) -> list[tuple[dict[str, Tensor], float]]:
     """Trains clients at once, each on its own examples.
 
-    The model's outputs are computed for all clients in one pass, the losses of each client from its outputs. What
-    torch cannot map over clients (it draws random numbers, which would be others than one by one, or decides by
-    values) is a ``RuntimeError``, and so is a tensor that only some batches train. A client without training examples
-    is a ``ValueError``.
+    The model's outputs are computed for all clients in one pass, the losses of each client from its outputs, or all of
+    them at once where the task gives the loss of each example. What torch cannot map over clients (it draws random
+    numbers, which would be others than one by one, or decides by values) is a ``RuntimeError``, and so is a tensor that
+    only some batches train. A client without training examples is a ``ValueError``.
 
     Args:
         clients: with one model and one setting of local training; the model is in training mode.
         values: each client's initial values of all tensors that it does not share with the others for good.
         objective: of a client, with one loss per batch.
+        passes: of the clients' model.
+        task: the clients' task where its loss is the objective; None where the method has another one.
 
     Returns:
         Each client's values, as views of the stacks, and its mean loss.
@@ -69,39 +71,34 @@ def train_stacked(
         check_examples(client)
     with warnings.catch_warnings():  # of operations that are computed one client after the other
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        return _train_stacked(clients, values, objective)
+        stack = {name: torch.stack([own[name] for own in values]) for name in values[0]}
+        losses = _Losses(clients, objective, _per_example(task))
+        means = _train_stacked(clients, stack, losses, passes)
+    apart = {name: tensor.unbind() for name, tensor in stack.items()}
+    return [({name: parts[i] for name, parts in apart.items()}, mean) for i, mean in enumerate(means)]
 
 
 def _train_stacked(
-    clients: Sequence["Client"],
-    values: Sequence[Mapping[str, Tensor]],
-    objective: Callable[["Client"], Objective],
-) -> list[tuple[dict[str, Tensor], float]]:
+    clients: Sequence["Client"], stack: dict[str, Tensor], losses_of: "_Losses", passes: StackedPasses
+) -> list[float]:
     first, everyone = clients[0], list(range(len(clients)))
-    stack = {name: torch.stack([own[name] for own in values]) for name in values[0]}
     learning = [name for name in trained(first) if name in stack]
     steps = _Steps(first, {name: stack[name] for name in learning})
     device = stack[learning[0]].device
     total, count = torch.zeros(len(clients), device=device), [0] * len(clients)
 
-    everything = _Passes(first.model)
     streams = [_batches(client, device) for client in clients]
     number, used = 0, set[str]()
     while batches := {i: batch for i in everyone if (batch := next(streams[i], None)) is not None}:
         number += 1
         for group in _alike(batches):
-            batch = {name: torch.stack([batches[i][name] for i in group]) for name in batches[group[0]]}
+            examples = [batches[i] for i in group]
             rows = None if group == everyone else torch.tensor(group, device=device)
             own = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
             leaves = {name: own[name].detach().requires_grad_() for name in learning}
-            outputs = [part.unbind() for part in everything({**own, **leaves}, batch, [batches[i] for i in group])]
-            shares = _Shares({**own, **leaves}, first.tensors)
-            found: list[Tensor] = []
-            for place, i in enumerate(group):
-                clients[i].tensors = shares.of(place)
-                output = Output(*(part[place] for part in outputs))
-                found.append(_one_loss(objective(clients[i]), output, batches[i]))
-            losses = torch.stack(found)
+            tensors = {**own, **leaves}
+            batch, output = passes(tensors, examples, first.task)
+            losses = losses_of(group, tensors, output, batch, examples)
             reached = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
             pairs = zip(leaves, cast("tuple[Tensor | None, ...]", reached), strict=True)
             gradients = {name: gradient for name, gradient in pairs if gradient is not None}
@@ -118,7 +115,63 @@ def _train_stacked(
                         stack[name][rows] = own[name]
             for i in group:
                 count[i] += 1
-    return [({name: tensor[i] for name, tensor in stack.items()}, float(total[i]) / max(count[i], 1)) for i in everyone]
+    sums: list[float] = cast("Any", total).tolist()
+    return [of_all / max(steps, 1) for of_all, steps in zip(sums, count, strict=True)]
+
+
+def _per_example(task: Task | None) -> LossPerExample | None:
+    """The task where it gives the loss of each example, and no subclass has replaced the loss alone."""
+    if not isinstance(task, LossPerExample):
+        return None
+    defined = next(vars(kind).keys() & {"loss", "example_losses"} for kind in type(task).mro() if "loss" in vars(kind))
+    return task if "example_losses" in defined else None
+
+
+class _Losses:
+    """Losses of several clients from the outputs of all their examples.
+
+    Args:
+        clients: all of them.
+        objective: of a client, with one loss per batch.
+        task: where the objective is the mean of its losses per example; None otherwise.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence["Client"],
+        objective: Callable[["Client"], Objective],
+        task: LossPerExample | None,
+    ) -> None:
+        self._clients, self._objective, self._task = clients, objective, task
+        self._common = clients[0].tensors
+
+    def __call__(
+        self,
+        group: Sequence[int],
+        tensors: Mapping[str, Tensor],
+        output: Output,
+        batch: Batch,
+        each: Sequence[Batch],
+    ) -> Tensor:
+        """The losses of K clients, (K,).
+
+        Args:
+            group: which of the clients.
+            tensors: their stacked tensors.
+            output: of all their examples, end to end.
+            batch: the same examples.
+            each: the same, client by client.
+        """
+        known = None if self._task is None else self._task.example_losses(output, batch)
+        if known is not None:
+            return known.view(len(group), -1).mean(1)
+        shares, found = _Shares(tensors, self._common), list[Tensor]()
+        parts = zip(*(part.chunk(len(group)) for part in output), strict=True)
+        for place, (i, own, examples) in enumerate(zip(group, parts, each, strict=True)):
+            client = self._clients[i]
+            client.tensors = shares.of(place)
+            found.append(_one_loss(self._objective(client), Output(*own), examples))
+        return torch.stack(found)
 
 
 def _one_loss(objective: Objective, output: Output, batch: Batch) -> Tensor:
@@ -134,50 +187,6 @@ def _one_loss(objective: Objective, output: Output, batch: Batch) -> Tensor:
     if next(losses, None) is not None:
         raise RuntimeError("the method yields several losses per batch")
     return loss
-
-
-class _Passes:
-    """Passes of several clients' batches, each through its client's model, in one; kept features are looked up before.
-
-    Args:
-        model: the clients' model.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        found = staged_part(model)
-        self.model = model
-        self._staged = None if found is None or found[1].frozen_features is None else found[1]
-        self._whole = self._mapped(lambda own, batch, _: functional_call(model, own, (batch,)))
-
-    def __call__(self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch]) -> Output:
-        """The outputs, each (K, B, ...).
-
-        Args:
-            own: the clients' stacked tensors.
-            batch: their stacked batches.
-            each: one after the other.
-
-        Raises:
-            RuntimeError: the frozen layers draw random numbers.
-        """
-        kept = None if self._staged is None else self._staged.frozen_features
-        if self._staged is None or kept is None:
-            return self._whole(own, batch, None)
-        # Also once nothing is kept any more: inside of `vmap` these layers would round otherwise from then on.
-        staged, features, before = self._staged, kept, torch.get_rng_state()
-        state, dims = stacked([features.state(staged, examples) for examples in each])
-        if not torch.equal(before, torch.get_rng_state()):
-            raise RuntimeError("the frozen layers draw random numbers, which would be others")
-
-        def rest(own: dict[str, Tensor], batch: Batch, state: Any) -> Output:
-            with features.given(batch, state):
-                return functional_call(self.model, own, (batch,))
-
-        return self._mapped(rest, dims)(own, batch, state)
-
-    @staticmethod
-    def _mapped(one: Callable[[dict[str, Tensor], Batch, Any], Output], dims: Any = None) -> Callable[..., Output]:
-        return cast(Callable[..., Output], vmap(one, in_dims=(0, 0, dims), randomness="error"))
 
 
 class _Shares:

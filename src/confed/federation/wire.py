@@ -123,7 +123,7 @@ def _scalars(scalars: Mapping[str, Scalar]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tuple[str, int]:
+def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tuple[int, int]:
     header: dict[str, object] = {}
     offset = 0
     for name, dtype, shape in sorted(shapes, key=lambda e: (-_RANK[_DTYPES[e[1]]], e[0])):
@@ -136,12 +136,11 @@ def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tu
             "data_offsets": [offset, offset + count],
         }
         offset += count
-    return _encoded(header), offset
+    return len(_encoded(header).encode()), offset
 
 
 def _payload(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...], scalars: str) -> int:
-    entries, data = _entries(shapes)
-    length = len(entries.encode())
+    length, data = _entries(shapes)
     if scalars:
         block = '"__metadata__":' + _encoded({"scalars": scalars})
         length += len(block.encode()) + (1 if shapes else 0)

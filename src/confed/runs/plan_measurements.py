@@ -178,7 +178,7 @@ def measure(
         found = examine(simulation, servers, run_data, subsets=wanted[0], controls=wanted[1])
         examination = _taken(executor)
         examination.serving = max(clock() - began - sum(examination.seconds.values()), 0.0)
-        states = [path.stat().st_size for path in (Path(place) / "checkpoint/clients").rglob("*.safetensors")]
+        states = checkpoints.store.sizes()
         server = sum(path.stat().st_size for path in (Path(place) / "checkpoint").glob("round-000002/*"))
     personal = [sum(tensor.nbytes for tensor in own.values()) for own in found.personal.values()]
 

@@ -114,6 +114,14 @@ class Multilabel:
             return entries.sum()
         return entries.sum() / (max(len(entries), 1) if self.reduction == "mean" else unknown.sum().clamp_min(1))
 
+    def example_losses(self, output: Output, batch: Batch) -> Tensor | None:
+        """See :class:`confed.federation.protocols.LossPerExample`; None where the loss is no mean over examples."""
+        if self.reduction != "mean":
+            return None
+        logits, truth, unknown = self._inputs(output, batch)
+        entries = functional.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+        return entries.where(unknown, 0.0).sum(1)
+
     @property
     def measures(self) -> dict[str, tuple[float, float]]:
         """See :class:`confed.federation.reports.Measured`."""

@@ -111,12 +111,28 @@ class VQA:
             return functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype)) * self.answers
         if self.objective == "kl":
             return self._divergence(logits, truth, batch.get("annotated")).mean()
-        if len(truth):
+        self._check_labels(truth)
+        return functional.cross_entropy(logits, truth)
+
+    def example_losses(self, output: Output, batch: Batch) -> Tensor | None:
+        """See :class:`confed.federation.protocols.LossPerExample`; None of a sum over the batch."""
+        if self.reduction == "sum":
+            return None
+        logits, truth = self._logits_and_truth(output, self._with_target(batch))
+        if self.objective == "bce":
+            entries = functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype), reduction="none")
+            return entries.sum(1)
+        if self.objective == "kl":
+            return self._divergence(logits, truth, batch.get("annotated"))
+        self._check_labels(truth)
+        return functional.cross_entropy(logits, truth, reduction="none")
+
+    def _check_labels(self, labels: Tensor) -> None:
+        if len(labels):
             # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
-            low, high = torch.stack(torch.aminmax(truth)).tolist()
+            low, high = torch.stack(torch.aminmax(labels)).tolist()
             self._check("label", low, self.answers)
             self._check("label", high, self.answers)
-        return functional.cross_entropy(logits, truth)
 
     @property
     def measures(self) -> dict[str, tuple[float, float]]:

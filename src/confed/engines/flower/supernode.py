@@ -59,7 +59,7 @@ from confed.system.events import Note, Progress, ignore
 
 __all__ = ["SuperNode", "public_of", "read_key", "read_public"]
 
-SOON = 0.1
+SOON = 0.02
 """Seconds from a reply to the next question; every question costs the server some ten milliseconds."""
 
 

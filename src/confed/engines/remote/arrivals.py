@@ -16,6 +16,7 @@ from random import Random
 from confed.engines.buffered import Arrival, Buffered, begun_call, without_earlier
 from confed.engines.perform import Setup
 from confed.engines.remote.calls import CallBatch, PendingCall
+from confed.engines.remote.pauses import Pauses
 from confed.engines.remote.server import Remote
 from confed.federation.messages import Call
 from confed.federation.randomness import derive
@@ -85,11 +86,11 @@ class SiteArrivals:
             round: number of finished rounds.
         """
         if round not in self._rounds:
-            found: list[Arrival] = []
+            found, pauses = list[Arrival](), Pauses(self._remote.timeouts.interval)
             while len(found) < self.settings.size:
                 found += self._collect(self.settings.size - len(found))
                 if len(found) < self.settings.size:
-                    time.sleep(self._remote.timeouts.interval)
+                    pauses.sleep()
             if round + 1 == self._setup.rounds:  # nobody waits for what is on its way
                 for training in self._training.values():
                     self._remote.forget(training.batch)

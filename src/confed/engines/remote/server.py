@@ -20,6 +20,7 @@ from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.engines.remote.handshake import fingerprint
 from confed.engines.remote.open_files import patiently
+from confed.engines.remote.pauses import Pauses
 from confed.engines.remote.protocol import Limits, Request, printable, seal, version_of
 from confed.engines.remote.reply_reader import ReplyReader
 from confed.engines.remote.round_retry import Attempts, Done
@@ -141,9 +142,10 @@ class Remote:
 
     def _begin_again(self, attempts: Attempts) -> None:
         for batch in attempts.batches:  # what is on its way is not asked for a second time
+            pauses = Pauses(self.timeouts.interval)
             while batch.waiting or batch.running:
                 self.step(batch)
-                time.sleep(self.timeouts.interval)
+                pauses.sleep()
         self._steps, self._bases = dict(attempts.steps), dict(attempts.bases)
 
     # Calls ---------------------------------------------------------------------------------------------------
@@ -175,10 +177,11 @@ class Remote:
             yield None
             bounded = self.bounds.apply_to(self._setup.algorithm, calls)
             for position in range(len(calls)):
+                pauses = Pauses(self.timeouts.interval)
                 while position not in batch.done:
                     self.step(batch)
                     if position not in batch.done:
-                        time.sleep(self.timeouts.interval)
+                        pauses.sleep()
                 if not bounded:
                     yield self._counted(batch, *batch.done.pop(position))
             if bounded:

@@ -95,7 +95,8 @@ class Timeouts:
             instead of leaving them out.
         deadline: seconds from request to reply; a site that takes longer is left out of this round.
         away: seconds that a site may be disconnected before it is left out of this round.
-        interval: seconds between looks at what has arrived; between looks at who is connected four times that.
+        interval: seconds between looks at what has arrived, at most, after short waits less; between looks at who is
+            connected four times that.
     """
 
     minimum: Annotated[int, AT_LEAST_ONE] = 1

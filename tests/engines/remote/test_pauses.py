@@ -1,0 +1,19 @@
+import pytest
+
+from confed.engines.remote import pauses
+from confed.engines.remote.pauses import Pauses
+
+
+@pytest.mark.parametrize(("answered", "late"), [(0.02, 0.006), (0.3, 0.04), (60.0, 0.25), (0.0, 0.0)])
+def test_short_answers_are_met_soon_and_long_ones_seldom_looked_for(
+    answered: float, late: float, monkeypatch: pytest.MonkeyPatch
+):
+    clock, looks = [100.0], 1
+    monkeypatch.setattr(pauses.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(pauses.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    waiting = Pauses(0.25)
+    while clock[0] < 100 + answered:
+        waiting.sleep()
+        looks += 1
+    assert clock[0] - 100 - answered <= late
+    assert looks <= 60 + answered / 0.25
