@@ -78,10 +78,10 @@ JOBS: tuple[Job, ...] = (
         "nothing",
         (
             "pretrain vilt_mlm_middle --out OUT/vilt_mlm_middle.safetensors",
-            "compare --recipe feddat_domain_equal --methods all --seeds 5 model.name=vilt_mlm_middle "
+            "compare --recipe feddat_scene_equal data.preset=domain --methods all --seeds 5 model.name=vilt_mlm_middle "
             "model.pretrained=OUT/vilt_mlm_middle.safetensors data.train=2000 run.rounds=30 run.device=cuda "
             "--out OUT/feddat_domain_middle",
-            "compare --recipe feddat_domain_equal --methods all --seeds 5 model.name=vilt_mlm_middle "
+            "compare --recipe feddat_scene_equal --methods all --seeds 5 model.name=vilt_mlm_middle "
             "model.pretrained=OUT/vilt_mlm_middle.safetensors data.preset=function data.train=2000 run.rounds=30 "
             "run.device=cuda --out OUT/feddat_function_middle",
         ),

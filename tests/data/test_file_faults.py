@@ -7,11 +7,14 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.faults import faults
 from confed.datasets.scene_labels import scene_labels
+from confed.datasets.scenes import scenes
+
+TABLE = np.zeros((100, 4, 4, 3), np.uint8)
 
 
 def examples(pictures: list[int], answers: list[str], question: str = "what?") -> Examples:
     return Examples(
-        np.zeros((100, 4, 4, 3), np.uint8), np.array(pictures, dtype=np.int64), [question] * len(answers), answers,
+        TABLE, np.array(pictures, dtype=np.int64), [question] * len(answers), answers,
         ["x"] * len(answers), [f"{question}{number}{pictures}" for number in range(len(answers))],
     )  # fmt: skip
 
@@ -46,6 +49,20 @@ def test_each_fault_is_named_with_an_example() -> None:
         found = faults(federated(one=good, two=split))
         assert any(text in line for line in found), (text, found)
         assert len(found) <= 2, found
+
+
+def test_equal_numbers_in_other_tables_are_other_pictures() -> None:
+    def apart(part: Examples) -> Examples:
+        return replace(part, images=TABLE.copy())
+
+    split = sound(0)
+    again = Split(apart(split.train), apart(split.validation), apart(replace(split.train, answers=["b", "a"] * 6)))
+    assert faults(federated(one=split, two=again)) == []
+
+
+def test_drawn_scenes_share_no_picture() -> None:
+    found = faults(scenes("C", train=8, validation=4, test=8))
+    assert not [line for line in found if "picture" in line], found
 
 
 def test_damaged_label_data_are_found() -> None:

@@ -20,7 +20,8 @@ def faults(dataset: FederatedDataset | LabelDataset) -> list[str]:
     """What is likely to be wrong with the examples, a sentence each; none where nothing was found.
 
     Found are clients without training or test examples, answers that occur in tests only or hardly at all, equal
-    questions about one picture with different answers, and pictures that are both learned from and tested on.
+    questions about one picture with different answers, and pictures that are both learned from and tested on. One
+    picture is one number in one table of pictures: copies of it in other tables are not found.
 
     Args:
         dataset: of questions or of labels; of many clients the first ones.
@@ -67,11 +68,11 @@ def _contradictions(parts: list[Examples]) -> Iterator[str]:
     answers: dict[tuple[int, ...], set[str]] = defaultdict(set)
     first = ""
     for part in parts:
-        shown = presence(part)[:, 0]
+        shown, table = presence(part)[:, 0], id(part.images)  # numbers of pictures mean something within a table only
         pictures = np.reshape(part.image_index, (len(part), -1))
         for row, (question, answer) in enumerate(zip(part.questions, part.answers, strict=True)):
             if shown[row] and question:
-                told = answers[(*pictures[row].tolist(), hash(question))]
+                told = answers[(table, *pictures[row].tolist(), hash(question))]
                 told.add(answer)
                 first = first or (f"{question!r} with {' and '.join(map(repr, sorted(told)))}" if len(told) > 1 else "")
     count = sum(len(told) > 1 for told in answers.values())
@@ -82,11 +83,13 @@ def _contradictions(parts: list[Examples]) -> Iterator[str]:
 def _shared(parts: dict[str, tuple[Examples, Examples]]) -> Iterator[str]:
     """Pictures that are both in a training and in a test set."""
 
-    def shown(part: Examples) -> set[int]:
-        return set(np.ravel(part.image_index[presence(part)[:, 0]]).tolist())
+    def shown(part: Examples) -> set[tuple[int, int]]:
+        # Each client and role may have a table of its own, in which numbers begin anew.
+        numbers = np.ravel(part.image_index[presence(part)[:, 0]])
+        return {(id(part.images), number) for number in numbers.tolist()}
 
     learned = {name: shown(train) for name, (train, _) in parts.items()}
-    everywhere = set[int]().union(*learned.values()) if learned else set[int]()
+    everywhere = set[tuple[int, int]]().union(*learned.values()) if learned else set[int]()
     own = sum(len(learned[name] & shown(test)) for name, (_, test) in parts.items())
     others = sum(len(everywhere & shown(test)) for _, test in parts.values()) - own
     if own:
