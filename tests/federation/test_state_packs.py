@@ -198,3 +198,23 @@ def test_a_checkpoint_seals_the_states_that_it_relies_on(tmp_path: Path):
     with pytest.raises(CutPack, match="000002"):
         StatePacks(tmp_path / "clients").check(2)
     assert Checkpoints(tmp_path).latest()[0].round == 1
+
+
+def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = filled(tmp_path, rounds=1)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("confed.federation.state_packs.write_atomically", full)
+    for version in (2, 3, 4):
+        store.begin(version)
+        for client in range(3):
+            store.save(f"c{client}", state(10.0 * version + client))
+    store.begin(5)
+    assert values(tmp_path, 4) == {"c0": 40.0, "c1": 41.0, "c2": 42.0, "c3": 13.0}
+
+
+def test_names_that_no_file_system_has_are_refused_at_the_first_state(tmp_path: Path):
+    with pytest.raises(ValueError, match="name"):
+        DirectoryStore(tmp_path, PACKED).save("x" * 300, state(1.0))

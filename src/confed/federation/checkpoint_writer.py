@@ -46,17 +46,19 @@ class CheckpointWriter:
             self._checkpoints.save(checkpoint)
             return
         self._places.get()
+        given = self._given
         try:
             self._raise()
-        except Exception:
-            self._places.put(None)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)
+                self._thread.start()
+                self._checkpoints.store.later = self._later
+            self._checkpoints.expect(checkpoint.round)
+            self._give(checkpoint)
+        except BaseException:
+            if self._given == given:
+                self._places.put(None)
             raise
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)
-            self._thread.start()
-            self._checkpoints.store.later = self._later
-        self._checkpoints.expect(checkpoint.round)
-        self._give(checkpoint)
 
     def close(self) -> None:
         """Waits until everything is written, and ends the thread; :meth:`save` may follow.
@@ -68,6 +70,7 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
             self._checkpoints.store.later = at_once
+            self._raise()
             self._checkpoints.store.settle()
         self._raise()
 

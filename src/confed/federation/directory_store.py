@@ -62,9 +62,10 @@ class DirectoryStore:
         """Writes this version of the client's state and drops versions that no checkpoint needs."""
         data = encode_state(state)
         if len(data) <= self.packed:
+            folder = self._folder(client_id)  # refuses names that no file system has, here as for files
             self._packs.save(client_id, self.version, data)
             if self._filed():
-                (self._folder(client_id) / f"{self.version:06d}.safetensors").unlink(missing_ok=True)
+                (folder / f"{self.version:06d}.safetensors").unlink(missing_ok=True)
         else:
             self._write(client_id, self.version, data)
         older = [v for v in self._versions(client_id) if v < self.version]

@@ -128,7 +128,8 @@ class StatePacks:
             if not places:
                 self._remove(version)
             elif 2 * sum(length for _, length in places.values()) < self.path(version).stat().st_size:
-                self._rewrite(version)
+                with suppress(OSError):  # a full disk: the file stays as it was
+                    self._rewrite(version)
 
     def begin(self, version: int) -> None:
         """No state of an earlier version is saved from now on."""
@@ -147,7 +148,7 @@ class StatePacks:
 
     def replace(self, client: str, version: int, data: bytes) -> None:
         """Another state in place of a client's, on disk when this returns."""
-        self._rewrite(version, {client: data}, sync=True)
+        self._rewrite(version, {client: data})
 
     def check(self, version: int) -> None:
         """Check that the files up to a version have the records that they had when they were sealed.
@@ -199,11 +200,12 @@ class StatePacks:
             found = os.pread(file.fileno(), offset - begin + length, begin)
         return found[len(expected) :] if found.startswith(expected) else None
 
-    def _rewrite(self, version: int, instead: Mapping[str, bytes] | None = None, *, sync: bool = False) -> None:
+    def _rewrite(self, version: int, instead: Mapping[str, bytes] | None = None) -> None:
         if self._open is not None and self._open[0] == version:
             self._close()
         states = {client: self.load(client, version) for client in self._packs[version]} | dict(instead or {})
-        write_atomically(self.path(version), b"".join(_pieces(states)), sync=sync)
+        # On disk before it takes the place of a file on which checkpoints rely.
+        write_atomically(self.path(version), b"".join(_pieces(states)), sync=True)
         offset, places = 0, dict[str, Place]()
         for client, data in states.items():
             offset += len(_head(client, len(data)))
