@@ -37,6 +37,7 @@ def confed(*arguments: str) -> int:
     return stop.value.code
 
 
+@pytest.mark.filterwarnings("ignore:the model .* writes its answers")
 @pytest.mark.parametrize("kind", names())
 def test_pages_fit_80_columns_and_commands_are_valid(kind: str) -> None:
     for name in names()[kind]:
@@ -127,7 +128,7 @@ def test_lists_fit_80_columns(kind: str, monkeypatch: pytest.MonkeyPatch, capfd:
 def test_show_prints_suggests_and_writes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert confed("show", "ditto") == 0
     out = capfd.readouterr().out
-    for text in ("Li et al., ICML 2021", "lam = 0.1   number, at least 0", "confed run chat_scenes --methods ditto"):
+    for text in ("Li et al., ICML 2021", "lam = 0.1   number, at least 0", "confed run chat_captions --methods ditto"):
         assert text in out
     assert confed("show", "fedproxx") == 2
     assert "did you mean fedprox" in capfd.readouterr().err
