@@ -152,7 +152,7 @@ def test_a_method_that_adds_parameters_to_layers_of_the_base_is_refused() -> Non
     ],
 )
 def test_a_run_without_several_gpus_is_refused(settings: tuple[str, ...], why: str) -> None:
-    model = ("model.name=hf", "model.source=tiny:idefics3", "model.device_map=auto")
+    model = ("model.name=hf", "model.source=tiny:idefics3", "model.device_map=auto", "task.name=generation")
     with pytest.raises(ValueError, match=why):
         check_device(load_recipe("fedvqa_scenes", ["study.methods=[]", *model, *settings]))
 
