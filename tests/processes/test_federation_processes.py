@@ -118,11 +118,11 @@ def test_a_site_killed_in_a_round_and_started_again_rejoins_with_what_it_kept(tm
 
 
 def test_a_site_that_is_away_for_rounds_catches_up(tmp_path: Path) -> None:
-    recipe = recipe_of("fedper", "run.rounds=40", "run.evaluate_every=0")
+    recipe = recipe_of("fedper", "run.rounds=200", "run.evaluate_every=0")
     commands = made(tmp_path, recipe, "--minimum", "2", "--away", "0")
     log = tmp_path / "server" / "log.txt"
     with started(commands) as running:
-        until(log, "round 2/40: loss")
+        until(log, "round 2/200: loss")
         running["cold"].terminate()
         running["cold"].wait()
         until(log, "'cold' left out")
