@@ -182,3 +182,8 @@ def test_a_model_that_scores_answers_and_a_named_task_leave_the_task_as_it_is() 
     assert load_recipe("fedvqa_scenes", ["model.name=vilt_tiny"]).sections["task"]["name"] == "vqa"
     named = load_recipe("fedvqa_scenes", ["task.name=chat", "model.name=hf", "model.source=smolvlm_mini"])
     assert named.sections["task"]["name"] == "chat"
+
+
+def test_a_model_name_that_is_taken_away_is_missing_and_no_other_fault() -> None:
+    with pytest.raises(ValueError, match="name"):
+        load_recipe("fedvqa_scenes", ["~model.name"])

@@ -116,7 +116,7 @@ def kept_keys(section: str, name: str, values: Mapping[str, Any]) -> dict[str, A
 
 def _choose_by_likelihood(content: Mapping[str, Any]) -> None:
     """The task "generation" in place of "vqa" for a model that writes its answers, with a warning that says so."""
-    name, task = content["model"]["name"], content.get("task", {})
+    name, task = content["model"].get("name", ""), content.get("task", {})
     try:
         writes = model_spec(registry.models[name]).writes
     except ValueError:  # no such model, which is said where it is looked up to be used
