@@ -186,6 +186,30 @@ def test_ctrl_c_at_any_moment_of_saving_leaves_nothing_waiting(tmp_path: Path, m
     assert step > 50
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_ctrl_c_while_the_thread_starts_loses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        if runs:
+            start(thread)
+        raise KeyboardInterrupt
+
+    checkpoints = Checkpoints(tmp_path / "run")
+    writer = CheckpointWriter(checkpoints)
+    first = Checkpoint(1, {"main": server(1)}, 0)
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        writer.save(first)
+    assert not checkpoints.rounds()
+    writer.save(first)  # as a run does when it is stopped
+    writer.close()
+    assert checkpoints.rounds() == [1]
+
+
 def test_large_checkpoints_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_writer, "SMALL", 8)
     checkpoints = Checkpoints(tmp_path)

@@ -30,7 +30,7 @@ class CheckpointWriter:
 
     def __init__(self, checkpoints: Checkpoints, waiting: int = 1) -> None:
         self._checkpoints = checkpoints
-        self._jobs: queue.SimpleQueue[Checkpoint | Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs = queue.SimpleQueue[Checkpoint | Callable[[], None] | None]()
         self._given = self._done = 0  # each is counted by one thread alone
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(waiting):
@@ -50,9 +50,7 @@ class CheckpointWriter:
         try:
             self._raise()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)
-                self._thread.start()
-                self._checkpoints.store.later = self._later
+                self._start()
             self._checkpoints.expect(checkpoint.round)
             self._give(checkpoint)
         except BaseException:
@@ -66,7 +64,7 @@ class CheckpointWriter:
         What went wrong in the thread is raised here, or by the next :meth:`save`.
         """
         if self._thread is not None:
-            self._give(None)
+            self._jobs.put(None)
             self._thread.join()
             self._thread = None
             self._checkpoints.store.later = at_once
@@ -74,7 +72,20 @@ class CheckpointWriter:
             self._checkpoints.store.settle()
         self._raise()
 
-    def _give(self, job: Checkpoint | Callable[[], None] | None) -> None:
+    def _start(self) -> None:
+        # A queue of its own, and known only once it has started: an interrupted `start` leaves a thread that may or may
+        # not run, and cannot be joined.
+        jobs = queue.SimpleQueue[Checkpoint | Callable[[], None] | None]()
+        thread = threading.Thread(target=self._work, args=(jobs,), name="confed-checkpoints", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            jobs.put(None)
+            raise
+        self._jobs, self._thread = jobs, thread
+        self._checkpoints.store.later = self._later
+
+    def _give(self, job: Checkpoint | Callable[[], None]) -> None:
         self._given += 1  # first: a job that is not counted would seem to be done
         self._jobs.put(job)
 
@@ -93,8 +104,8 @@ class CheckpointWriter:
         else:
             job()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+    def _work(self, jobs: "queue.SimpleQueue[Checkpoint | Callable[[], None] | None]") -> None:
+        while (job := jobs.get()) is not None:
             try:
                 if self._error is not None:
                     continue
@@ -108,4 +119,3 @@ class CheckpointWriter:
                 if isinstance(job, Checkpoint):
                     self._places.put(None)
                 self._done += 1
-        self._done += 1
