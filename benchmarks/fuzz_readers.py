@@ -18,6 +18,7 @@ from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import _digest, decode, decode_state, encode, encode_state  # pyright: ignore
 from fuzz_federation_readers import federation_readers
 from fuzz_reader import Reader, reads, told
+from fuzz_state_packs import state_pack_readers
 
 
 def readers(root: Path) -> list[Reader]:
@@ -26,7 +27,8 @@ def readers(root: Path) -> list[Reader]:
     Args:
         root: an empty folder for their files.
     """
-    found = [*_messages(), *_stored(root), *federation_readers(root), *_runs(root), *_data(root)]
+    found = [*_messages(), *_stored(root), *state_pack_readers(root), *federation_readers(root)]
+    found += [*_runs(root), *_data(root)]
     assert len({reader.name for reader in found}) == len(found)
     return found
 

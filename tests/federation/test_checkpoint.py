@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path,
 
 
 @pytest.mark.parametrize("packed", [0, checkpoint.PACKED])
-@pytest.mark.parametrize("damage", ["cut", "flip", "seal"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "seal", "delete"])
 def test_a_damaged_client_state_spoils_its_checkpoint_only(
     tmp_path: Path, damage: str, packed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,8 +80,11 @@ def test_a_damaged_client_state_spoils_its_checkpoint_only(
             "cut": data[: at - 1],
             "seal": data[:-14],
             "flip": data[:at] + bytes([data[at] ^ 1]) + data[len(data) + at + 1 :],
+            "delete": b"",
         }[damage]
     )
+    if damage == "delete":
+        victim.unlink()
     again = Checkpoints(tmp_path)
     found, problems = again.latest()
     assert found.round == 1

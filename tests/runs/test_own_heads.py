@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from confed.engines.perform import Workspace
-from confed.federation.wire import decode_state
+from confed.federation.checkpoint import Checkpoints
 from confed.inference.finished_run import FinishedRun
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
@@ -68,9 +68,11 @@ def test_files_hold_a_clients_own_head_and_no_other(reference: Path) -> None:
         assert {own for own in HEADS.values() for name in names if name.startswith(own)} == {head}
     shared = set(load_file(reference / "models/global/trained.safetensors"))
     assert {name.split(".")[-3] for name in shared} == {"adapter"}
+    checkpoints = Checkpoints(reference / "checkpoint")
     for client, head in HEADS.items():
-        for path in (reference / "checkpoint/clients").glob(f"*/{client}/*.safetensors"):
-            groups = decode_state(path.read_bytes()).tensors
+        for version in checkpoints.rounds():
+            checkpoints.store.begin(version)
+            groups = checkpoints.store.load(client).tensors
             own = {"adapter": groups["personal"], "local": groups["private"]}
             for kind, tensors in own.items():
                 names = {name for name in tensors if not name.startswith(head)}

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 __all__ = ["private_folder", "remove_unfinished", "write_atomically"]
@@ -10,21 +12,26 @@ _LOCK = "lock.json"
 """See :mod:`confed.system.folder_lock`, which this package may not import."""
 
 
-def write_atomically(path: Path, data: bytes, *, sync: bool = False) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, sync: bool = False, mode: int = 0o666) -> None:
     """Atomic write: under a temporary name, then renamed; a reader sees the old file or the new one, never a part.
 
-    Raises:
-        OSError: the file cannot be written; the temporary one is removed.
+    Args:
+        path: the file.
+        data: its content, or pieces of it, of which one is in memory at a time.
+        sync: whether it is on disk when this returns.
+        mode: of the file, less what the umask forbids.
+
+    After an :class:`OSError`, as after any other that comes between, the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
+            file.writelines((data,) if isinstance(data, bytes) else data)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,11 +34,20 @@ PACKED = 2**18
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: every server's state after ``round`` rounds, and how much of the history is its own."""
+    """One checkpoint.
+
+    Attributes:
+        round: number of finished rounds.
+        servers: every server's state.
+        history_bytes: how much of the history is its own.
+        states: the files of client states that it relies on (:meth:`DirectoryStore.needed`), set when it is written;
+            None in checkpoints of earlier versions of confed, of which a missing file is not noticed.
+    """
 
     round: int
     servers: Mapping[str, ServerState]
     history_bytes: int
+    states: Mapping[str, str] | None = None
 
 
 class Checkpoints:
@@ -65,14 +74,14 @@ class Checkpoints:
 
         Where it cannot be written, nothing of it stays.
         """
-        self.store.seal()
-        self.write(checkpoint)
+        self.write(self._seal(checkpoint))
         self.store.kept = self.rounds()
 
-    def expect(self, round: int) -> None:
-        """Tells the store which versions matter once that round's checkpoint is written, which :meth:`write` does."""
-        self.store.seal()
-        self.store.kept = self._kept([*self.store.kept, round])
+    def expect(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Tells the store which versions matter once a checkpoint is written; returns what :meth:`write` must get."""
+        sealed = self._seal(checkpoint)
+        self.store.kept = self._kept([*self.store.kept, checkpoint.round])
+        return sealed
 
     def write(self, checkpoint: Checkpoint) -> None:
         """As :meth:`save`, without telling the store.
@@ -98,14 +107,19 @@ class Checkpoints:
                 "servers": {name: server.round for name, server in checkpoint.servers.items()},
                 "sha256": files,
             }
-            record["digest"] = _digest(record)
-            write_atomically(temporary / "checkpoint.json", json.dumps(record, indent=1).encode(), sync=True)
+            if checkpoint.states is not None:
+                record["states"] = dict(checkpoint.states)
+            _write_record(temporary / "checkpoint.json", record)
             shutil.rmtree(target, ignore_errors=True)
             os.replace(temporary, target)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         self._prune()
+
+    def _seal(self, checkpoint: Checkpoint) -> Checkpoint:
+        self.store.seal()
+        return replace(checkpoint, states=self.store.needed(checkpoint.round))
 
     def prune(self) -> None:
         """Removes what is neither among the newest ``keep`` nor always kept; tells the store which versions matter."""
@@ -134,8 +148,9 @@ class Checkpoints:
                 name: self._server(folder, name, finished, record["sha256"][name])
                 for name, finished in record["servers"].items()
             }
-            self.store.verify(round)
-            return Checkpoint(record["round"], servers, record["history_bytes"])
+            found = Checkpoint(record["round"], servers, record["history_bytes"], record.get("states"))
+            self.store.verify(round, found.states)
+            return found
         except (OSError, *FAULTS) as error:  # JSON of another form among them
             raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {str(error)[:300]}") from error
 
@@ -179,6 +194,10 @@ class Checkpoints:
         name = f"round-{round:06d}"
         shutil.rmtree(target / name, ignore_errors=True)
         shutil.copytree(self.root / name, target / name)
+        path = target / name / "checkpoint.json"
+        record = _record(path, round)
+        if "states" in record:
+            _write_record(path, {**record, "states": DirectoryStore(target / "clients").needed(round)})
 
     @staticmethod
     def _write(path: Path, tensors: Params) -> str:
@@ -218,13 +237,19 @@ def _record(path: Path, round: int) -> dict[str, Any]:
         sound = named and all("params" in groups for groups in record["sha256"].values())
         sound = sound and record["round"] == round and all(type(n) is int and n >= 0 for n in numbers)
         sound = sound and all(isinstance(digest, str) for digest in digests)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        sound = sound and all(int(text.split()[0]) > 0 for text in record.get("states", {}).values())
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no checkpoint's record: {type(error).__name__}: {error}") from error
     if not sound:
         raise ValueError(f"no record of a checkpoint of round {round}")
     if record.pop("digest", None) not in (None, _digest(record)):
         raise ValueError("its digest differs from the one recorded")
     return record
+
+
+def _write_record(path: Path, record: dict[str, Any]) -> None:
+    """Writes a ``checkpoint.json``; in one line, as a list of many files takes long to indent."""
+    write_atomically(path, json.dumps({**record, "digest": _digest(record)}).encode(), sync=True)
 
 
 def _digest(record: Mapping[str, Any]) -> str:

@@ -51,8 +51,7 @@ class CheckpointWriter:
             self._raise()
             if self._thread is None:
                 self._start()
-            self._checkpoints.expect(checkpoint.round)
-            self._give(checkpoint)
+            self._give(self._checkpoints.expect(checkpoint))
         except BaseException:
             if self._given == given:
                 self._places.put(None)

@@ -2,12 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from confed.federation.atomic import private_folder, remove_unfinished, write_atomically
 from confed.federation.file_names import name_of_file, path_of
+from confed.federation.needed_states import NeededStates, missing
 from confed.federation.state import ClientState
 from confed.federation.state_packs import CutPack, StatePacks
 from confed.federation.wire import decode_state, encode_state
@@ -44,6 +45,7 @@ class DirectoryStore:
         self.later: Callable[[Callable[[], None]], None] = at_once
         self._packs = StatePacks(root)
         self._files: bool | None = None
+        self._needed: NeededStates | None = None
 
     def begin(self, version: int) -> None:
         """See :class:`confed.federation.state.Store`."""
@@ -61,6 +63,8 @@ class DirectoryStore:
     def save(self, client_id: str, state: ClientState) -> None:
         """Writes this version of the client's state and drops versions that no checkpoint needs."""
         data = encode_state(state)
+        versions = [v for v in self._versions(client_id) if v <= self.version]
+        before = self._name(client_id, max(versions)) if versions and self._needed is not None else None
         if len(data) <= self.packed:
             folder = self._folder(client_id)  # refuses names that no file system has, here as for files
             self._packs.save(client_id, self.version, data)
@@ -68,13 +72,30 @@ class DirectoryStore:
                 (folder / f"{self.version:06d}.safetensors").unlink(missing_ok=True)
         else:
             self._write(client_id, self.version, data)
-        older = [v for v in self._versions(client_id) if v < self.version]
+        if self._needed is not None:
+            if before is not None:
+                self._needed.remove(client_id, before)
+            self._needed.add(client_id, self._name(client_id, self.version))
+        older = [v for v in versions if v < self.version]
         needed = {max((v for v in older if v <= kept), default=-1) for kept in self.kept}
         # The version before this one: a run stopped in the middle of a round saves the round before.
         needed.add(max(older, default=-1))
         for version in older:
             if version not in needed:
                 self._drop(client_id, version)
+
+    def needed(self, version: int) -> dict[str, str]:
+        """The files with the clients' newest states that are not newer than a version.
+
+        Returns:
+            Name of a file, or pattern of files of one version -> clients and checksum
+            (:meth:`confed.federation.needed_states.NeededStates.record`).
+        """
+        if version != self.version:  # a run that is stopped in the middle of a round saves the round before
+            return self._found(version).record()
+        if self._needed is None:
+            self._needed = self._found(version)
+        return self._needed.record()
 
     def seal(self) -> None:
         """Declares that a checkpoint is to be written which relies on the states saved so far."""
@@ -106,23 +127,29 @@ class DirectoryStore:
 
     def rewind(self, version: int) -> None:
         """Makes ``version`` the newest, removing what was written after it."""
-        self.version = version
+        self.version, self._needed = version, None
         self._packs.rewind(version)
         for folder in self.root.glob("*/*"):
             for path in folder.glob("*.safetensors"):
                 if int(path.stem) > version:
                     path.unlink()
 
-    def verify(self, version: int) -> None:
+    def verify(self, version: int, needed: Mapping[str, str] | None = None) -> None:
         """Check of every client's state of that version.
 
+        Args:
+            version: the number of finished rounds.
+            needed: what :meth:`needed` returned when the checkpoint was written; None where it was not noted.
+
         Raises:
-            CorruptCheckpoint: names the file that is damaged.
+            CorruptCheckpoint: names the file that is missing or damaged.
         """
         try:
             self._packs.check(version)
         except (CutPack, OSError) as error:
             raise CorruptCheckpoint(str(error)) from error
+        if needed is not None and (wrong := missing(needed, self._found(version).record())) is not None:
+            raise CorruptCheckpoint(f"{self.root / wrong[0]}: {wrong[1]}")
         for client in self.clients():
             if versions := [v for v in self._versions(client) if v <= version]:
                 self._state(client, max(versions))
@@ -135,17 +162,17 @@ class DirectoryStore:
             target: the other store's directory.
             without: clients whose states are not copied.
         """
-        other, packs = DirectoryStore(target), dict[int, dict[str, bytes]]()
+        other, packs = DirectoryStore(target), dict[int, list[str]]()
         for client in self.clients():
             versions = [v for v in self._versions(client) if v <= version]
             if versions and client not in without:
                 newest = max(versions)
                 if newest in self._packs.versions(client):
-                    packs.setdefault(newest, {})[client] = self._data(client, newest)
+                    packs.setdefault(newest, []).append(client)
                 else:
                     other._write(client, newest, self._data(client, newest))
-        for newest, states in packs.items():
-            other._packs.write(newest, states)
+        for newest, clients in packs.items():
+            other._packs.write(newest, ((client, self._data(client, newest)) for client in clients))
 
     def clients(self) -> list[str]:
         """The clients that have a state."""
@@ -162,6 +189,16 @@ class DirectoryStore:
     def _versions(self, client_id: str) -> list[int]:
         packed = self._packs.versions(client_id)
         return sorted({*packed, *_versions_in(self._folder(client_id))}) if self._filed() else packed
+
+    def _found(self, version: int) -> NeededStates:
+        """The files with the clients' newest states that are not newer than a version, looked for."""
+        newest = ((client, [v for v in self._versions(client) if v <= version]) for client in self.clients())
+        return NeededStates((client, self._name(client, max(versions))) for client, versions in newest if versions)
+
+    def _name(self, client_id: str, version: int) -> str:
+        """The file with a client's state, relative to the folder; a pattern for those of one version."""
+        own = self._filed() and self._path(client_id, version).is_file()
+        return f"*/*/{version:06d}.safetensors" if own else self._packs.path(version).name
 
     def _filed(self) -> bool:
         """Whether clients have files of their own."""

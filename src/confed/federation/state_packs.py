@@ -27,6 +27,9 @@ _HEAD = Struct("<4sHQ")
 
 _STATE, _SEAL = b"stat", b"seal"
 
+_OWNER = 0o600
+"""Mode of the files: only the owner may read what belongs to clients."""
+
 Place = tuple[int, int]
 """Offset and length of a state in its file."""
 
@@ -38,7 +41,8 @@ class CutPack(Exception):
 class StatePacks:
     """Files of states, one per version, with an index in memory: about 250 bytes per client.
 
-    Space of states that nobody needs is given back when they are half of a file, by writing the others anew.
+    Space of states that nobody needs is given back when they are half of a file, by writing the others anew, one after
+    the other: one state is in memory at a time.
 
     Args:
         root: the folder; made by whoever writes the first state.
@@ -165,11 +169,10 @@ class StatePacks:
                 if not sealed:
                     raise CutPack(f"{path}: it was cut or changed after it was sealed")
 
-    def write(self, version: int, states: Mapping[str, bytes]) -> None:
-        """A whole sealed file of a version, in one step."""
-        path = self.path(version)
+    def write(self, version: int, states: Iterable[tuple[str, bytes]]) -> None:
+        """A whole sealed file of a version, in one step, from clients and their states."""
         private_folder(self.root)
-        write_atomically(path, b"".join(_pieces(states)))
+        write_atomically(self.path(version), _pieces(states), mode=_OWNER)
         self.forget()
 
     def forget(self) -> None:
@@ -203,14 +206,19 @@ class StatePacks:
     def _rewrite(self, version: int, instead: Mapping[str, bytes] | None = None) -> None:
         if self._open is not None and self._open[0] == version:
             self._close()
-        states = {client: self.load(client, version) for client in self._packs[version]} | dict(instead or {})
+        other, offset, places = dict(instead or {}), 0, dict[str, Place]()
+
+        def states() -> Iterator[tuple[str, bytes]]:
+            nonlocal offset
+            for client in list(self._packs[version]):
+                data = other[client] if client in other else self.load(client, version)
+                offset += len(_head(client, len(data)))
+                places[client] = (offset, len(data))
+                offset += len(data)
+                yield client, data
+
         # On disk before it takes the place of a file on which checkpoints rely.
-        write_atomically(self.path(version), b"".join(_pieces(states)), sync=True)
-        offset, places = 0, dict[str, Place]()
-        for client, data in states.items():
-            offset += len(_head(client, len(data)))
-            places[client] = (offset, len(data))
-            offset += len(data)
+        write_atomically(self.path(version), _pieces(states()), sync=True, mode=_OWNER)
         self._packs[version] = places
 
     def _remove(self, version: int) -> None:
@@ -225,8 +233,7 @@ class StatePacks:
             path = self.path(version)
             there = list(_records(path)) if version in self._packs else []
             private_folder(self.root)
-            # Only the owner may read what belongs to clients.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _OWNER)
             # Behind a part of a record that a killed process left nothing could be read.
             os.ftruncate(descriptor, _end(there[-1]) if there else 0)
             self._open, self._heads = (version, descriptor), _heads(there)
@@ -266,9 +273,9 @@ def _heads(records: Iterable[tuple[bytes, str, Place]]) -> int:
     return found
 
 
-def _pieces(states: Mapping[str, bytes]) -> Iterator[bytes]:
+def _pieces(states: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
     heads = 0
-    for client, data in states.items():
+    for client, data in states:
         head = _head(client, len(data))
         heads = crc32(head, heads)
         yield head
