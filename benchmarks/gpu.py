@@ -1,9 +1,10 @@
 """FedAvg of a ViLT with adapters on a GPU: pictures per second against a plain loop and against the roofline.
 
-Eight clients train one epoch in a round, for batches of 1 to 64: one by one, all at once (``run.batch_clients``), and
-with features of frozen layers. The roofline is the larger of two times: a step's floating-point operations, counted by
-``torch.utils.flop_counter``, at the rate of a large matrix product measured here, and the bytes of the weights, read in
-the forward and in the backward pass, at the rate of a copy measured here. What else a step moves is not in it.
+Eight clients train one epoch in a round, for batches of 1 to 64: one by one, all at once (``run.batch_clients``),
+with features of frozen layers, and with the examples on the device (``run.device_data``). The roofline is the larger of
+two times: a step's floating-point operations, counted by ``torch.utils.flop_counter``, at the rate of a large matrix
+product measured here, and the bytes of the weights, read in the forward and in the backward pass, at the rate of a copy
+measured here. What else a step moves is not in it.
 
     python benchmarks/gpu.py --device cuda           # ViLT-B/32, pictures of 384
     python benchmarks/gpu.py --device cpu --tiny     # two blocks of width 32: whether everything here works
@@ -81,6 +82,7 @@ def compare(
         "one_by_one": setup,
         "at_once": replace(setup, batch_clients=CLIENTS),
         "features": replace(setup, features=FeatureSettings(4 * 10**9)),
+        "data_on_device": replace(setup, device_data=4 * 10**9),
     }
     for name, own in ways.items():
         ours, told = _federation(own)
@@ -91,7 +93,7 @@ def compare(
             f"gpu, batches of {batch}, {name}", 1.03 if name == "one_by_one" else 1.0, **figures,
             images_per_second=images / figures["ours_seconds"], plain_per_second=images / figures["plain_seconds"],
             roofline_per_second=batch / floor, why_not=why,
-            reused=executor.features.reused,
+            reused=executor.features.reused, bytes_on_device=executor.device_data.held,
         )  # fmt: skip
 
 

@@ -140,5 +140,5 @@ class CRD(Algorithm):
             return classes
         task = single_label(client.task, NEED, OTHERWISE)
         for batch in client.data.train(client.local.eval_batch_size, client.rng("labels")):
-            classes[batch["index"]] = task.labels(batch)
+            classes[batch["index"]] = task.labels(batch).to(classes.device)
         return classes

@@ -85,6 +85,7 @@ def _totals(plans: "Mapping[str, RunPlan]", seeds: int, workers: int, beside: bo
         "calls": seeds * sum(own.calls for own in plans.values()),
         "bytes": seeds * sum(own.bytes_up + own.bytes_down for own in plans.values()),
         "memory_per_process": max(own.memory for own in plans.values()),
+        "device_data": max(own.device_data for own in plans.values()),
         "device_memory": max(own.device_memory for own in plans.values()),
         "disk": seeds * sum(own.disk for own in plans.values()),
         "workers": workers,
@@ -122,6 +123,7 @@ def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]
         )  # fmt: skip
     print_table(table)
     gpu = f", {size(totals['device_memory'])} of the GPU" if totals["device_memory"] else ""
+    gpu += f" and up to {size(totals['device_data'])} of it for clients' examples" if totals["device_data"] else ""
     lines = [
         f"{counted(totals['cells'], 'run')} ({counted(seeds, 'seed')}): {count(totals['calls'])} calls, "
         f"{size(totals['bytes'])} sent, {size(totals['disk'])} on disk, {size(totals['memory_per_process'])} of memory "

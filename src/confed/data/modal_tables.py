@@ -4,7 +4,7 @@ A modality that an example lacks is a key that its batch lacks: nothing stands i
 has. Models that need all their keys get tables without gaps instead (:mod:`confed.data.missing`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,10 @@ class ModalTable(Table):
         if "series" in here and self.series is not None and self.series_index is not None:
             batch["series"], batch["series_length"] = self.series[self.series_index[rows]]
         return batch
+
+    def on(self, move: Callable[[Tensor], Tensor]) -> "ModalTable":
+        """Itself: what an example has decides on the host how a batch is put together."""
+        return self
 
     def sets(self) -> list[tuple[str, ...]]:
         """See :class:`Table`; none without examples."""

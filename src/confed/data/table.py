@@ -1,7 +1,7 @@
 """Tensor tables of examples and batches of their rows."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import torch
@@ -11,6 +11,7 @@ from confed.data.picture_tables import StoredPictures
 from confed.data.regions import Regions
 from confed.data.row_batch import RowBatch
 from confed.data.targets import SoftTargets
+from confed.federation.batches import gathered
 
 __all__ = ["Table"]
 
@@ -47,16 +48,16 @@ class Table:
         the picture. Of several annotators, their answers are under ``annotated``, int64 (B, A), labels or C for one
         outside the vocabulary, and the scores that follow under ``target``, float32 (B, C).
         """
-        batch = {name: column[rows] for name, column in self.columns.items()}
+        batch = {name: gathered(column, rows) for name, column in self.columns.items()}
         pictures = self.image_index[rows]
         first = pictures if pictures.ndim == 1 else pictures[:, 0]
         if self.images is not None and "image_count" in batch:
             most = max(int(batch["image_count"].max()), 1) if len(rows) else 1
-            batch["image"] = self.images[pictures[:, :most].flatten()].unflatten(0, (len(rows), most))
+            batch["image"] = _pictures(self.images, pictures[:, :most].flatten()).unflatten(0, (len(rows), most))
         elif self.images is not None:
-            batch["image"] = self.images[first]
+            batch["image"] = _pictures(self.images, first)
             if pictures.ndim == 2:
-                batch["image2"] = self.images[pictures[:, 1]]
+                batch["image2"] = _pictures(self.images, pictures[:, 1])
         if self.regions is not None:
             batch["regions"], batch["boxes"] = map(torch.from_numpy, self.regions[first.cpu().numpy()])
         if self.targets is not None:
@@ -87,12 +88,12 @@ class Table:
         pictures = self.image_index[rows]
         first = pictures if pictures.ndim == 1 else pictures[:, 0]
         parts: dict[str, Callable[[], Tensor]] = {
-            name: partial(column.__getitem__, rows) for name, column in self.columns.items()
+            name: partial(gathered, column, rows) for name, column in self.columns.items()
         }
         if self.images is not None:
-            parts["image"] = partial(self.images.__getitem__, first)
+            parts["image"] = partial(_pictures, self.images, first)
             if pictures.ndim == 2:
-                parts["image2"] = partial(self.images.__getitem__, pictures[:, 1])
+                parts["image2"] = partial(_pictures, self.images, pictures[:, 1])
         if (regions := self.regions) is not None:
             both = cache(lambda: tuple(map(torch.from_numpy, regions[first.cpu().numpy()])))
             parts |= {"regions": lambda: both()[0], "boxes": lambda: both()[1]}
@@ -100,6 +101,17 @@ class Table:
             parts |= {"target": lambda: targets[rows], "annotated": lambda: targets.labels[rows]}
         parts["index"] = lambda: rows
         return RowBatch(source, rows, parts)
+
+    def on(self, move: Callable[[Tensor], Tensor]) -> "Table":
+        """The same rows with other tensors in place of pictures and columns.
+
+        What is read from files, regions and annotators' answers stay on the host, as do the indices of pictures.
+
+        Args:
+            move: see :class:`confed.federation.protocols.Movable`.
+        """
+        images = move(self.images) if isinstance(self.images, Tensor) else self.images
+        return replace(self, images=images, columns={name: move(column) for name, column in self.columns.items()})
 
     def take(self, count: int) -> "Table":
         """The first ``count`` rows; the pictures are shared."""
@@ -117,3 +129,7 @@ class Table:
         """Number of batches per shuffled epoch with at least ``least`` examples."""
         whole, rest = divmod(len(self), batch_size)
         return whole * (batch_size >= least) + (rest >= max(least, 1))
+
+
+def _pictures(table: Tensor | StoredPictures, numbers: Tensor) -> Tensor:
+    return gathered(table, numbers) if isinstance(table, Tensor) else table[numbers]

@@ -1,6 +1,6 @@
 """A client's data as three tables: training, validation and test examples."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 
 import torch
@@ -24,8 +24,14 @@ class TableData:
 
     def __init__(self, train: Table, validation: Table, test: Table) -> None:
         self.tables = (train, validation, test)
-        self._train, self._validation, self._test = self.tables
+        self._train, self._validation, self._test = self._read = self.tables
         self._sources = (Source(), Source(), Source())
+
+    def on(self, move: Callable[[Tensor], Tensor]) -> "TableData":
+        """See :class:`confed.federation.protocols.Movable`; test examples with other inputs stay on the host."""
+        there = copy(self)
+        there._read = tuple(table.on(move) for table in self.tables)
+        return there
 
     def __len__(self) -> int:
         return len(self._train)
@@ -34,7 +40,7 @@ class TableData:
         """The same with at most so many training examples, and so many validation and test examples."""
         fewer = copy(self)
         fewer.tables = (self._train.take(train), self._validation.take(others), self._test.take(others))
-        fewer._train, fewer._validation, fewer._test = fewer.tables
+        fewer._train, fewer._validation, fewer._test = fewer._read = fewer.tables
         fewer._sources = (Source(), Source(), Source())
         return fewer
 
@@ -59,7 +65,7 @@ class TableData:
         return controlled(self._test, batch_size, control, rng)
 
     def _batches(self, part: int, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
-        table = self.tables[part]
+        table = self._read[part]
         if type(table) is not Table or "image_count" in table.columns:
             return table.batches(batch_size, order)
         order = torch.arange(len(table)) if order is None else order

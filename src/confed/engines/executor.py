@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from confed.engines.device_data import counts_of, keep_data
 from confed.engines.features import WRITTEN_AFTER, keep_features
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
 from confed.engines.together import answer_together, one_by_one
+from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Call, Reply
 from confed.federation.stacked_passes import StackedPasses
@@ -58,6 +60,7 @@ class InProcess:
         """See :class:`Executor`."""
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
+            keep_data(self._setup, self.workspace)
         for start in range(0, len(calls), self._together):
             yield from self._answers(calls[start : start + self._together], store, round)
 
@@ -85,6 +88,11 @@ class InProcess:
         """What keeping features of frozen layers has saved."""
         kept = self._features
         return kept.counts if isinstance(kept, FrozenFeatures) else kept or FeatureCounts()
+
+    @property
+    def device_data(self) -> DeviceCounts:
+        """What of the clients' examples lies on the device."""
+        return counts_of(self._setup, self.workspace)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -16,6 +16,7 @@ from torch import nn
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Journal, SignatureCheck, Signer
 from confed.federation.client_info import ClientInfo
+from confed.federation.device_tables import DeviceTables, on_device
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply
@@ -110,10 +111,14 @@ class Workspace:
             that are not trained.
         device: where it computes.
         lasting: whether this object lives through all calls of a session; a client may then keep live objects.
+
+    Attributes:
+        examples: where clients' examples are kept on the device, and None where they are not.
     """
 
     def __init__(self, model: nn.Module, device: str = "cpu", *, lasting: bool = True) -> None:
-        self.model = model
+        self.model, self.device = model, device
+        self.examples: DeviceTables | None = None
         if isinstance(model, PlacesItself):
             model.place(device)
         else:
@@ -153,7 +158,7 @@ class Workspace:
         # A model may also name buffers that are no part of its state.
         shared = {id(self.tensors[name]): self.tensors[name] for name in self.frozen & self.tensors.keys()}
         twin = Workspace(copy.deepcopy(self.model, shared), str(next(self.model.parameters()).device))
-        twin.initial = self.initial
+        twin.initial, twin.examples = self.initial, self.examples
         return twin
 
     def scopes(self, algorithm: Algorithm, client: ClientInfo) -> Mapping[str, Scope]:
@@ -199,6 +204,7 @@ class Setup:
         features: how features of frozen layers are kept in the simulator; None where they are not.
         batch_clients: how many clients are trained at once in this process (:mod:`confed.engines.together`).
         compile: whether models are compiled when they first compute.
+        device_data: bytes of a GPU's memory for clients' examples, in all processes of the simulator together.
         signatures: at the server of a federation across machines: check of the signatures of members of secure
             aggregation; None where sites do not sign, or the server does not know their keys.
     """
@@ -220,6 +226,7 @@ class Setup:
     features: FeatureSettings | None = None
     batch_clients: int = 1
     compile: bool = False
+    device_data: int = 0
     signatures: SignatureCheck | None = None
 
     def __post_init__(self) -> None:
@@ -287,7 +294,7 @@ def client_of(
     """The client that a call is for, in a workspace whose model has been told its task."""
     return Client(
         info=call.client,
-        data=setup.data(call.client.id),
+        data=on_device(setup.data(call.client.id), workspace.examples),
         model=workspace.model,
         tensors=workspace.tensors,
         task=setup.task_of(call.client.id),

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from confed.engines.call_bytes import answer_bytes
+from confed.engines.device_data import counts_of, keep_data
 from confed.engines.features import WRITTEN_AFTER, keep_features
 from confed.engines.perform import Setup, Workspace
 from confed.engines.setup_source import SetupSource
@@ -80,10 +81,12 @@ def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection, cou
         if workspace is None:
             workspace = Workspace(setup.model(), device)
             features = keep_features(setup, workspace, count)
+            keep_data(setup, workspace, count)
         told, *others = answer_bytes(setup, workspace, head, message, state)
         if isinstance(features, FrozenFeatures):
             features.save(WRITTEN_AFTER)
         counts = features.counts if isinstance(features, FrozenFeatures) else features
-        pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), "features": asdict(counts)}).encode())
+        kept = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
+        pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **kept}).encode())
         for part in others:
             pipe.send_bytes(part)

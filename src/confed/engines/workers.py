@@ -25,12 +25,14 @@ import torch
 
 from confed.engines.call_bytes import Encoded, call_head, join, read_answer, split
 from confed.engines.call_queue import CallQueue, Homes
+from confed.engines.device_data import added_up
 from confed.engines.features import added
 from confed.engines.perform import Setup
 from confed.engines.setup_source import SetupSource
 from confed.engines.timeline import Timeline
 from confed.engines.usage import note_children
 from confed.engines.worker_process import serve, serve_spawned
+from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
@@ -101,6 +103,7 @@ class Workers:
         self._homes = Homes()
         self._closed = False
         self._count, self._counts = count, dict[int, FeatureCounts]()
+        self._device_data = dict[int, DeviceCounts]()
         self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
         self._workers = [self._start(number) for number in range(count)]
         # A server that computes gradients itself, where there are GPUs, makes this process one that cannot be forked
@@ -116,6 +119,11 @@ class Workers:
     def features(self) -> FeatureCounts:
         """What keeping features of frozen layers has saved, in all processes."""
         return added(self._counts.values())
+
+    @property
+    def device_data(self) -> DeviceCounts:
+        """What of the clients' examples lies on devices, in all processes."""
+        return added_up(self._device_data.values())
 
     def close(self) -> None:
         """Ends the processes."""
@@ -210,6 +218,7 @@ class Workers:
         if not parts[1] and "broken" in head:
             raise RuntimeError(f"a worker process could not prepare the run: {head['broken']}")
         self._counts[head["process"]] = FeatureCounts(**head["features"])
+        self._device_data[head["process"]] = DeviceCounts(**head["device_data"])
         read = read_answer(call, parts, store)
         self.timeline.add(call.client.id, call.action, *read.span)
         return read.reply

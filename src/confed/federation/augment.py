@@ -61,7 +61,7 @@ def _mirrored(batches: Iterable[Batch], chosen: torch.Tensor) -> Iterator[Batch]
             )
         turned = chosen[batch["index"].cpu()]
         pictures = {
-            name: torch.where(turned.view(-1, 1, 1, 1), batch[name].flip(-1), batch[name])
+            name: torch.where(turned.view(-1, 1, 1, 1).to(batch[name].device), batch[name].flip(-1), batch[name])
             for name in PICTURES
             if name in batch and batch[name].ndim == 4
         }

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from confed.federation.protocols import Batch
 
-__all__ = ["rows", "to_device"]
+__all__ = ["gathered", "rows", "to_device"]
 
 
 def rows(batch: Batch) -> int:
@@ -21,6 +21,11 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     return {name: _sent(tensor, device) for name, tensor in batch.items()}
+
+
+def gathered(table: Tensor, numbers: Tensor) -> Tensor:
+    """Rows of a table, on its device, by their numbers, which may be on the host."""
+    return table[numbers if table.device == numbers.device else _sent(numbers, table.device)]
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -216,6 +216,19 @@ class FromRows(Protocol):
 
 
 @runtime_checkable
+class Movable(Protocol):
+    """Client data whose tensors may lie on the device where the model computes."""
+
+    def on(self, move: Callable[[Tensor], Tensor]) -> "ClientData":
+        """The same examples, batches of which are gathered from copies of their tensors.
+
+        Args:
+            move: the copy of a tensor, or the tensor itself where it stays; the same for the same tensor.
+        """
+        ...
+
+
+@runtime_checkable
 class KeepsPictures(Protocol):
     """Client data that may refuse augmentation, because other inputs were computed from the pictures.
 

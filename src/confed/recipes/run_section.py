@@ -38,6 +38,9 @@ class Run:
             else fork.
         threads: threads per process. On few cores one thread and several workers beat several threads.
         device: "cpu", "cuda" or "auto"; with several GPUs, workers are spread over them.
+        device_data: gigabytes of the GPU's memory for clients' examples, in all processes of this machine together.
+            What fits is moved once, and batches are gathered there; the rest is moved batch by batch, as with 0. No
+            number changes. Not in Ray's actors and at sites.
         checkpoint_every: rounds between checkpoints; 0 for none.
         checkpoint_seconds: least time between checkpoints.
         keep_checkpoints: how many stay on disk; "joins" for two, and besides the last ones before clients joined, from
@@ -78,6 +81,7 @@ class Run:
     start_method: Literal["auto", "fork", "spawn"] = "auto"
     threads: Annotated[int, AT_LEAST_ONE] = 1
     device: Literal["cpu", "cuda", "auto"] = "cpu"
+    device_data: Annotated[float, NOT_NEGATIVE] = 0.0
     checkpoint_every: Annotated[int, NOT_NEGATIVE] = 1
     checkpoint_seconds: Annotated[float, NOT_NEGATIVE] = 0.0
     keep_checkpoints: Annotated[int | Literal["joins"], AT_LEAST_ONE] = 2

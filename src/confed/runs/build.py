@@ -138,6 +138,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         features=_features(run),
         batch_clients=run.batch_clients,
         compile=run.compile,
+        device_data=int(run.device_data * 1e9),
     )  # fmt: skip
     if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
         adds = type(algorithm).add_modules is not Algorithm.add_modules

@@ -49,6 +49,7 @@ class RunPlan:
         bytes_down: sent to clients in all rounds.
         memory: largest resident memory of a process, in bytes, as measured here.
         device_memory: the same of the GPU; 0 without one.
+        device_data: bytes of the GPU that clients' examples may take (``run.device_data``); 0 without one.
         disk: bytes of checkpoints, models and predictions at the end of the run.
         preparing: seconds until the first round.
         serving: seconds of the server in a round, its checkpoint included.
@@ -76,6 +77,7 @@ class RunPlan:
     evaluations: int
     finishing: tuple[float, ...]
     examining: tuple[float, ...]
+    device_data: int = 0
 
     def round_seconds(self, workers: int = 1) -> float:
         """Seconds of a round without evaluation, with so many processes on as many cores."""
@@ -222,6 +224,7 @@ def _plan(
         evaluations=evaluations,
         finishing=tuple(finishing(whole(name)[0]) for name in trials[1].finish.asked),
         examining=(trials[1].examination.serving, *(examining(whole(name)[2]) for name in trials[1].examination.asked)),
+        device_data=0 if setup.device == "cpu" else setup.device_data,
     )
 
 

@@ -19,6 +19,7 @@ from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, re
 from confed.engines.workers import Workers
 from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
 from confed.federation.checkpoint_writer import CheckpointWriter
+from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, ServerState, Store
@@ -156,6 +157,7 @@ class Runner:
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
         self.writer = CheckpointWriter(self.checkpoints)
         self.cpu, self.resumed = cpu_seconds(), False
+        self.device_data: DeviceCounts | None = None
         self.saved_at = -math.inf
         self.notes: list[str] = []
         self.ledger: PrivacyLedger | None = None
@@ -197,7 +199,9 @@ class Runner:
             examined = self.examine(simulation, servers)
             examined.notes.extend(self.notes)
             self._write_models(servers, examined.personal)
-            features = executor.features if isinstance(executor, InProcess | Workers) else None
+            local = executor if isinstance(executor, InProcess | Workers) else None
+            features = None if local is None else local.features
+            self.device_data = None if local is None else local.device_data
             if features is not None:
                 for note in features.notes:
                     self.progress(Caution(note))
@@ -370,7 +374,7 @@ class Runner:
         cpu = cpu_seconds() - self.cpu + (0.0 if self.actors is None else self.actors.cpu_seconds)
         summary = summarise_run(
             self.recipe, self.setup, self.run_data, self.folder, workspace, examined,
-            cpu=cpu, peak=peak, resumed=self.resumed, features=features,
+            cpu=cpu, peak=peak, resumed=self.resumed, features=features, device_data=self.device_data,
             engine={} if self.actors is None else self.actors.described(),
         )  # fmt: skip
         self.folder.write_json(self.folder.summary, summary)

@@ -21,7 +21,7 @@ __all__ = ["INDIFFERENT", "check_same_recipe", "differing_settings", "machine_no
 INDIFFERENT = (
     "name", "run.engine", "run.address", "run.workers", "run.start_method", "run.threads", "run.device",
     "run.checkpoint_every", "run.checkpoint_seconds", "run.keep_checkpoints", "run.gallery", "run.modality_matrix",
-    "run.features", "run.features_memory", "run.features_disk",
+    "run.features", "run.features_memory", "run.features_disk", "run.device_data",
 )  # fmt: skip
 """Settings with which a run may go on: they say how it is computed and shown, not what."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from confed.data.examples import FederatedDataset
 from confed.engines.local import Participation
 from confed.engines.perform import Setup, Workspace, count_parameters
+from confed.federation.device_tables import DeviceCounts
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.specs import model_spec
@@ -52,6 +53,7 @@ def summarise_run(
     peak: int,
     resumed: bool = False,
     features: FeatureCounts | None = None,
+    device_data: DeviceCounts | None = None,
     engine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
@@ -66,6 +68,7 @@ def summarise_run(
         cpu: processor seconds.
         peak: largest resident memory of a process, bytes.
         features: what keeping features of frozen layers has saved.
+        device_data: what of the clients' examples lies on the device.
         resumed: the run was interrupted; processor time and memory are those of its last part.
         engine: further entries, of the cluster that computed the clients.
     """
@@ -95,6 +98,7 @@ def summarise_run(
         "cpu_seconds": cpu,
         "peak_memory_bytes": peak,
         **_features(features),
+        **_device_data(setup, device_data),
         **_parameters(setup, workspace),
         "own_heads": setup.algorithm.traits.private_heads,
         "has_personal": setup.algorithm.traits.has_personal,
@@ -206,6 +210,13 @@ def _features(counts: FeatureCounts | None) -> dict[str, Any]:
         return {"features": {"used": False, "reason": counts.reason}}
     said = asdict(counts)
     return {"features": {"used": counts.reused > 0, **{key: said[key] for key in said if said[key] not in ("", [])}}}
+
+
+def _device_data(setup: Setup, counts: DeviceCounts | None) -> dict[str, Any]:
+    """Bytes of clients' examples on the device, and of those that had no room, where ``run.device_data`` is set."""
+    if counts is None or not setup.device_data:
+        return {}
+    return {"device_data": {"reason": counts.reason} if counts.reason else {"held": counts.held, "left": counts.left}}
 
 
 def _texts_cut(run_data: RunData) -> dict[str, Any]:
