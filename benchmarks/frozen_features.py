@@ -2,8 +2,9 @@
 
 The plain loop trains and evaluates the same examples in the same batches, and sends each through all layers each time.
 Evaluation is that of the global model and of the personal model on a quarter as many validation examples per client,
-once a round. ``--memory`` compares peak memory instead, each of a fresh process: the plain loop, the federation with
-features off, and with features on.
+once a round. The floor is the same plain loop on features given from the start: no look-ups and no checks, only what
+cannot be saved. ``--memory`` compares peak memory instead, each of a fresh process: the plain loop, the federation
+with features off, and with features on.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +24,13 @@ from confed.data.table import Table
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import peak_memory
+from confed.federation import feature_states as states
 from confed.federation.evaluate import evaluate
 from confed.federation.frozen_features import FeatureCounts, FeatureSettings
 from confed.federation.local import Local
+from confed.federation.protocols import Batch, Output
+from confed.federation.specs import frozen_names
+from confed.federation.stages import Staged, frozen_stages
 from confed.federation.state import MemoryStore
 from confed.models import create_model
 from confed.tasks.vqa import VQA
@@ -75,8 +81,9 @@ def main() -> None:
         expected, found, same = plain(), ours(), without()
         seen = counts()
         figures = side_by_side(plain, ours, arguments.repeats)
+        floor = side_by_side(plain, floor_rounds(model(), tables, held_out), arguments.repeats) if seen.stage else {}
         finish(
-            name, target, **figures, largest_difference=largest(found, expected),
+            name, target, **figures, floor=floor.get("ratio"), largest_difference=largest(found, expected),
             largest_difference_from_off=largest(found, same), stage=seen.stage, computed=seen.computed,
             reused=seen.reused, held_mb=seen.held / 2**20, exact=seen.exact, why_not=seen.reason,
         )  # fmt: skip
@@ -148,6 +155,48 @@ def plain_rounds(model: nn.Module, tables: list[Table], held_out: list[Table]) -
     )  # fmt: skip
     model.load_state_dict(start)
     return result
+
+
+class FromFeatures(nn.Module):
+    """The stages of a model behind its frozen ones, for batches with their states.
+
+    Args:
+        model: the model.
+        cut: number of its frozen stages.
+    """
+
+    def __init__(self, model: nn.Module, cut: int) -> None:
+        super().__init__()
+        self.model, self.cut = model, cut
+        self.constants: states.Constants = (None, ())
+
+    def features(self, table: Table) -> Table:
+        """A table with the states of its rows in place of pictures."""
+        staged: Any = self.model
+        found: list[list[Tensor]] = []
+        with torch.no_grad():
+            for batch in table.batches(LOCAL.batch_size):
+                parts = states.packed(staged.through(None, 0, self.cut, batch), len(batch["index"]))
+                assert parts is not None
+                found.append(parts[0])
+                self.constants = parts[1]
+        columns = {f"state{number}": torch.cat(column) for number, column in enumerate(zip(*found, strict=True))}
+        none = torch.zeros(1, dtype=torch.uint8)
+        return Table(none, torch.zeros(len(table), dtype=torch.int64), {**table.columns, **columns})
+
+    def forward(self, batch: Batch) -> Output:
+        """The output of the whole model."""
+        staged: Any = self.model
+        kept = [batch[name] for name in sorted(batch) if name.startswith("state")]
+        return staged.through(states.unpacked(kept, self.constants), self.cut, len(staged.stages), batch)
+
+
+def floor_rounds(model: nn.Module, tables: list[Table], held_out: list[Table]) -> Callable[[], object]:
+    """A function that runs the rounds of the plain loop behind the frozen stages; their features are made before."""
+    assert isinstance(model, Staged)
+    cut = min(frozen_stages(model, set(model.state_dict()) - frozen_names(model)), len(model.stages) - 1)
+    rest = FromFeatures(model, cut)
+    return partial(plain_rounds, rest, *([rest.features(table) for table in own] for own in (tables, held_out)))
 
 
 if __name__ == "__main__":

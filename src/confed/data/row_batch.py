@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from confed.federation.protocols import FromRows
+
 __all__ = ["RowBatch"]
 
 
-class RowBatch(Mapping[str, Tensor]):
-    """A batch that says which rows it has; implements :class:`confed.federation.protocols.FromRows`.
+class RowBatch(Mapping[str, Tensor], FromRows):
+    """A batch that says which rows it has; a :class:`confed.federation.protocols.FromRows`.
 
     Where features of frozen layers are kept, nobody reads the pictures, and they are not gathered from memory or disk.
     A batch with anything else in it is made of copies: ``{**batch, "image": other}`` is an ordinary dictionary.

@@ -137,8 +137,8 @@ class Client:
         """
         values = self.begins(shared, common=common)
         copy_into([self.tensors[n] for n in values], list(values.values()))
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        for tensor in self.tensors.values():  # walking through the modules takes longer
+            tensor.grad = None
 
     def begins(self, shared: Params, *, common: bool = False) -> dict[str, Tensor]:
         """The values that :meth:`load` fills in, by name; the given tensors themselves.
@@ -172,7 +172,8 @@ class Client:
 
     def values(self, *wanted: Scope) -> dict[str, Tensor]:
         """Copies, in main memory, of the workspace's tensors of the wanted scopes."""
-        return {name: self.tensors[name].detach().to("cpu", copy=True) for name in self.names(*wanted)}
+        kept = {name: self.tensors[name].detach() for name in self.names(*wanted)}
+        return {name: t.clone() if t.device.type == "cpu" else t.cpu() for name, t in kept.items()}
 
     def remember(self) -> None:
         """Keeps the private values and, where the run keeps personal models, the shared ones as trained here."""

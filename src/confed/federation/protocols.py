@@ -4,6 +4,7 @@ Three small protocols. A backbone, a task or a dataset that follows them works w
 engine; none of them knows that a federation exists.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -197,9 +198,10 @@ class DrawsAnew(Protocol):
     drawn: tuple[str, ...]
 
 
-@runtime_checkable
-class FromRows(Protocol):
+class FromRows(ABC):
     """A batch of rows of one table, as they are; its tensors may be gathered when they are read.
+
+    No protocol: every batch is asked several times whether it is one, and looking at attributes takes long.
 
     Attributes:
         source: the same object for all batches of a table, and for no other's.
@@ -210,6 +212,7 @@ class FromRows(Protocol):
     rows: Tensor
 
     @property
+    @abstractmethod
     def untouched(self) -> bool:
         """Whether no tensor was changed in place."""
         ...

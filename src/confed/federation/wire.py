@@ -142,8 +142,9 @@ def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tu
 def _payload(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...], scalars: str) -> int:
     length, data = _entries(shapes)
     if scalars:
-        block = '"__metadata__":' + _encoded({"scalars": scalars})
-        length += len(block.encode()) + (1 if shapes else 0)
+        # In a text of JSON these alone are written with a backslash in front.
+        escaped = scalars.count('"') + scalars.count("\\")
+        length += len('"__metadata__":{"scalars":""}') + len(scalars) + escaped + (1 if shapes else 0)
     return 8 + -(-length // 8) * 8 + data
 
 
