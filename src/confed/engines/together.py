@@ -97,7 +97,9 @@ def _fit(
     for client, (own, loss) in zip(clients, found, strict=True):
         client.tensors = {**client.tensors, **own}
         client.remember()
-        message = client.upload(loss=loss)
+        # As an upload, without a copy: nobody else has these tensors.
+        shared = {name: client.tensors[name].detach().cpu() for name in client.names(Scope.SHARED)}
+        message = Message(shared, {"loss": loss})
         check_secrets(client, message)
         replies.append(message)
     return replies
