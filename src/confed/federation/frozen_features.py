@@ -37,6 +37,9 @@ PATIENCE = 8
 FEW = 8
 """The first batch is tried in at most so many further orders: backwards, and moved on by fewer places than this."""
 
+SLOWER = 3
+"""Comparisons of costs in a row, that were in favour of computing, after which nothing is kept."""
+
 STALE = 1e-3
 """Difference that is no rounding: what a file holds was not made by these weights."""
 
@@ -73,7 +76,7 @@ class FrozenFeatures:
         self._full = False
         self._known: WeakKeyDictionary[object, dict[Hashable, dict[int, bytes]]] = WeakKeyDictionary()
         self._shapes_of: WeakKeyDictionary[object, Hashable] = WeakKeyDictionary()
-        self._computing, self._serving = [0, 0.0], [0, 0.0]
+        self._computing, self._serving, self._slower = [0, 0.0], [0, 0.0], 0
         self._unsaved = 0.0
         self._given: tuple[Batch, Any] | None = None
 
@@ -353,9 +356,10 @@ class FrozenFeatures:
         self.counts.exact &= apart == 0
 
     def _weigh(self) -> None:
-        """Keeping ends where it takes longer than computing."""
+        """Keeping ends where it takes longer than computing several times in a row: a busy machine interrupts either."""
         serving, computing = (seconds / max(count, 1) for count, seconds in (self._serving, self._computing))
-        if serving > computing:
+        self._slower = self._slower + 1 if serving > computing else 0
+        if self._slower == SLOWER:
             self._end("reading what is kept takes longer than computing it")
         self._serving = [0, 0.0]
 
