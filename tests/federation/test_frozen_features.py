@@ -288,8 +288,10 @@ def test_reading_that_takes_longer_than_computing_ends_it(monkeypatch: pytest.Mo
     features = kept(model)
     clock = iter(range(10**6))
     monkeypatch.setattr("confed.federation.frozen_features.time.perf_counter", lambda: next(clock) ** 2)
-    for _ in range(12):
-        assert torch.equal(model(batch()).logits, model.head(model.second(model.first(batch()["x"]))))
+    for passes in (12, 28):  # one comparison of costs, such as a busy machine may spoil, and three
+        assert not features.counts.reason
+        for _ in range(passes):
+            assert torch.equal(model(batch()).logits, model.head(model.second(model.first(batch()["x"]))))
     assert features.counts.reason == "reading what is kept takes longer than computing it"
 
 

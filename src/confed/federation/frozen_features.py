@@ -356,7 +356,7 @@ class FrozenFeatures:
         self.counts.exact &= apart == 0
 
     def _weigh(self) -> None:
-        """Keeping ends where it takes longer than computing several times in a row: a busy machine interrupts either."""
+        """Keeping ends where it takes longer than computing several times in a row, as interruptions count too."""
         serving, computing = (seconds / max(count, 1) for count, seconds in (self._serving, self._computing))
         self._slower = self._slower + 1 if serving > computing else 0
         if self._slower == SLOWER:
