@@ -98,10 +98,11 @@ class SuperLinkGrid(Grid):
         """See :class:`confed.engines.remote.sites.Bounded`."""
         self.inbox.largest = min(self.inbox.largest, largest)
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
         """See :class:`confed.engines.remote.sites.Waiting`."""
         if self.inbox.arrived.wait(seconds):
             self.inbox.arrived.clear()
+        return True
 
     def beat(self) -> None:
         """Heartbeat of the run; also drops requests whose time is over."""
