@@ -148,9 +148,7 @@ class SuperLinkGrid(Grid):
             self._store.delete(number)
             return ""
         self.inbox.expect(number, node)
-        session = self._state.start_session(self._run_id)
-        stored, _ = self._state.store_message_and_object_tree(remove_content_from_message(message), tree, session)
-        if not stored:
+        if self._state.store_message_ins(remove_content_from_message(message)) is None:
             self.forget(number)
             return ""
         self.inbox.polls.ring(node)

@@ -55,13 +55,15 @@ class LongPolls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[int, WaitingRequest] = {}
+        self._closed = False
 
     def begin(self, node: int) -> WaitingRequest:
         """A node's new request, in place of its older one."""
         self.end(node)
         request = WaitingRequest(node)
         with self._lock:
-            self._waiting[node] = request
+            if not self._closed:
+                self._waiting[node] = request
         return request
 
     def end(self, node: int) -> None:
@@ -84,7 +86,9 @@ class LongPolls:
                 request.ring()
 
     def close(self) -> None:
-        """All requests are answered now."""
+        """All requests are answered now, and later ones at once."""
+        with self._lock:
+            self._closed = True
         for node in list(self._waiting):
             self.end(node)
 

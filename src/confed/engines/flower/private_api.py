@@ -44,7 +44,7 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,  # fleet_routes, inbox: whether the object was stored
 )
 from flwr.proto.message_pb2 import (
-    Message as ProtoMessage,  # loopback: bytes of a message; pieces_inline: content of a message
+    Message as ProtoMessage,  # loopback, pieces_inline: bytes of a message, and its content
 )
 from flwr.proto.node_pb2 import (
     Node,  # supernode: number of the node
