@@ -3,8 +3,9 @@
 ``first``: processor seconds from the start of ``confed run RECIPE`` until round 1 can begin, with 8 examples per
 client, without evaluation and without the time in which the built-in data are drawn; beside importing PyTorch, its
 first optimiser (for which PyTorch imports its compiler), the model classes of transformers, and ``confed --help``.
-Each recipe stands beside its floor: a script without confed that imports PyTorch, makes the recipe's network of transformers' classes at its size, if
-it has one, and an optimiser of its parameters. ``beyond_floor`` is what confed adds, both measured in turn.
+Each recipe stands beside its floor: a script without confed that imports PyTorch, makes a network of the same
+classes of transformers, if the recipe's has any, and an optimiser of its parameters. ``beyond_floor`` is what confed adds, both
+measured in turn.
 """
 
 import resource
