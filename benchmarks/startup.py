@@ -4,8 +4,8 @@
 client, without evaluation and without the time in which the built-in data are drawn; beside importing PyTorch, its
 first optimiser (for which PyTorch imports its compiler), the model classes of transformers, and ``confed --help``.
 Each recipe stands beside its floor: a script without confed that imports PyTorch, makes a network of the same
-classes of transformers, if the recipe's has any, and an optimiser of its parameters. ``beyond_floor`` is what confed adds, both
-measured in turn.
+classes of transformers, if the recipe's has any, and an optimiser of its parameters. ``beyond_floor`` is what confed
+adds, both measured in turn.
 """
 
 import resource
