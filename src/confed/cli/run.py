@@ -11,6 +11,7 @@ from confed.cli.completion import complete_folder, complete_key, complete_method
 from confed.cli.global_options import is_quiet
 from confed.cli.plan import Plan, rows_of_study, show_plan
 from confed.cli.study import RecipeName, finish, show_sweep
+from confed.system.collector import collector_at_rest
 
 
 @app.command(rich_help_panel="Train")
@@ -46,11 +47,12 @@ def run(
 
     Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
     """
-    from confed.api.progress import Display
-    from confed.engines.workers import free_cores
-    from confed.recipes.recipe import load_recipe
-    from confed.studies.runner import run_single, run_study
-    from confed.studies.study import create_study, free_folder
+    with collector_at_rest():
+        from confed.api.progress import Display
+        from confed.engines.workers import free_cores
+        from confed.recipes.recipe import load_recipe
+        from confed.studies.runner import run_single, run_study
+        from confed.studies.study import create_study, free_folder
 
     overrides = list(overrides or [])
     # `confed run algorithm.lam=0.5` means the default recipe
@@ -63,7 +65,8 @@ def run(
         raise ValueError(f"--methods takes different names with commas between them, got {methods!r}")
     if rows:  # known before the recipe is checked: overrides may have settings of these rows
         overrides.append(f"study.methods={json.dumps(rows)}")
-    loaded = load_recipe(recipe, overrides)
+    with collector_at_rest():  # methods, models and datasets are imported here
+        loaded = load_recipe(recipe, overrides)
     if rows:
         loaded = loaded.with_rows(rows)
     if plan:

@@ -65,6 +65,7 @@ from confed.runs.encode import (
     load_run_data,
 )
 from confed.runs.ineffective import warn_of_ignored, warn_of_long_texts
+from confed.system.collector import collector_at_rest
 
 __all__ = ["check_device", "load_data", "prepare", "tasks_of"]
 
@@ -223,9 +224,10 @@ def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str])
         derived = derived_options(name, run_data.region_width, words, run_data.shapes)
         if heads:
             derived["heads"] = heads
-        built = create_model(
-            name, answers=answers, vocab_size=run_data.tokenizer.vocab_size, seed=seed, **derived, **options
-        )
+        with collector_at_rest():  # the model's classes are imported here
+            built = create_model(
+                name, answers=answers, vocab_size=run_data.tokenizer.vocab_size, seed=seed, **derived, **options
+            )
         if run_data.answer_tokens is not None:
             assert isinstance(built, TaskAware)  # as every model that writes its answers
             built.begin(task)

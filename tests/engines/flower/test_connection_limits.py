@@ -16,7 +16,13 @@ pytest.importorskip("flwr")
 
 from confed.algorithms.fedper import FedPer
 from confed.deployment.provision import Federation, provision
-from confed.engines.flower.connection_limits import HEAD, ConnectionLimits, ConnectionTable, OpenConnection
+from confed.engines.flower.connection_limits import (
+    HEAD,
+    ConnectionLimits,
+    ConnectionTable,
+    OpenConnection,
+    _listener,
+)
 from confed.engines.flower.request_limits import WholeBody
 from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.transport import FlowerTransport
@@ -259,3 +265,12 @@ def test_a_body_is_counted_and_timed_as_it_comes(pieces: list[bytes], wait: floa
     assert sent[0]["status"] == status
     assert got == ([b"abcd"] if status == 200 else [])
     assert ("why" in scope["state"]) == (status != 200)
+
+
+def test_accepted_connections_send_at_once() -> None:
+    """Else the body of a response waits 40 ms for the acknowledgement of its head."""
+    with _listener(socket.AF_INET, "127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

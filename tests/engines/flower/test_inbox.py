@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from confed.engines.flower.grid import SuperLinkGrid, link_state
 from confed.engines.flower.inbox import Inbox, RejectionLog, RequestRejected
 from confed.engines.flower.objects import DEPTH, PieceStore, pieces_of
+from confed.engines.flower.pieces_inline import attach
 from confed.engines.flower.transport import FlowerTransport
 
 LIMIT = 2**20
@@ -111,6 +112,34 @@ def test_an_honest_reply_is_received_and_leaves_nothing(door: Door) -> None:
         assert door.send(out, name, parts[name])
         assert door.send(out, name, parts[name])  # again: no harm
     assert door.post.receive(sent) == (b"{}", b"answer")
+    assert door.is_empty()
+
+
+def test_a_reply_with_its_pieces_inside_is_complete_at_once(door: Door) -> None:
+    sent, asked = door.ask()
+    request, parts = door.reply(asked)
+    attach(request.messages_list[0], parts)
+    began = time.monotonic()
+    door.grid.wait(0.05)
+    assert time.monotonic() - began >= 0.05  # nothing has arrived
+    assert not door.inbox.announce(request, "one").objects_to_push
+    assert door.grid.wait(60)
+    assert time.monotonic() - began < 30
+    assert door.post.receive(sent) == (b"{}", b"answer")
+    assert door.is_empty()
+
+
+@pytest.mark.parametrize("faulty", ["another content", "too much"])
+def test_pieces_inside_of_a_reply_are_checked_as_if_they_came_alone(tmp_path: Path, faulty: str) -> None:
+    door = Door(tmp_path, LIMIT if faulty == "another content" else 1000)
+    sent, asked = door.ask()
+    request, parts = door.reply(asked, bytes(2000))
+    name = next(reversed(parts)) if faulty == "another content" else ""
+    attach(request.messages_list[0], {number: b"x" * 9 if number == name else part for number, part in parts.items()})
+    with pytest.raises(RequestRejected, match="not what it says" if name else "more bytes"):
+        door.inbox.announce(request, "one")
+    assert door.post.receive(sent) is None
+    door.post.forget(sent)
     assert door.is_empty()
 
 
@@ -369,6 +398,7 @@ STEPS = st.lists(
         st.tuples(st.just("bytes"), st.integers(0, 2000), st.integers(0, 255)),
         st.tuples(st.just("piece"), st.binary(max_size=300), st.booleans()),
         st.tuples(st.just("large"), st.integers(1, 4), st.booleans()),
+        st.tuples(st.just("inline"), st.dictionaries(NAMES, st.binary(max_size=300), max_size=3), st.booleans()),
         st.tuples(st.just("look"), st.none(), st.none()),
     ),
     max_size=8,
@@ -401,7 +431,10 @@ class Vandal:
         elif kind == "large":
             assert isinstance(one, int)
             request, parts = self.door.reply(self.asked, bytes([one]) * (LIMIT * one // 3))
-        if kind in ("tree", "bytes", "large"):
+        elif kind == "inline":
+            assert isinstance(one, dict)
+            attach(request.messages_list[0], {**(parts if two else {}), **one})
+        if kind in ("tree", "bytes", "large", "inline"):
             self.out = self.door.inbox.announce(request, "one")
             for name, content in parts.items():
                 self.door.send(self.out, name, content)

@@ -17,3 +17,14 @@ def test_short_answers_are_met_soon_and_long_ones_seldom_looked_for(
         looks += 1
     assert clock[0] - 100 - answered <= late
     assert looks <= 60 + answered / 0.25
+
+
+def test_nothing_sleeps_where_the_transport_tells_what_arrives(monkeypatch: pytest.MonkeyPatch):
+    slept, waited, able = list[float](), list[float](), [True]
+    monkeypatch.setattr(pauses.time, "sleep", slept.append)
+    waiting = Pauses(0.25, lambda seconds: waited.append(seconds) or able[0])
+    waiting.sleep()
+    assert (waited, slept) == ([0.25], [])
+    able[0] = False  # a grid of Flower's own
+    waiting.sleep()
+    assert len(slept) == 1

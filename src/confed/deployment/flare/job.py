@@ -37,9 +37,6 @@ __all__ = ["FlareServer", "FlareSite", "ServerSettings", "SiteSettings"]
 ENDING = 30.0
 """Seconds that a site's job waits for the private folder: the process of the job before may not have ended yet."""
 
-SOON = 0.005
-"""Seconds between the server's looks at what has arrived: FLARE's messages take about ten milliseconds."""
-
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -141,7 +138,7 @@ class FlareServer:
         context: Any = collab.context
         names = {flare: client for client, flare in settings.sites.items()}
         transport = FlareTransport(collab.clients, names, lambda: bool(context.is_aborted()))
-        timeouts = Timeouts(settings.minimum, settings.deadline, settings.away, SOON)
+        timeouts = Timeouts(settings.minimum, settings.deadline, settings.away)
         try:
             recipe = site_recipe(root / settings.recipe)
             torch.set_num_threads(recipe.run.threads)

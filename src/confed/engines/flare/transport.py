@@ -101,7 +101,7 @@ class FlareTransport:
         self._replies: dict[str, tuple[bytes, bytes] | str] = {}
         self._waited: set[str] = set()
         self._turn = threading.Lock()
-        self._ended = threading.Event()
+        self._ended, self._arrived = threading.Event(), threading.Event()
 
     def connections(self) -> Mapping[int, Connection]:
         """Sites of the job, as in :class:`confed.engines.remote.sites.Transport`, but for those that do not answer.
@@ -134,6 +134,7 @@ class FlareTransport:
             reply = _bytes_of(self._callees[to](timeout=lasts + GRACE).answer(head, body))
         except RunAborted:
             self._ended.set()
+            self._arrived.set()
             return
         except CollabCallError as error:
             reply = f"ConnectionError: {error}"
@@ -142,6 +143,7 @@ class FlareTransport:
                 self._broken[to].append(time.monotonic())
             if sent in self._waited:  # it may be forgotten by now
                 self._replies[sent] = reply
+        self._arrived.set()
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
         """See :class:`confed.engines.remote.sites.Transport`."""
@@ -151,6 +153,12 @@ class FlareTransport:
             if reply is not None:
                 self._waited.discard(sent)
         return reply
+
+    def wait(self, seconds: float) -> bool:
+        """See :class:`confed.engines.remote.sites.Waiting`."""
+        if self._arrived.wait(seconds):
+            self._arrived.clear()
+        return True
 
     def forget(self, sent: str) -> None:
         """See :class:`confed.engines.remote.sites.Transport`."""

@@ -10,8 +10,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
+from confed.engines.flower.fleet_routes import router
 from confed.engines.flower.grid import SuperLinkGrid
-from confed.engines.flower.inbox import RequestRejected, router
+from confed.engines.flower.inbox import RequestRejected
 from confed.engines.flower.objects import PIECE
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,

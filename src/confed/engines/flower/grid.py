@@ -32,6 +32,7 @@ from confed.engines.flower.private_api import (
     get_object_tree,
     inflate_object_from_contents,
     make_message,
+    no_object_id_recompute,
     remove_content_from_message,
 )
 from confed.federation.checkpoint import private_folder
@@ -97,6 +98,12 @@ class SuperLinkGrid(Grid):
         """See :class:`confed.engines.remote.sites.Bounded`."""
         self.inbox.largest = min(self.inbox.largest, largest)
 
+    def wait(self, seconds: float) -> bool:
+        """See :class:`confed.engines.remote.sites.Waiting`."""
+        if self.inbox.arrived.wait(seconds):
+            self.inbox.arrived.clear()
+        return True
+
     def beat(self) -> None:
         """Heartbeat of the run; also drops requests whose time is over."""
         self._state.acknowledge_task_heartbeat(self._task)
@@ -128,23 +135,24 @@ class SuperLinkGrid(Grid):
         return [self._push(message) for message in messages]
 
     def _push(self, message: Message) -> str:
-        message.metadata.__dict__["_message_id"] = message.object_id
-        session = self._state.start_session(self._run_id)
-        bare = remove_content_from_message(message)
-        stored, missing = self._state.store_message_and_object_tree(bare, get_object_tree(message), session)
-        if not stored:
+        number = message.object_id
+        message.metadata.__dict__["_message_id"] = number
+        node = message.metadata.dst_node_id
+        with no_object_id_recompute():
+            tree, objects = get_object_tree(message), get_all_nested_objects(message)
+        try:  # before the message can be seen: a site that missed a piece would wait a second for it
+            for piece in self._store.preregister(self._run_id, tree):
+                self._store.put(piece, objects[piece].deflate())
+        except OSError:
+            self.notices.add("this server", "a request could not be stored, and was not sent")
+            self._store.delete(number)
             return ""
-        self.inbox.expect(message.metadata.message_id, message.metadata.dst_node_id)
-        objects, wanted = get_all_nested_objects(message), set(missing)
-        for object_id, part in objects.items():
-            if object_id in wanted:
-                content = part.deflate()
-                self._state.store_object(self._run_id, session, object_id, content)
-                if self._store.size([object_id]) != len(content):  # Flower notes the error in its log
-                    self.notices.add("this server", "a request could not be stored, and was not sent")
-                    self.forget(message.metadata.message_id)
-                    return ""
-        return message.metadata.message_id
+        self.inbox.expect(number, node)
+        if self._state.store_message_ins(remove_content_from_message(message)) is None:
+            self.forget(number)
+            return ""
+        self.inbox.polls.ring(node)
+        return number
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See Flower's ``Grid``: the replies that have arrived whole."""
@@ -186,7 +194,8 @@ class SuperLinkGrid(Grid):
                 if got := self._pull(number):
                     replies += got
                     waiting.discard(number)
-            time.sleep(0.05)
+            if waiting:
+                self.wait(0.05)
         return replies
 
 

@@ -7,26 +7,28 @@ once, names its pieces once, and what belongs to no open request is dropped.
 import logging
 import threading
 from dataclasses import dataclass, field
-from typing import Annotated
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import HTTPException
 
+from confed.engines.flower.long_polls import LongPolls
 from confed.engines.flower.objects import PieceStore, most_pieces, pieces_of
+from confed.engines.flower.pieces_inline import INLINE, attach, detach
 from confed.engines.flower.private_api import (
-    PROTOBUF_REQUEST_DEPENDENCY,
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
     LinkState,
-    ProtobufRoute,
+    PullMessagesRequest,
+    PullMessagesResponse,
     PushMessagesRequest,
     PushMessagesResponse,
     PushObjectRequest,
     PushObjectResponse,
     message_from_proto,
+    pull_messages,
 )
 
-__all__ = ["Inbox", "RejectionLog", "RequestRejected", "router"]
+__all__ = ["Inbox", "RejectionLog", "RequestRejected"]
 
 BARE = 64 * 2**10
 """Bytes of a reply without its content, at most: who answers what, or an error."""
@@ -97,11 +99,18 @@ class Inbox:
         store: where pieces are; the state's own.
         largest: bytes that all open replies of one site may have together.
         notices: told what is dropped.
+
+    Attributes:
+        state: as given.
+        store: as given.
+        arrived: set when a reply is complete; who waits for one clears it.
+        polls: requests of nodes that wait for a message.
     """
 
     def __init__(self, state: LinkState, store: PieceStore, largest: int, notices: RejectionLog) -> None:
-        self._state, self._store, self._notices = state, store, notices
+        self.state, self.store, self._notices = state, store, notices
         self.largest = largest
+        self.arrived, self.polls = threading.Event(), LongPolls()
         self._lock = threading.RLock()
         self._open: dict[str, _Open] = {}
         self._sessions: dict[str, str] = {}
@@ -129,8 +138,17 @@ class Inbox:
         with self._lock:
             return sum(entry.held for entry in self._open.values() if entry.node == node)
 
+    def hand_out(self, asked: PullMessagesRequest) -> PullMessagesResponse:
+        """A node's next message, with its pieces where they are small; an empty response where there is none."""
+        came = pull_messages(asked, self.state, self.store)
+        for message in came.messages_list:
+            if (pieces := self.store.small(message.metadata.message_id, INLINE)) is not None:
+                attach(message, pieces)
+                self.store.delete(message.metadata.message_id)  # as if the node had confirmed it
+        return came
+
     def announce(self, request: PushMessagesRequest, who: str) -> PushMessagesResponse:
-        """Announcement of a reply and its pieces by a site.
+        """Announcement of a reply and its pieces by a site; the pieces of a small reply come along with it.
 
         Raises:
             RequestRejected: it is none that could be waited for.
@@ -138,6 +156,7 @@ class Inbox:
         if len(request.message_object_trees) != 1 or len(request.messages_list) != 1:
             raise RequestRejected(413, "a request carries one reply")
         bare, tree, node = request.messages_list[0], request.message_object_trees[0], request.node.node_id
+        inline = detach(bare)
         if bare.ByteSize() > BARE:
             raise RequestRejected(413, f"without its content a reply has at most {BARE} bytes")
         if bare.metadata.src_node_id != node:
@@ -152,34 +171,36 @@ class Inbox:
             entry = self._open.get(bare.metadata.reply_to_message_id)
             if entry is not None and entry.node != node:
                 raise RequestRejected(403, "a request is answered by whom it was for")
-            if entry is not None and (entry.reply or tree.object_id in self._store):
+            if entry is not None and (entry.reply or tree.object_id in self.store):
                 raise RequestRejected(409, "a request has one reply")
-            already = self._store.size(pieces)
+            already = self.store.size(pieces)
             if self.held(node) + already > self.largest:
                 raise RequestRejected(413, "a reply has more bytes than it may have")
             try:
-                taken = entry is not None and self._state.store_message_res(message_from_proto(bare)) is not None
+                taken = entry is not None and self.state.store_message_res(message_from_proto(bare)) is not None
             except Exception as error:  # whatever a site may have written into it
                 raise RequestRejected(400, "what was sent is no message") from error
             if entry is None or not taken:
                 self._notices.add(who, "a reply was dropped that is no longer waited for")
                 return PushMessagesResponse(results={bare.metadata.message_id: 0})
-            missing = self._store.preregister(bare.metadata.run_id, tree)
+            missing = self.store.preregister(bare.metadata.run_id, tree)
             entry.reply, entry.session, entry.pieces, entry.held = tree.object_id, uuid4().hex, pieces, already
             entry.sent = set(pieces).difference(missing)
             self._sessions[entry.session] = bare.metadata.reply_to_message_id
-        return PushMessagesResponse(
-            results={entry.reply: 0}, objects_to_push=missing, session_id=entry.session
-        )  # fmt: skip
+            for piece in [piece for piece in missing if piece in inline]:
+                self._keep(entry, piece, inline[piece])
+            self._note(entry)
+        wanted = [piece for piece in missing if piece not in inline]
+        return PushMessagesResponse(results={entry.reply: 0}, objects_to_push=wanted, session_id=entry.session)
 
     def take(self, request: PushObjectRequest, who: str) -> PushObjectResponse:
         """A piece of an announced reply, sent by a site.
 
-        Pieces of a reply that is no longer waited for are dropped, and the site need not know.
+        Pieces of a reply that is no longer waited for are dropped, and the site need not know. A full disk is an
+        ``HTTPException`` of status 507.
 
         Raises:
             RequestRejected: it is not the site's to send, or too much.
-            HTTPException: the server's disk is full.
         """
         piece, content = request.object_id, request.object_content
         with self._lock:
@@ -189,82 +210,61 @@ class Inbox:
                 return PushObjectResponse(stored=True)
             if entry.node != request.node.node_id:
                 raise RequestRejected(403, "a piece is sent by whom the reply is from")
-            if piece in entry.sent:
-                return PushObjectResponse(stored=True)
-            if piece not in entry.pieces:
-                raise RequestRejected(400, "a piece was not announced")
-            if self.held(entry.node) + len(content) > self.largest:
-                raise RequestRejected(413, "a reply has more bytes than it may have")
-            try:
-                self._store.put(piece, content)
-            except OSError as error:  # the disk is full: the server's fault
-                raise HTTPException(507, "the server cannot keep it") from error
-            except Exception as error:  # whatever is wrong with it
-                raise RequestRejected(400, "a piece is not what it says it is") from error
-            entry.sent.add(piece)
-            entry.held += len(content)
+            if piece not in entry.sent:
+                if piece not in entry.pieces:
+                    raise RequestRejected(400, "a piece was not announced")
+                self._keep(entry, piece, content)
+                self._note(entry)
         return PushObjectResponse(stored=True)
+
+    def _keep(self, entry: _Open, piece: str, content: bytes) -> None:
+        """Puts an announced piece into the store."""
+        if self.held(entry.node) + len(content) > self.largest:
+            raise RequestRejected(413, "a reply has more bytes than it may have")
+        try:
+            self.store.put(piece, content)
+        except OSError as error:  # the disk is full: the server's fault
+            raise HTTPException(507, "the server cannot keep it") from error
+        except Exception as error:  # whatever is wrong with it
+            raise RequestRejected(400, "a piece is not what it says it is") from error
+        entry.sent.add(piece)
+        entry.held += len(content)
+
+    def _note(self, entry: _Open) -> None:
+        """Wakes who waits for a reply, where it is complete."""
+        if len(entry.sent) == len(entry.pieces):
+            self.arrived.set()
 
     def confirm(self, request: ConfirmMessageReceivedRequest) -> ConfirmMessageReceivedResponse:
         """A site has a request whole, and its pieces can go; nothing else can be deleted from outside."""
         with self._lock:
             if self.node(request.message_object_id) == request.node.node_id:
-                self._store.delete(request.message_object_id)
+                self.store.delete(request.message_object_id)
         return ConfirmMessageReceivedResponse()
 
     def contents(self, number: str) -> dict[str, bytes] | None:
         """The pieces of the reply to a request; None while some have not come, and none where they are too large."""
         with self._lock:
             entry = self._open.get(number)
-            if entry is None or not entry.reply or not self._store.complete(entry.pieces):
+            if entry is None or not entry.reply or not self.store.complete(entry.pieces):
                 return None
             # Another site may have sent what both announced; then it is not in this one's count.
-            if self._store.size(entry.pieces) > self.largest:
+            if self.store.size(entry.pieces) > self.largest:
                 return {}
-            return {piece: self._store.get(piece) or b"" for piece in entry.pieces}
+            return {piece: self.store.get(piece) or b"" for piece in entry.pieces}
 
     def forget(self, number: str) -> None:
         """Drops a request, with all that has come of its reply."""
         with self._lock:
             entry = self._open.pop(number, None)
-            self._state.delete_messages(message_ins_ids={number})
-            self._store.delete(number)
+            self.state.delete_messages(message_ins_ids={number})
+            self.store.delete(number)
             if entry is not None:
                 self._sessions.pop(entry.session, None)
-                self._store.delete(entry.reply)
+                self.store.delete(entry.reply)
 
     def sweep(self, run: int) -> None:
         """Drops what Flower has dropped because its time was over."""
         with self._lock:
-            for number in set(self._open).difference(self._state.get_message_ids_from_run_id(run)):
+            for number in set(self._open).difference(self.state.get_message_ids_from_run_id(run)):
                 self.forget(number)
-
-
-router = APIRouter(prefix="/v1/fleet", route_class=ProtobufRoute)
-"""Takes the place of Flower's routes of the same names."""
-
-
-def _whose(http: Request) -> tuple[Inbox, str]:
-    return http.app.state.grid.inbox, http.state.who
-
-
-Whose = Annotated[tuple[Inbox, str], Depends(_whose)]
-
-
-@router.post("/push-messages")
-def _announce(
-    request: Annotated[PushMessagesRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
-) -> PushMessagesResponse:
-    return whose[0].announce(request, whose[1])
-
-
-@router.post("/push-object")
-def _take(request: Annotated[PushObjectRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose) -> PushObjectResponse:
-    return whose[0].take(request, whose[1])
-
-
-@router.post("/confirm-message-received")
-def _confirm(
-    request: Annotated[ConfirmMessageReceivedRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
-) -> ConfirmMessageReceivedResponse:
-    return whose[0].confirm(request)

@@ -152,6 +152,14 @@ class PieceStore(ObjectStore):
         with self._lock:
             return all(piece in self._sizes for piece in pieces)
 
+    def small(self, object_id: str, most: int) -> dict[str, bytes] | None:
+        """All pieces of a message; None while some have not come, and where they have more bytes together than that."""
+        with self._lock:
+            whole = self._wholes.get(object_id)
+            if whole is None or not self.complete(whole.pieces) or self.size(whole.pieces) > most:
+                return None
+            return {piece: self.get(piece) or b"" for piece in whole.pieces}
+
     def delete(self, object_id: str) -> None:
         """See Flower's ``ObjectStore``; only whole messages can be deleted, and what no other has goes with them."""
         with self._lock:

@@ -25,25 +25,26 @@ from flwr.common.serde import (
     message_to_proto,  # loopback, supernode: the way back
 )
 from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,  # supernode: public key and heartbeat interval
+    ActivateNodeRequest,  # fleet_routes, supernode: public key and heartbeat interval
+    ActivateNodeResponse,  # fleet_routes: number of the node
     DeactivateNodeRequest,  # supernode: number of the node
-    PullMessagesRequest,  # supernode: the node
-    PullMessagesResponse,  # supernode: messages and their trees of objects
-    PushMessagesRequest,  # inbox, supernode: node, messages, trees of objects, run time
-    PushMessagesResponse,  # inbox: results, objects that are missing, session
+    PullMessagesRequest,  # fleet_routes, inbox, supernode: the node
+    PullMessagesResponse,  # fleet_routes, inbox, supernode: messages and their trees of objects
+    PushMessagesRequest,  # fleet_routes, inbox, supernode: node, messages, trees of objects, run time
+    PushMessagesResponse,  # fleet_routes, inbox: results, objects that are missing, session
 )
 from flwr.proto.heartbeat_pb2 import (
     SendNodeHeartbeatRequest,  # supernode: node and interval
 )
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,  # inbox: node and number of the message
-    ConfirmMessageReceivedResponse,  # inbox: empty
+    ConfirmMessageReceivedRequest,  # fleet_routes, inbox: node and number of the message
+    ConfirmMessageReceivedResponse,  # fleet_routes, inbox: empty
     ObjectTree,  # objects: number of an object and its children
-    PushObjectRequest,  # inbox: node, session, number and content of an object
-    PushObjectResponse,  # inbox: whether the object was stored
+    PushObjectRequest,  # fleet_routes, inbox: node, session, number and content of an object
+    PushObjectResponse,  # fleet_routes, inbox: whether the object was stored
 )
 from flwr.proto.message_pb2 import (
-    Message as ProtoMessage,  # loopback: bytes of a message
+    Message as ProtoMessage,  # loopback, pieces_inline: bytes of a message, and its content
 )
 from flwr.proto.node_pb2 import (
     Node,  # supernode: number of the node
@@ -65,13 +66,14 @@ from flwr.supercore.error import (
     http_error_translator,  # fleet_api: middleware that turns Flower's errors into responses
 )
 from flwr.supercore.inflatable.inflatable_object import (
+    InflatableObject,  # supernode: an object of a message, deflated to bytes
     get_all_nested_objects,  # grid, supernode: objects of a message by number
     get_object_body,  # objects: an array's description in JSON, with arraychunk_ids
     get_object_head_values_from_object_content,  # objects: class name, children and length of an object
     get_object_id,  # objects: SHA-256 of an object's bytes
     get_object_tree,  # grid, supernode: which objects a message consists of
     is_valid_sha256_hash,  # objects: whether a number is one of an object
-    no_object_id_recompute,  # supernode: hashes every object of a reply once
+    no_object_id_recompute,  # grid, supernode: hashes every object of a message once
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,  # supernode: call that confirms a message
@@ -99,10 +101,10 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,  # fleet_api: whether the key of the header signed the time
 )
 from flwr.supercore.protobuf.routing import (
-    ProtobufRoute,  # inbox: routes whose handlers return protobuf
+    ProtobufRoute,  # fleet_routes: routes whose handlers return protobuf
 )
 from flwr.supercore.protobuf.translation import (
-    PROTOBUF_REQUEST_DEPENDENCY,  # inbox: a route's request as protobuf
+    PROTOBUF_REQUEST_DEPENDENCY,  # fleet_routes: a route's request as protobuf
     ProtobufTranslationMiddleware,  # fleet_api: reads requests of the Fleet API as protobuf
 )
 from flwr.supercore.run import (
@@ -118,7 +120,11 @@ from flwr.superlink.routers.fleet.node_auth import (
     NodeAuthMiddleware,  # fleet_api: refuses requests whose signature is old or whose node is not the key's
 )
 from flwr.superlink.routers.fleet.router import (
-    router as fleet_router,  # fleet_api: the calls of the Fleet API; three of them inbox replaces
+    router as fleet_router,  # fleet_api: the calls of the Fleet API; five of them fleet_routes replaces
+)
+from flwr.superlink.servicer.fleet.fleet_handlers import (
+    activate_node,  # fleet_routes: answer of Flower's to a node that connects
+    pull_messages,  # fleet_routes, inbox: a node's next message without its content, marked as delivered
 )
 from flwr.supernode.fleet_http_client import (
     FleetHttpClient,  # supernode: calls of the Fleet API, and the httpx client in _client
@@ -140,12 +146,14 @@ __all__ = [
     "SUPERLINK_NODE_ID",
     "TIMESTAMP_HEADER",
     "ActivateNodeRequest",
+    "ActivateNodeResponse",
     "ConfirmMessageReceivedRequest",
     "ConfirmMessageReceivedResponse",
     "DeactivateNodeRequest",
     "ErrorCode",
     "FleetHttpClient",
     "FlowerError",
+    "InflatableObject",
     "LinkState",
     "LinkStateFactory",
     "NoObjectInStoreError",
@@ -171,6 +179,7 @@ __all__ = [
     "SendNodeHeartbeatRequest",
     "TaskIdentity",
     "TaskType",
+    "activate_node",
     "bytes_to_public_key",
     "fleet_router",
     "get_all_nested_objects",
@@ -189,6 +198,7 @@ __all__ = [
     "message_to_proto",
     "no_object_id_recompute",
     "public_key_to_bytes",
+    "pull_messages",
     "pull_objects",
     "push_objects",
     "remove_content_from_message",

@@ -88,6 +88,7 @@ def open_superlink(
             time.sleep(0.02)
         yield grid, server.port
     finally:
+        grid.inbox.polls.close()
         server.should_exit = True
         alive.set()
         thread.join(timeout=10)

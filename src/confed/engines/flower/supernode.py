@@ -7,7 +7,7 @@ asks for messages, and when the connection breaks it dials again. Nothing that t
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from confed.engines.flower.long_polls import WAIT
 from confed.engines.flower.objects import PIECE, check_expansion, most_pieces, pieces_of
+from confed.engines.flower.pieces_inline import INLINE, attach, detach
 from confed.engines.flower.private_api import (
     HEARTBEAT_MIN_INTERVAL,
     ActivateNodeRequest,
@@ -32,6 +34,7 @@ from confed.engines.flower.private_api import (
     ErrorCode,
     FleetHttpClient,
     FlowerError,
+    InflatableObject,
     Node,
     NodeAuthHttpInterceptor,
     PullMessagesRequest,
@@ -60,7 +63,7 @@ from confed.system.events import Note, Progress, ignore
 __all__ = ["SuperNode", "public_of", "read_key", "read_public"]
 
 SOON = 0.02
-"""Seconds from a reply to the next question; every question costs the server some ten milliseconds."""
+"""Seconds from a reply to the next question to a server that answers at once where it has no message."""
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -105,7 +108,7 @@ class SuperNode:
         server: ``host:port``.
         key: the site's private key, which proves who it is.
         root: certificate of the authority that vouches for the server, PEM; None for a connection without TLS.
-        interval: seconds between questions for messages, at most; after a message it asks sooner for a while.
+        interval: seconds for which a question for a message waits at the server, at most.
         largest: bytes of a message, about.
         progress: called with every progress event.
     """
@@ -149,7 +152,7 @@ class SuperNode:
                 pause = min(2 * pause, 10.0)
 
     def _client(self) -> FleetHttpClient:
-        return _Bounded.from_server_address(
+        client = _Bounded.from_server_address(
             self._server,
             self._root is None,
             self._root,
@@ -158,6 +161,8 @@ class SuperNode:
                 NodeAuthHttpInterceptor(self._key, self._key.public_key()),
             ],
         )
+        client.wait_for_messages(self._interval)
+        return client
 
     def _enter(self, client: FleetHttpClient) -> Node:
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
@@ -167,16 +172,19 @@ class SuperNode:
         quiet, lost = threading.Event(), threading.Event()
         heart = threading.Thread(target=self._beat, args=(node, quiet, lost), daemon=True)
         heart.start()
-        pause = SOON
+        pause, inline = SOON, False
         try:
             while not stop.is_set():
                 if lost.is_set():
                     raise _Lost("the server does not know this connection any more")
+                asked = time.monotonic()
                 came = client.PullMessages(PullMessagesRequest(node=node))
                 if came.messages_list:
-                    self._reply(client, node, app, self._fetch(client, node, came))
+                    message, whole = self._fetch(client, node, came)
+                    inline |= whole  # a server that sends pieces inside of messages takes them, too
+                    self._reply(client, node, app, message, inline)
                     pause = SOON
-                else:
+                elif time.monotonic() - asked < self._interval / 2:  # it does not let questions wait
                     stop.wait(pause)
                     pause = min(1.5 * pause, self._interval)
         finally:
@@ -196,16 +204,20 @@ class SuperNode:
                 except Exception:
                     continue  # asking for messages finds out what it means
 
-    def _fetch(self, client: FleetHttpClient, node: Node, came: PullMessagesResponse) -> Message:
-        """A message with its content."""
+    def _fetch(self, client: FleetHttpClient, node: Node, came: PullMessagesResponse) -> tuple[Message, bool]:
+        """A message with its content, and whether it came with all its pieces."""
         try:
+            inline = detach(came.messages_list[0])
             bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
             pieces, run = pieces_of(tree, self._most), bare.metadata.run_id
         except Exception as error:  # whatever a server may have sent in its place
             raise _Lost(f"the server sent what is no message: {error}") from error
         pull = _Counted(make_pull_object_fn_protobuf(client.PullObject, node, run), self._largest)
-        contents = pull_objects(list(pieces), pull)
-        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(tree.object_id)
+        if whole := inline.keys() == set(pieces):
+            contents = inline
+        else:
+            contents = pull_objects(list(pieces), pull)
+            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(tree.object_id)
         try:
             check_expansion(contents, self._largest)
             message = inflate_object_from_contents(tree.object_id, contents)
@@ -214,9 +226,9 @@ class SuperNode:
         if not isinstance(message, Message):
             raise _Lost(f"the server sent a {type(message).__name__}, which is no message")
         message.metadata.__dict__["_message_id"] = tree.object_id
-        return message
+        return message, whole
 
-    def _reply(self, client: FleetHttpClient, node: Node, app: ClientApp, message: Message) -> None:
+    def _reply(self, client: FleetHttpClient, node: Node, app: ClientApp, message: Message, inline: bool) -> None:
         began, run = time.perf_counter(), message.metadata.run_id
         try:
             reply = app(message, Context(run, node.node_id, {}, RecordDict(), {}))
@@ -227,19 +239,31 @@ class SuperNode:
         seconds = time.perf_counter() - began
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
+            bare, parts = message_to_proto(remove_content_from_message(reply)), get_all_nested_objects(reply)
+            if inline and not reply.has_error() and (pieces := _small(parts)) is not None:
+                attach(bare, pieces)
             answer = client.PushMessages(
                 PushMessagesRequest(
                     node=node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    messages_list=[bare],
                     message_object_trees=[get_object_tree(reply)],
                     clientapp_runtime_list=[seconds],
                 )
             )
-            push_objects(
-                get_all_nested_objects(reply),
-                make_push_object_fn_protobuf(client.PushObject, node, run, answer.session_id),
-                object_ids_to_push=set(answer.objects_to_push),
-            )
+            if wanted := set(answer.objects_to_push):
+                push = make_push_object_fn_protobuf(client.PushObject, node, run, answer.session_id)
+                push_objects(parts, push, object_ids_to_push=wanted)
+
+
+def _small(parts: Mapping[str, InflatableObject]) -> dict[str, bytes] | None:
+    """The pieces of a message as bytes; None where they are too many to travel inside of it."""
+    pieces, room = dict[str, bytes](), INLINE
+    for number, part in parts.items():
+        pieces[number] = part.deflate()
+        room -= len(pieces[number])
+        if room < 0:
+            return None
+    return pieces
 
 
 class _Bounded(FleetHttpClient):
@@ -250,6 +274,10 @@ class _Bounded(FleetHttpClient):
         self._client.follow_redirects = False
         self._client.headers["accept-encoding"] = "identity"
         self._client.event_hooks = {"response": [_bound]}  # called before anything of the content is read
+
+    def wait_for_messages(self, seconds: float) -> None:
+        """Lets questions for messages wait at the server for so long."""
+        self._client.headers[WAIT] = f"{seconds:g}"
 
 
 class _Short(httpx.SyncByteStream):

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from confed.engines.remote.client import Site
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Request, seal
-from confed.engines.remote.sites import Bounded, Connection
+from confed.engines.remote.sites import Bounded, Connection, Waiting
 from confed.federation.messages import Message as Content
 
 __all__ = ["FlowerTransport", "client_app", "pack", "server_app", "unpack"]
@@ -97,6 +97,10 @@ class FlowerTransport:
             except ValueError:
                 return b"", b""  # no head is refused where heads are read
         return None
+
+    def wait(self, seconds: float) -> bool:
+        """See :class:`confed.engines.remote.sites.Waiting`; a grid of Flower's own does not tell what arrives."""
+        return isinstance(self._grid, Waiting) and self._grid.wait(seconds)
 
     def bound(self, largest: int) -> None:
         """See :class:`confed.engines.remote.sites.Bounded`; a grid of Flower's own has its own bounds."""

@@ -16,7 +16,6 @@ from random import Random
 from confed.engines.buffered import Arrival, Buffered, begun_call, without_earlier
 from confed.engines.perform import Setup
 from confed.engines.remote.calls import CallBatch, PendingCall
-from confed.engines.remote.pauses import Pauses
 from confed.engines.remote.server import Remote
 from confed.federation.messages import Call
 from confed.federation.randomness import derive
@@ -86,7 +85,7 @@ class SiteArrivals:
             round: number of finished rounds.
         """
         if round not in self._rounds:
-            found, pauses = list[Arrival](), Pauses(self._remote.timeouts.interval)
+            found, pauses = list[Arrival](), self._remote.pauses()
             while len(found) < self.settings.size:
                 found += self._collect(self.settings.size - len(found))
                 if len(found) < self.settings.size:

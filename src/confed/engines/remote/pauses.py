@@ -1,6 +1,7 @@
 """Pauses between looks at what has arrived."""
 
 import time
+from collections.abc import Callable
 
 __all__ = ["Pauses"]
 
@@ -16,11 +17,14 @@ class Pauses:
 
     Args:
         longest: seconds of a pause, at most.
+        wait: waits so many seconds, and less where something arrives, so that pauses need not be short; False, at once,
+            where nothing tells what arrives.
     """
 
-    def __init__(self, longest: float) -> None:
-        self._longest, self._began = longest, time.monotonic()
+    def __init__(self, longest: float, wait: Callable[[float], bool] = lambda _: False) -> None:
+        self._longest, self._wait, self._began = longest, wait, time.monotonic()
 
     def sleep(self) -> None:
         """The next pause."""
-        time.sleep(min(self._longest, max(SHORTEST, SHARE * (time.monotonic() - self._began))))
+        if not self._wait(self._longest):
+            time.sleep(min(self._longest, max(SHORTEST, SHARE * (time.monotonic() - self._began))))

@@ -24,7 +24,7 @@ from confed.engines.remote.pauses import Pauses
 from confed.engines.remote.protocol import Limits, Request, printable, seal, version_of
 from confed.engines.remote.reply_reader import ReplyReader
 from confed.engines.remote.round_retry import Attempts, Done
-from confed.engines.remote.sites import Bounded, Registered, SiteRegistry, Timeouts, Transport
+from confed.engines.remote.sites import Bounded, Registered, SiteRegistry, Timeouts, Transport, Waiting
 from confed.engines.remote.update_bounds import Bounds, most_of, norm_of, scaled
 from confed.engines.timeline import Timeline
 from confed.federation.checkpoint import private_folder
@@ -119,6 +119,12 @@ class Remote:
         self._bases.clear()
         self._steps.clear()
 
+    def pauses(self) -> Pauses:
+        """Pauses between looks at what has arrived, from now on."""
+        transport = self.sites.transport
+        interval = self.timeouts.interval
+        return Pauses(interval, transport.wait) if isinstance(transport, Waiting) else Pauses(interval)
+
     def close(self) -> None:
         """Removes what is left of the replies on disk."""
         if self.spool is not None:
@@ -142,7 +148,7 @@ class Remote:
 
     def _begin_again(self, attempts: Attempts) -> None:
         for batch in attempts.batches:  # what is on its way is not asked for a second time
-            pauses = Pauses(self.timeouts.interval)
+            pauses = self.pauses()
             while batch.waiting or batch.running:
                 self.step(batch)
                 pauses.sleep()
@@ -177,7 +183,7 @@ class Remote:
             yield None
             bounded = self.bounds.apply_to(self._setup.algorithm, calls)
             for position in range(len(calls)):
-                pauses = Pauses(self.timeouts.interval)
+                pauses = self.pauses()
                 while position not in batch.done:
                     self.step(batch)
                     if position not in batch.done:

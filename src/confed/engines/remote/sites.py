@@ -33,7 +33,7 @@ from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check
 from confed.system.events import Progress, SiteStates, SiteStatus
 from confed.system.plain_text import visible
 
-__all__ = ["Bounded", "Connection", "Registered", "SiteRegistry", "SiteStatus", "Timeouts", "Transport"]
+__all__ = ["Bounded", "Connection", "Registered", "SiteRegistry", "SiteStatus", "Timeouts", "Transport", "Waiting"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,15 @@ class Bounded(Protocol):
         ...
 
 
+@runtime_checkable
+class Waiting(Protocol):
+    """A transport that knows when a reply arrives."""
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until a reply has arrived since the last wait, at most so long; False, at once, if it cannot."""
+        ...
+
+
 @dataclass(frozen=True)
 class Timeouts:
     """Time limits of a server: how long it waits for replies and absent sites.
@@ -95,8 +104,8 @@ class Timeouts:
             instead of leaving them out.
         deadline: seconds from request to reply; a site that takes longer is left out of this round.
         away: seconds that a site may be disconnected before it is left out of this round.
-        interval: seconds between looks at what has arrived, at most, after short waits less; between looks at who is
-            connected four times that.
+        interval: seconds between looks at what has arrived, at most; less after short waits, and where the transport
+            tells what arrives. Between looks at who is connected four times that.
     """
 
     minimum: Annotated[int, AT_LEAST_ONE] = 1
