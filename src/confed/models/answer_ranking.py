@@ -15,6 +15,7 @@ cross-attention keys and values: the decoder runs self-attention on rows of sing
 else on rows of questions, (B, K T, d).
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -128,24 +129,24 @@ class GenerativeAnswerer(Finetunable):
 
     # What a subclass says about itself ----------------------------------------------------------------------
 
+    @abstractmethod
     def visual_embedding(self, pixels: Tensor) -> Tensor:
         """Class token and patches with their positions, (B, 1 + P, d), of normalised pictures."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def visual_blocks(self) -> Any:
         """The Transformer blocks of the picture encoder, pre-norm."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def visual_norm(self) -> nn.Module:
         """The normalisation behind them."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def question_encoder(self) -> Any:
         """``embeddings`` and ``encoder.layer``; a layer with ``crossattention`` looks at the picture."""
-        raise NotImplementedError
 
     # Passes -------------------------------------------------------------------------------------------------
 
