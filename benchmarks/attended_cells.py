@@ -26,6 +26,7 @@ from torch import Tensor
 from confed.datasets.scenes.graph import CELLS, objects
 from confed.datasets.scenes.presets import PRESETS, SETTINGS, Knobs, Made
 from confed.datasets.scenes.questions import parse
+from confed.federation.specs import Attends
 from confed.inference.finished_run import FinishedRun
 from confed.metrics.statistics import paired_t
 from confed.results.folder import run_folders
@@ -74,6 +75,8 @@ def asked_cell(made: Made, row: int) -> int | None:
 def measured(run: FinishedRun) -> list[float]:
     """The figures of a run's global model, over the questions of all clients."""
     model, found = run.model(None).model, defaultdict[str, list[Tensor]](list)
+    if not isinstance(model, Attends):
+        raise TypeError(f"{run.folder}: expected a model with attention over regions, got {type(model).__name__}")
     for client, made in tests_of(run).items():
         batch = run.batch(client, "test", sys.maxsize)
         cells = {row: cell for row in range(len(made.examples)) if (cell := asked_cell(made, row)) is not None}
@@ -113,8 +116,8 @@ def tests(file: Path) -> None:
     writer.writerow(("row", "measure", "difference (points)", "low (points)", "high (points)", "p"))
     for row, seeds in lines.items():
         for name in ("largest", "share"):
-            pair = [[float(line[f"{name}{kind} (%)"]) for line in seeds] for kind in ("", ", replaced")]
-            test = paired_t(*pair)
+            right, other = ([float(line[f"{name}{kind} (%)"]) for line in seeds] for kind in ("", ", replaced"))
+            test = paired_t(right, other)
             writer.writerow((row, name, test.difference, test.low, test.high, test.p))
 
 
