@@ -18,6 +18,7 @@ import sys
 from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ BY_NOUN, BY_COLOUR = ("qcolor", "qsize", "qpos"), ("qnoun",)
 
 def tests_of(run: FinishedRun) -> dict[str, Made]:
     """Client -> its test questions with what stands in their pictures, generated again from the recipe."""
-    data = dict(run.recipe.sections["data"])
+    data: dict[str, Any] = dict(run.recipe.sections["data"])
     if data.pop("name") != "scenes" or data.get("preset") != "random":
         raise ValueError(f"{run.folder}: the runs must have data.name = 'scenes' and data.preset = 'random'")
     known = {field.name for field in fields(Knobs)}
