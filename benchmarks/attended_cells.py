@@ -43,16 +43,12 @@ def tests_of(run: FinishedRun) -> dict[str, Made]:
     if data.pop("name") != "scenes" or data.get("preset") != "random":
         raise ValueError(f"{run.folder}: the runs must have data.name = 'scenes' and data.preset = 'random'")
     known = {field.name for field in fields(Knobs)}
-    usual = {
-        "conflict": SETTINGS["C"].conflict,
-        "wording": False,
-        "unseen": (),
-        "alpha": 0.5,
-        "questions_per_picture": 4,
-    }
     knobs = Knobs(
-        **{"test_seed": 0, "seed": run.recipe.run.seed} | usual | {k: v for k, v in data.items() if k in known}
-    )
+        conflict=SETTINGS["C"].conflict, wording=False, train=1, validation=1, test=1, unseen=(), clients=2, alpha=0.5,
+        questions_per_picture=4, test_seed=0, seed=run.recipe.run.seed,
+    )  # fmt: skip
+    given: dict[str, Any] = {name: value for name, value in data.items() if name in known}
+    knobs = replace(knobs, **given)
     made = {client: roles["test"] for client, roles in PRESETS["random"].make(knobs).items()}
     for client, table in made.items():
         if list(table.examples.questions) != list(run.dataset.clients[client].test.questions):
