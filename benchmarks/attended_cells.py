@@ -16,7 +16,7 @@ import argparse
 import csv
 import sys
 from collections import defaultdict
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
