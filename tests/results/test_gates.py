@@ -142,6 +142,17 @@ def test_the_deployed_model_is_judged_where_there_is_one() -> None:
     assert judged(*runs)["a"].values["central"] == pytest.approx(50)
 
 
-def test_multi_label_results_are_refused() -> None:
-    with pytest.raises(ValueError, match="multi-label"):
-        judged(run("alone", 0, both(0.4), multilabel={"headline": "global"}))
+def labels(method: str, value: float) -> Run:
+    views = {"headline": "global", "global": {"C-AP": value, "O-F1": 0.1}, "personal": {"C-AP": 0.99, "O-F1": 0.99}}
+    return run(method, 0, both(0.3), multilabel=views)
+
+
+def test_labels_are_judged_by_the_average_precision_of_the_view_that_heads_a_summary() -> None:
+    longer = study(labels("alone", 0.406), labels("central", 0.46))
+    found = judged(labels("alone", 0.4), labels("central", 0.46), longer=longer)
+    assert found["a"].values == {
+        "central": pytest.approx(46),
+        "alone": pytest.approx(40),
+        "difference": pytest.approx(6),
+    }
+    assert verdict(list(found.values())) == {"a": True, "b": False, "c": None, "d": None, "e": None}

@@ -90,11 +90,15 @@ def test_a_study_that_is_not_the_same_with_more_rounds_is_refused(
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_multi_label_data_have_no_gates() -> None:
-    from confed.studies.gates import judged
-
-    with pytest.raises(ValueError, match="multi-label"):
-        judged(load_recipe("fedlgt_scenes"), Path("nowhere"), None)
+def test_gates_of_multi_label_data_compare_average_precision(tmp_path: Path) -> None:
+    small = ["data.clients=2", "data.train=4", "data.validation=2", "data.test=6", "data.unseen=2", "run.cohort=2"]
+    arguments = [*small, "run.rounds=1", "local.epochs=1", "--methods", "local", "--workers", "1"]
+    assert confed("gates", "fedlgt_scenes", *arguments, "--out", tmp_path) == 0
+    found = {gate["key"]: gate for gate in json.loads((tmp_path / "gates.json").read_text())["gates"]}
+    [summary] = (tmp_path / "rounds-1/central").rglob("summary.json")
+    values = json.loads(summary.read_text())["multilabel"]["global"]
+    assert found["a"]["values"]["central"] == pytest.approx(100 * values["C-AP"])
+    assert {key for key, gate in found.items() if gate["passed"] is None} == {"c", "d", "e"}
 
 
 def test_a_row_named_as_a_reference_is_not_replaced() -> None:

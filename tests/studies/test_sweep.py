@@ -130,6 +130,15 @@ def test_a_faulty_value_is_refused_before_anything_runs(tmp_path: Path, capsys: 
     assert "needs a recipe before its settings" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_setting_that_every_row_has_for_itself_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    over = ["feddat_scene_equal", "--methods", "feddat", "--out", tmp_path / "out", "--over"]
+    assert confed("sweep", *over, "algorithm.alpha=0.0,1.0") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "algorithm.alpha changes nothing" in error
+    assert "methods.feddat.alpha" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_values_may_be_any_toml() -> None:
     assert parse_axis("data.shards=1,2") == Axis("data.shards", ("1", "2"))
     assert parse_axis("local.betas=[0.9, 0.99],[0.8,0.9]") == Axis("local.betas", ("[0.9, 0.99]", "[0.8,0.9]"))

@@ -15,9 +15,10 @@ cross-attention keys and values: the decoder runs self-attention on rows of sing
 else on rows of questions, (B, K T, d).
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +29,12 @@ from confed.federation.specs import HasCandidates
 from confed.federation.stages import Stage, name_of, run_stages
 from confed.models.adapters import AdapterBank
 from confed.models.answer_batches import checked_answers, checked_question
+from confed.models.answer_states import Prefix, Question, attend
 from confed.models.finetuning import Finetunable
 from confed.models.inputs import additive_mask, checked_image
 from confed.models.pretrained import States
 
-__all__ = ["OUTSIDE", "GenerativeAnswerer", "Prefix", "Question", "attend"]
+__all__ = ["OUTSIDE", "GenerativeAnswerer"]
 
 OUTSIDE = -1e4
 """Added to the score of candidates whose first token is not among the k most probable: finite, and below all others."""
@@ -40,36 +42,6 @@ _CHUNK = 2**24
 """Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
 _TOKENS = 2**15
 """Tokens of candidates that the decoder reads at once: 96 MiB per layer's output at d = 768 in single precision."""
-
-
-class Prefix(NamedTuple):
-    """A batch after the part of the model that lies before the first adapter.
-
-    Attributes:
-        hidden: class token and patches, (B, 1 + P, d).
-        text: the question's token ids, (B, L).
-        mask: 1 for its tokens, 0 for padding, (B, L).
-        tokens: tokens of the answers to learn, (B, K, T), or None.
-        counted: which of them there are, bool (B, K); None where all are.
-    """
-
-    hidden: Tensor
-    text: Tensor
-    mask: Tensor
-    tokens: Tensor | None
-    counted: Tensor | None = None
-
-
-class Question(NamedTuple):
-    """What the decoder reads.
-
-    Attributes:
-        states: the question's tokens after they have seen the picture, shape (B, L, d).
-        mask: added to attention scores: 0 for tokens, very low for padding, shape (B, 1, 1, L).
-    """
-
-    states: Tensor
-    mask: Tensor
 
 
 class GenerativeAnswerer(Finetunable):
@@ -128,24 +100,24 @@ class GenerativeAnswerer(Finetunable):
 
     # What a subclass says about itself ----------------------------------------------------------------------
 
+    @abstractmethod
     def visual_embedding(self, pixels: Tensor) -> Tensor:
         """Class token and patches with their positions, (B, 1 + P, d), of normalised pictures."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def visual_blocks(self) -> Any:
         """The Transformer blocks of the picture encoder, pre-norm."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def visual_norm(self) -> nn.Module:
         """The normalisation behind them."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def question_encoder(self) -> Any:
         """``embeddings`` and ``encoder.layer``; a layer with ``crossattention`` looks at the picture."""
-        raise NotImplementedError
 
     # Passes -------------------------------------------------------------------------------------------------
 
@@ -402,19 +374,3 @@ class GenerativeAnswerer(Finetunable):
     def _text(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor]:
         longest = self.question_encoder.embeddings.position_embeddings.num_embeddings
         return checked_question(batch, rows, longest, type(self).__name__)
-
-
-def attend(crossattention: Any, hidden: Tensor, states: Tensor, mask: Tensor | None) -> Tensor:
-    """The cross-attention block of a BERT-like layer of ``transformers``, its residual sum and norm included.
-
-    The library's own block drops the mask of what is attended to (5.23: ``BlipTextAttention`` does not hand it on), so
-    that padding would be attended to as well; its parts are called one by one instead.
-
-    Args:
-        crossattention: the block.
-        hidden: (B, T, d).
-        states: what is attended to, (B, S, d').
-        mask: added to attention scores, (B, 1, 1, S); None where everything counts.
-    """
-    context, _ = crossattention.self(hidden, encoder_hidden_states=states, encoder_attention_mask=mask)
-    return crossattention.output(context, hidden)

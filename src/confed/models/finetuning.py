@@ -9,6 +9,7 @@ text's for both). LoRA and IA3 are those of the library ``peft``.
 Heads always learn. A backbone says what it offers in :class:`Places`; :func:`finetune` does the rest.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
@@ -94,7 +95,7 @@ class Places:
     )
 
 
-class Finetunable(nn.Module):
+class Finetunable(nn.Module, ABC):
     """A backbone that :func:`finetune` has been given, and whose pass has two parts.
 
     The parts are ``prefix(batch)``, which ends before the first adapter, and ``suffix(state)``.
@@ -121,9 +122,9 @@ class Finetunable(nn.Module):
         }
 
     @property
+    @abstractmethod
     def prefix_names(self) -> tuple[str, ...]:
         """How the names of the parameters begin that the first part reads; adapters may be among them."""
-        raise NotImplementedError
 
     @property
     def prefix_is_frozen(self) -> bool:

@@ -7,6 +7,7 @@ sample; what is behind a batch's longest one is cut off before anything is compu
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -47,7 +48,7 @@ class Segments(NamedTuple):
     present: Tensor | None = None
 
 
-class Segmenter(nn.Module):
+class Segmenter(nn.Module, ABC):
     """Cuts samples of one modality into segments.
 
     Args:
@@ -59,13 +60,13 @@ class Segmenter(nn.Module):
         super().__init__()
         self.width, self.limit = width, limit
 
+    @abstractmethod
     def forward(self, batch: Batch) -> Segments:
         """The segments of a batch that has this modality.
 
         Raises:
             ValueError: a tensor is missing, or has another shape or length than expected.
         """
-        raise NotImplementedError
 
 
 class Patches(Segmenter):

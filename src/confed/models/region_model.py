@@ -4,6 +4,7 @@ Notation: B examples, R regions of W features, L words, d features inside the mo
 zero is padding. The layers are in :mod:`confed.models.region_layers`.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -88,13 +89,13 @@ class RegionModel(Finetunable):
         self.prompts = nn.ModuleDict()
         self.adapters = AdapterBank((), 1)
 
+    @abstractmethod
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D) that the answer head reads, and how much each region counted (B, R), of sum 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def places(self) -> Places:
         """What can be finetuned; see :class:`confed.models.finetuning.Places`."""
-        raise NotImplementedError
 
     def forward(self, batch: Batch) -> Output:
         """Scores of the answers (B, C), and the features below the answer head (B, D).

@@ -5,6 +5,7 @@ names, are those of ``transformers``' ``ResNetModel``.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear
     return layer
 
 
-class PictureModel(nn.Module):
+class PictureModel(nn.Module, ABC):
     """What models of pictures alone have in common: a ResNet body, and how it reads a batch.
 
     Args:
@@ -94,9 +95,9 @@ class PictureModel(nn.Module):
         """
         return self.scored(self.plane(batch), batch)
 
+    @abstractmethod
     def scored(self, plane: Tensor, batch: Batch) -> Output:
         """Scores and features of the last plane of the pictures, (B, d, h, w)."""
-        raise NotImplementedError
 
     def plane(self, batch: Batch) -> Tensor:
         """The last plane of the pictures, (B, d, h, w), computed once where the ResNet is frozen.

@@ -8,13 +8,14 @@
 | d | the Bayes ceiling at least 10 points over local training | gains of the published size are impossible |
 | e | floors at least 10 points under centralised training | a modality is not used |
 
-Values are accuracies in points (%), of the model that a row deploys, means over clients and then over seeds.
+Values are accuracies in points (%), of the model that a row deploys, means over clients and then over seeds. Of
+multi-label data they are C-AP, the mean average precision over labels, of the view that heads a run's summary.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from confed.results.headline import is_labelled
+from confed.results.headline import is_labelled, label_value
 from confed.results.runs import Run, Study, average, counted, numbers
 
 __all__ = ["LEVEL", "LONGER", "Gate", "Rows", "judge"]
@@ -79,12 +80,7 @@ def judge(study: Study, longer: Study | None, rows: Rows, ceilings: Mapping[str,
         ceilings: client -> the accuracy that no model can exceed, a fraction; empty where it is unknown.
         modal: whether clients own different modalities, of which texts are one: answers from words alone are then no
             floor.
-
-    Raises:
-        ValueError: the study has multi-label results, which have no accuracies.
     """
-    if any(is_labelled(run.summary) for run in study.runs):
-        raise ValueError(f"{study.folder}: gates compare accuracies, and multi-label results have none")
     return [
         _pooling(study, rows),
         _converged(study, longer),
@@ -232,6 +228,8 @@ def _value(study: Study, row: str, seeds: Iterable[int]) -> float | None:
 
 
 def _of_run(run: Run) -> float | None:
+    if is_labelled(run.summary):
+        return label_value(run.summary, "C-AP")
     return average(list(_judged(run).values()))
 
 

@@ -75,18 +75,17 @@ def judged(recipe: Recipe, folder: Path, longer: Path | None) -> list[Gate]:
         longer: of the study with more rounds; None where there is none.
 
     Raises:
-        ValueError: multi-label data, a folder that holds no study or has no finished run, or longer runs that differ
-            from the others in more than the rounds.
+        ValueError: a folder that holds no study or has no finished run, or longer runs that differ from the others in
+            more than the rounds.
     """
     dataset = load_dataset(json.dumps(plain(recipe.sections["data"])), recipe.run.seed)
-    if isinstance(dataset, LabelDataset):
-        raise ValueError(f"{recipe.name}: gates compare accuracies, and multi-label results have none")
     study = _finished(folder)
     more = None if longer is None else _finished(longer)
     if more is not None and (why := _unlike(study, more)):
         raise ValueError(f"{longer}: {why}")
-    modal = bool(dataset.modalities)
-    return judge(study, more, rows_for_gates(recipe), dataset.ceilings, modal)
+    # Labels have no Bayes ceiling here, and their clients one modality.
+    ceilings, modal = ({}, False) if isinstance(dataset, LabelDataset) else (dataset.ceilings, bool(dataset.modalities))
+    return judge(study, more, rows_for_gates(recipe), ceilings, modal)
 
 
 def _finished(folder: Path) -> Study:

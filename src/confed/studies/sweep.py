@@ -142,13 +142,24 @@ def recipes_of(
     headline: str = "",
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
-    """Folder of each point -> its recipe and the tuned values in it; see :func:`confed.studies.study.load_rows`."""
+    """Folder of each point -> its recipe and the tuned values in it; see :func:`confed.studies.study.load_rows`.
+
+    Raises:
+        ValueError: every row has its own value of the setting, so that all points would be the same runs.
+    """
     found: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
     for point in points:
         recipe, used = load_rows(source, [*overrides, *point.overrides], methods, headline, tuned)
         if MODELS in point.settings:
             recipe = _with_model(recipe, point.settings[MODELS])
         found[point.folder] = recipe, used
+    every = [[(row, recipe.method(row).sections, recipe.run) for row in recipe.methods] for recipe, _ in found.values()]
+    if len(every) > 1 and all(each == every[0] for each in every):
+        settings, rows = ", ".join(points[0].settings), [row for row, *_ in every[0]]
+        raise ValueError(
+            f"{settings} changes nothing: each of the rows {', '.join(rows)} has its own value there; sweep the row's, "
+            f"such as methods.{rows[0]}.{settings.removeprefix('algorithm.')}"
+        )
     return found
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -40,7 +41,7 @@ class Starting:
         return cls(**json.loads(text))
 
 
-class NodeProcess:
+class NodeProcess(ABC):
     """Process on a node of a cluster, which is compared with the process that asks before it takes work.
 
     Every method takes and returns bytes and text, and makes errors of texts, so that Ray pickles no object of ours.
@@ -80,9 +81,9 @@ class NodeProcess:
             return json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode()
         return json.dumps({"host": socket.gethostname(), "process": os.getpid(), "fingerprint": found}).encode()
 
+    @abstractmethod
     def prepare(self) -> bytes:
         """Preparation for work; b"" or what went wrong."""
-        raise NotImplementedError
 
 
 class ClientActor(NodeProcess):
