@@ -20,6 +20,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.families.public_data import ServerSide
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply, drive
+from confed.federation.offered import OFFERED
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ClientState, MemoryStore, ServerState
@@ -248,7 +249,8 @@ def test_a_client_of_one_modality_has_the_terms_of_its_own_by_loops(number: int,
         Views(old[0], old[1], torch.arange(10)),
         Views(units(10, 4), units(10, 4, seed=1), torch.arange(10)),
     )
-    batch = next(iter(client.data.train(100, torch.Generator())))
+    batch = dict(next(iter(client.data.train(100, torch.Generator()))))
+    batch |= {"label": batch["label"] % 2, OFFERED: torch.tensor([[True, True, False]]).expand(len(batch["x"]), -1)}
     (loss,) = (found.item() for found in MIXED._regularised(client, received, before)(model, batch))
     expected = 0.0
     with torch.no_grad():
@@ -257,7 +259,7 @@ def test_a_client_of_one_modality_has_the_terms_of_its_own_by_loops(number: int,
             seen(model, pairs, model.initial_context())[side],
         )
     for b, z in enumerate(own):
-        expected -= softmax_log([5 * dot(z, w) for w in weights], int(batch["label"][b])) / len(own)
+        expected -= softmax_log([5 * dot(z, w) for w in weights[:2]], int(batch["label"][b])) / len(own)
     same, other = received[side], received[1 - side]
     for k, z in enumerate(views):
         expected -= 0.7 * softmax_log([dot(z, o) / 0.4 for o in other], k) / 10
