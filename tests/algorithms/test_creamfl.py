@@ -1,7 +1,7 @@
 """CreamFL: every equation by loops, what travels, what each party goes on from, and who is refused."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +65,13 @@ def seen(model: ToyPromptModel, pairs: Mapping[str, Tensor], context: Tensor) ->
     return model.image_features(pairs), model.class_features(context, torch.arange(3))[pairs["label"]]
 
 
+def of_both(heard: Sequence[Mapping[str, Tensor]], own: Views, **options: bool) -> tuple[Tensor, Tensor]:
+    """The aggregates of pictures and texts, of which there are some."""
+    pictures, texts = aggregated(heard, own, **options)
+    assert pictures is not None and texts is not None
+    return pictures, texts
+
+
 # Equations ------------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +92,7 @@ def test_aggregation_by_loops_with_a_text_of_two_pairs() -> None:
     text_of = torch.tensor([1, 0, 1])
     own = Views(units(3, 4), units(2, 4, seed=1), text_of)
     heard = [{PICTURES: units(3, 4, seed=2 + c), TEXTS: units(2, 4, seed=5 + c)} for c in range(3)]
-    pictures, texts = aggregated(heard, own)
+    pictures, texts = of_both(heard, own)
     for k in range(3):
         scores = {
             PICTURES: [softmax_log([dot(r[PICTURES][k], own.texts[t]) for t in text_of], k) for r in heard],
@@ -100,11 +107,11 @@ def test_aggregation_by_loops_with_a_text_of_two_pairs() -> None:
 def test_who_finds_the_other_modality_weighs_more() -> None:
     own = Views(torch.eye(4), torch.eye(4), torch.arange(4))
     good, bad = {PICTURES: torch.eye(4), TEXTS: torch.eye(4)}, {PICTURES: -torch.eye(4), TEXTS: -torch.eye(4)}
-    for weighed in aggregated([good, bad], own):
+    for weighed in of_both([good, bad], own):
         # Scores are 1 - log(e + 3) and -1 - log(1/e + 3).
         odds = math.exp(2) * (math.exp(-1) + 3) / (math.e + 3)
         assert torch.allclose(weighed.diagonal(), torch.full((4,), (odds - 1) / (odds + 1)))
-    for plain in aggregated([good, bad], own, contrastive=False):
+    for plain in of_both([good, bad], own, contrastive=False):
         assert torch.equal(plain, torch.zeros(4, 4))
 
 
@@ -167,7 +174,7 @@ def test_the_server_takes_a_step_towards_the_aggregate() -> None:
     assert torch.allclose(told.tensors[PICTURES], pictures)
     assert torch.allclose(told.tensors[TEXTS][text_of], texts.detach())
     own = Views(pictures.detach(), told.tensors[TEXTS], text_of)
-    wanted = aggregated(list(heard.values()), own)
+    wanted = of_both(list(heard.values()), own)
     loss = ((pictures - wanted[0]) ** 2).sum() / 10 + ((texts - wanted[1]) ** 2).sum() / 10
     (gradient,) = torch.autograd.grad(loss, context)
     assert torch.allclose(after.params[CONTEXT], context.detach() - 0.5 * gradient, atol=1e-6)
