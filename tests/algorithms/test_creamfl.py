@@ -68,7 +68,8 @@ def seen(model: ToyPromptModel, pairs: Mapping[str, Tensor], context: Tensor) ->
 def of_both(heard: Sequence[Mapping[str, Tensor]], own: Views, **options: bool) -> tuple[Tensor, Tensor]:
     """The aggregates of pictures and texts, of which there are some."""
     pictures, texts = aggregated(heard, own, **options)
-    assert pictures is not None and texts is not None
+    assert pictures is not None
+    assert texts is not None
     return pictures, texts
 
 
