@@ -1,7 +1,7 @@
 """CreamFL: every equation by loops, what travels, what each party goes on from, and who is refused."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from confed.algorithms import creamfl
-from confed.algorithms.creamfl import PICTURES, TEXTS, CreamFL, Views, aggregated, inter_modal, match_scores
+from confed.algorithms.creamfl import CLASSIFIER, PICTURES, TEXTS, CreamFL, Views, aggregated
 from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, Setup, Simulation, simulate
@@ -21,15 +20,21 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.families.public_data import ServerSide
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply, drive
+from confed.federation.offered import OFFERED
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ClientState, MemoryStore, ServerState
+from confed.losses import contrastive
+from confed.losses.contrastive import inter_modal, match_scores
 from confed.recipes.recipe import load_recipe
+from confed.recipes.run_section import Run
 from confed.report.tables.columns import Context, columns_of, method_row
+from confed.runs.checks import check_method
 from confed.runs.run import run as run_recipe
 from confed.testing.toy import ToyTask, toy_model, toy_setup
 from confed.testing.toy_prompts import ToyPromptModel
 from confed.testing.trial import run
+from method_contract import keep_contract
 
 STEP = Local(epochs=1, batch_size=100, lr=0.5, optimizer="sgd", weight_decay=0.0)
 STILL = replace(STEP, lr=1e-12)
@@ -60,6 +65,14 @@ def seen(model: ToyPromptModel, pairs: Mapping[str, Tensor], context: Tensor) ->
     return model.image_features(pairs), model.class_features(context, torch.arange(3))[pairs["label"]]
 
 
+def of_both(heard: Sequence[Mapping[str, Tensor]], own: Views, **options: bool) -> tuple[Tensor, Tensor]:
+    """The aggregates of pictures and texts, of which there are some."""
+    pictures, texts = aggregated(heard, own, **options)
+    assert pictures is not None
+    assert texts is not None
+    return pictures, texts
+
+
 # Equations ------------------------------------------------------------------------------------------------------
 
 
@@ -72,7 +85,7 @@ def test_inter_modal_contrast_by_loops() -> None:
 def test_match_scores_by_loops_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     local, others = units(5, 4), units(5, 4, seed=1)
     expected = [softmax_log([dot(local[k], t) for t in others], k) for k in range(5)]
-    monkeypatch.setattr(creamfl, "ROWS", 2)
+    monkeypatch.setattr(contrastive, "ROWS", 2)
     assert match_scores(local, others).tolist() == pytest.approx(expected, rel=1e-5)
 
 
@@ -80,7 +93,7 @@ def test_aggregation_by_loops_with_a_text_of_two_pairs() -> None:
     text_of = torch.tensor([1, 0, 1])
     own = Views(units(3, 4), units(2, 4, seed=1), text_of)
     heard = [{PICTURES: units(3, 4, seed=2 + c), TEXTS: units(2, 4, seed=5 + c)} for c in range(3)]
-    pictures, texts = aggregated(heard, own)
+    pictures, texts = of_both(heard, own)
     for k in range(3):
         scores = {
             PICTURES: [softmax_log([dot(r[PICTURES][k], own.texts[t]) for t in text_of], k) for r in heard],
@@ -95,11 +108,11 @@ def test_aggregation_by_loops_with_a_text_of_two_pairs() -> None:
 def test_who_finds_the_other_modality_weighs_more() -> None:
     own = Views(torch.eye(4), torch.eye(4), torch.arange(4))
     good, bad = {PICTURES: torch.eye(4), TEXTS: torch.eye(4)}, {PICTURES: -torch.eye(4), TEXTS: -torch.eye(4)}
-    for weighed in aggregated([good, bad], own):
+    for weighed in of_both([good, bad], own):
         # Scores are 1 - log(e + 3) and -1 - log(1/e + 3).
         odds = math.exp(2) * (math.exp(-1) + 3) / (math.e + 3)
         assert torch.allclose(weighed.diagonal(), torch.full((4,), (odds - 1) / (odds + 1)))
-    for plain in aggregated([good, bad], own, contrastive=False):
+    for plain in of_both([good, bad], own, contrastive=False):
         assert torch.equal(plain, torch.zeros(4, 4))
 
 
@@ -162,7 +175,7 @@ def test_the_server_takes_a_step_towards_the_aggregate() -> None:
     assert torch.allclose(told.tensors[PICTURES], pictures)
     assert torch.allclose(told.tensors[TEXTS][text_of], texts.detach())
     own = Views(pictures.detach(), told.tensors[TEXTS], text_of)
-    wanted = aggregated(list(heard.values()), own)
+    wanted = of_both(list(heard.values()), own)
     loss = ((pictures - wanted[0]) ** 2).sum() / 10 + ((texts - wanted[1]) ** 2).sum() / 10
     (gradient,) = torch.autograd.grad(loss, context)
     assert torch.allclose(after.params[CONTEXT], context.detach() - 0.5 * gradient, atol=1e-6)
@@ -224,6 +237,106 @@ def test_without_contrast_clients_train_alone() -> None:
     )
 
 
+# Clients of one modality ----------------------------------------------------------------------------------------
+
+MIXED = CreamFL(contrast=0.7, temperature=0.4, pictures_only=("client-0",), texts_only=("client-1",))
+
+
+@pytest.mark.parametrize(("number", "side"), [(0, 0), (1, 1)])
+def test_a_client_of_one_modality_has_the_terms_of_its_own_by_loops(number: int, side: int) -> None:
+    setup = toy_setup(MIXED, local=STEP)
+    pairs, model = public(setup), setup.model()
+    assert isinstance(model, ToyPromptModel)
+    weights = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
+    model.get_parameter(f"{CLASSIFIER}.weight").data.copy_(weights)
+    info = setup.population.info(number)
+    client = client_of(setup, Workspace(model), Call(info, "fit", Message()), ClientState(), 1)
+    with torch.no_grad():
+        old = seen(model, pairs, model.initial_context() - 0.2)
+    before, received = (
+        Views(old[0], old[1], torch.arange(10)),
+        Views(units(10, 4), units(10, 4, seed=1), torch.arange(10)),
+    )
+    batch = dict(next(iter(client.data.train(100, torch.Generator()))))
+    batch |= {"label": batch["label"] % 2, OFFERED: torch.tensor([[True, True, False]]).expand(len(batch["x"]), -1)}
+    (loss,) = (found.item() for found in MIXED._regularised(client, received, before)(model, batch))
+    expected = 0.0
+    with torch.no_grad():
+        own, views = (
+            seen(model, batch, model.initial_context())[side],
+            seen(model, pairs, model.initial_context())[side],
+        )
+    for b, z in enumerate(own):
+        expected -= softmax_log([5 * dot(z, w) for w in weights[:2]], int(batch["label"][b])) / len(own)
+    same, other = received[side], received[1 - side]
+    for k, z in enumerate(views):
+        expected -= 0.7 * softmax_log([dot(z, o) / 0.4 for o in other], k) / 10
+        expected -= 0.7 * softmax_log([dot(z, same[k]) / 0.4, dot(z, old[side][k]) / 0.4], 0) / 10
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_clients_of_one_modality_send_it_alone_and_keep_their_classifier() -> None:
+    ran = run(toy_setup(MIXED, local=STEP))
+    sent = {(client, *reply.message.tensors) for client, call, reply in ran.replies if call.action == "fit"}
+    assert sent == {("client-0", PICTURES), ("client-1", TEXTS), ("client-2", PICTURES, TEXTS)}
+    for name, state in ran.states.items():
+        private = state.tensors.get("private", {})
+        assert set(private) == ({f"{CLASSIFIER}.weight"} if name != "client-2" else set())
+        assert all(bool(tensor.any()) for tensor in private.values())
+    assert not any(CLASSIFIER in name for name in ran.servers["main"].params)
+
+
+def test_a_client_of_pictures_leaves_the_text_tower_as_it_is() -> None:
+    setup = toy_setup(MIXED, local=STEP)
+    pairs = public(setup)
+    sent = Message({PICTURES: units(10, 4), TEXTS: units(len(pairs["label"].unique()), 4)})
+    start = setup.model().state_dict()[CONTEXT]
+    for number, names in enumerate(({PICTURES}, {TEXTS}, {PICTURES, TEXTS})):
+        call = Call(setup.population.info(number), "fit", sent)
+        reply, state = perform(setup, Workspace(setup.model()), call, ClientState(), 0)
+        assert set(reply.tensors) == names
+        # The context is all that learns of the toy model's towers, and it belongs to texts.
+        assert torch.equal(state.tensors["personal"][CONTEXT], start) == (names == {PICTURES})
+
+
+def test_the_server_distils_each_modality_from_its_owners() -> None:
+    setup = toy_setup(replace(MIXED, server_epochs=0, pictures_only=("a",), texts_only=("c",)), local=STEP)
+    pairs, model = public(setup), setup.model()
+    assert isinstance(model, ToyPromptModel)
+    classes, text_of = pairs["label"].unique(return_inverse=True)
+    heard = {
+        "a": {PICTURES: units(10, 4)},
+        "b": {PICTURES: units(10, 4, seed=1), TEXTS: units(len(classes), 4, seed=2)},
+        "c": {TEXTS: units(len(classes), 4, seed=3)},
+    }
+    before, after, told = a_round(setup, heard)
+    context = before.params[CONTEXT].clone().requires_grad_()
+    pictures, texts = seen(model, pairs, context)
+    own = Views(pictures.detach(), told.tensors[TEXTS], text_of)
+    wanted = aggregated([heard["b"], heard["c"] | {PICTURES: heard["a"][PICTURES]}], own)
+    assert wanted[0] is not None
+    assert wanted[1] is not None
+    loss = ((pictures - wanted[0]) ** 2).sum() / 10 + ((texts - wanted[1]) ** 2).sum() / 10
+    (gradient,) = torch.autograd.grad(loss, context)
+    assert torch.allclose(after.params[CONTEXT], context.detach() - 0.5 * gradient, atol=1e-6)
+
+
+def test_a_modality_that_nobody_sent_is_not_distilled() -> None:
+    own = Views(units(3, 4), units(2, 4, seed=1), torch.tensor([1, 0, 1]))
+    pictures, texts = aggregated([{PICTURES: units(3, 4, seed=2)}], own)
+    assert texts is None
+    assert pictures is not None
+    assert torch.allclose(pictures, units(3, 4, seed=2))
+    setup = toy_setup(replace(MIXED, server_epochs=0, pictures_only=("a", "b", "c"), texts_only=()), local=STEP)
+    before, after, _ = a_round(setup, {name: {PICTURES: units(10, 4)} for name in "abc"})
+    # Its pictures' tower is frozen and texts are not distilled, so that nothing moves.
+    assert torch.equal(before.params[CONTEXT], after.params[CONTEXT])
+
+
+def test_a_federation_of_mixed_clients_keeps_the_contract() -> None:
+    keep_contract(MIXED, transports=False)
+
+
 # Refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +347,13 @@ def test_protections_are_refused_with_the_reason() -> None:
         CreamFL(server=ServerOptimizer("momentum", lr=0.5)).configure(ToyPromptModel(torch.Generator()), ToyTask())
     with pytest.raises(ValueError, match=r"ToyModel has none of texts: set model.name to 'clip'"):
         CreamFL().configure(toy_model(), ToyTask())
+
+
+def test_names_of_clients_of_one_modality_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"must name different clients, got 'shop' twice"):
+        CreamFL(pictures_only=("shop",), texts_only=("park", "shop"))
+    with pytest.raises(ValueError, match=r"algorithm.texts_only names no client 'oil'; there are park, shop"):
+        check_method(CreamFL(texts_only=("shop", "oil")), Run(), ["park", "shop"])
 
 
 def test_a_server_that_knows_the_pairs_number_alone_is_refused() -> None:
@@ -248,7 +368,9 @@ def test_a_server_that_knows_the_pairs_number_alone_is_refused() -> None:
 def test_pairs_that_are_not_the_servers_are_refused() -> None:
     setup = toy_setup(CreamFL())
     call = Call(setup.population.info(0), "fit", Message({PICTURES: units(9, 4), TEXTS: units(3, 4)}))
-    with pytest.raises(ValueError, match=r"pairs of 'client-0' are not the server's: .*\(10, 4\).*\(9, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"pairs of 'client-0' are not the server's: 10 pictures and 3 texts, .* 9 and 3"
+    ):
         perform(setup, Workspace(setup.model()), call, ClientState(), 0)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from confed.federation.families.prompts import CONTEXT
+from confed.federation.params import named_tensors
 from confed.models import create_model
 from confed.models.clip import _processor  # pyright: ignore[reportPrivateUsage]
 from confed.models.clip.tiny import FAMILIES
@@ -128,6 +129,13 @@ def test_lora_changes_both_towers_and_nothing_is_kept() -> None:
     F.cross_entropy(model({"image": pictures()}).logits, torch.tensor([0, 1, 2])).backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for n, p in model.named_parameters() if n in learned)
     assert model._pictures.bytes_kept == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_tensor_has_two_names(family: str) -> None:
+    # Training of everything would step twice along its gradient, and send it twice.
+    tensors = named_tensors(encoder(family, trainable="all"))
+    assert len({id(tensor) for tensor in tensors.values()}) == len(tensors)
 
 
 def test_linear_head_learns_alone_on_unit_features() -> None:

@@ -25,12 +25,22 @@ text among the global ones (GCA, global-local contrastive aggregation), texts li
 A text that several pairs share travels once, and stands in the sums as often as it has pairs. The public pairs are an
 unseen place that the recipe names: server and clients hold it, texts included, and the place is tried no more.
 
+Clients of one modality (``pictures_only``, ``texts_only``): of the equations they keep the terms of their modality, so
+that i_k meets the server's texts T though the client has no text of its own. L_task classifies their own examples by
+class number, W the client's own linear layer and s the model's scaling of similarities:
+
+    L_task = mean_b -log softmax_c(s(W i_b))[c_b]      with t_b in place of i_b for texts
+
+They send i or t alone; both sums over c are over the clients that sent the modality, and a modality that nobody sent
+is not distilled.
+
 What the server learns of a client: its representations of the public pairs, each round, and so what its model tells
 apart; of its examples nothing else. Clients learn the server's representations.
 
-Deviations: server and clients have the recipe's model, and all clients have pictures and texts (the paper's are larger
-at the server, differ between clients, and some clients have one modality, with classification as their task); the code
-alternates passes over a client's own examples and over the public ones, each with the optimiser as it was left.
+Deviations: server and clients have the recipe's model (the paper's is larger at the server, and differs between
+clients); the code alternates passes over a client's own examples and over the public ones, each with the optimiser as
+it was left; the code's classification has a margin of 4 on the right score and half the cross-entropy of the layer's
+rows against each other beside it, which are not here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,26 +59,30 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.families.prompts import CONTEXT, ClassifiesByTexts, as_classifier
 from confed.federation.families.public_data import SERVER, ServerSide
 from confed.federation.messages import Call, Flow, Message
-from confed.federation.params import Params, Scope
+from confed.federation.offered import among_offered
+from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, ClientData, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
-from confed.losses.contrastive import model_contrastive
+from confed.losses.contrastive import inter_modal, match_scores, model_contrastive
 
-__all__ = ["CreamFL", "aggregated", "inter_modal", "match_scores"]
+__all__ = ["CreamFL", "aggregated"]
 
 PICTURES, TEXTS = "public.pictures", "public.texts"
 """Names of representations in messages: (P, D), and of distinct texts (T, D)."""
 
-ROWS = 1024
-"""Pairs that are scored against all others at once."""
+BOTH = (PICTURES, TEXTS)
+OTHER = {PICTURES: TEXTS, TEXTS: PICTURES}
+
+CLASSIFIER = "own_classes"
+"""The module with W, where there are clients of one modality."""
 
 
 class Views(NamedTuple):
-    """A model's representations of the public pairs.
+    """A model's representations of the public pairs, none of a modality that it does not read.
 
     Attributes:
         pictures: (P, D).
@@ -85,6 +99,15 @@ class Views(NamedTuple):
         """Representations of each pair's text, (P, D)."""
         return self.texts[self.text_of]
 
+    def of(self, modality: str) -> Tensor:
+        """Representations of every pair in a modality, (P, D)."""
+        return self.pictures if modality == PICTURES else self.paired
+
+    def message(self, modalities: Sequence[str]) -> dict[str, Tensor]:
+        """What travels of these modalities."""
+        there = {PICTURES: self.pictures, TEXTS: self.texts}
+        return {name: there[name] for name in modalities}
+
 
 @dataclass(frozen=True)
 class CreamFL(Algorithm):
@@ -99,6 +122,8 @@ class CreamFL(Algorithm):
         distill_epochs: passes of the server towards the aggregated representations, per round; with 0 the server
             learns nothing from clients.
         server_lr: the server's learning rate; ``local.lr`` by default.
+        pictures_only: clients whose training examples are pictures with class numbers, and no texts.
+        texts_only: clients whose training examples are texts with class numbers, and no pictures.
     """
 
     public: str = ""
@@ -108,6 +133,8 @@ class CreamFL(Algorithm):
     server_epochs: Annotated[int, NOT_NEGATIVE] = 1
     distill_epochs: Annotated[int, NOT_NEGATIVE] = 1
     server_lr: Annotated[float | None, POSITIVE] = None
+    pictures_only: tuple[str, ...] = ()
+    texts_only: tuple[str, ...] = ()
     side: ServerSide | None = field(default=None, init=False, repr=False, compare=False)
 
     traits = Traits(
@@ -120,7 +147,38 @@ class CreamFL(Algorithm):
         neutral="representations are shared and no values of models, so it never becomes FedAvg",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if twice := [client for client in self.pictures_only if client in self.texts_only]:
+            raise ValueError(
+                f"algorithm.pictures_only and algorithm.texts_only must name different clients, got {twice[0]!r} twice"
+            )
+
     # Before anything runs ----------------------------------------------------------------------------------
+
+    def named_clients(self) -> Mapping[str, Sequence[str]]:
+        """Clients of one modality."""
+        return {"pictures_only": self.pictures_only, "texts_only": self.texts_only}
+
+    def modalities(self, client: str) -> tuple[str, ...]:
+        """What a client reads, by the names in messages."""
+        return (PICTURES,) if client in self.pictures_only else (TEXTS,) if client in self.texts_only else BOTH
+
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
+        """W of zeros, where there are clients of one modality; nothing is drawn."""
+        if self.pictures_only or self.texts_only:
+            reads = as_classifier(model)
+            like = reads.handwritten_features(torch.arange(1))
+            layer = nn.Linear(like.shape[1], reads.class_count, bias=False)
+            nn.init.zeros_(layer.weight)
+            model.add_module(CLASSIFIER, layer.to(like))
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """W is private to clients of one modality; all else is the model that a client keeps."""
+        if not (self.pictures_only or self.texts_only):
+            return super().rules(client)
+        alone = self.modalities(client.id) != BOTH
+        return {f"{CLASSIFIER}.*": Scope.PRIVATE if alone else Scope.FROZEN, "*": Scope.SHARED}
 
     def public_place(self) -> str:
         """The place that the recipe names."""
@@ -176,13 +234,14 @@ class CreamFL(Algorithm):
         with isolated(derive(side.seed, server.round, SERVER, "pairs")):
             train(learner, Algorithm.objective(self, learner), self.server_epochs, order="pairs")
         own = _views(learner, side.data)
-        sent = Message({PICTURES: own.pictures, TEXTS: own.texts})
-        replies = yield [Call(client, "fit", sent, expects=sent.tensors) for client in cohort]
+        sent = Message(own.message(BOTH))
+        wanted = {client.id: own.message(self.modalities(client.id)) for client in cohort}
+        replies = yield [Call(client, "fit", sent, expects=wanted[client.id]) for client in cohort]
         heard = [reply.message.tensors for reply in replies if reply.error is None]
         if heard and self.distill_epochs:
             towards = aggregated(heard, own, contrastive=self.aggregation == "contrastive")
             with isolated(derive(side.seed, server.round, SERVER, "distil")):
-                train(learner, _distillation(learner, own.text_of, *towards), self.distill_epochs, order="distil")
+                train(learner, _distillation(learner, *towards), self.distill_epochs, order="distil")
         return replace(server, round=server.round + 1, params=learner.values(Scope.SHARED))
 
     # Client ------------------------------------------------------------------------------------------------
@@ -196,82 +255,65 @@ class CreamFL(Algorithm):
         """
         if client.public is None or not len(client.public):
             raise ValueError(f"CreamFL needs public pairs at every client, and {client.info.id!r} has none")
-        own = client.state.tensors.get("personal", client.initial)
+        own, shown = client.state.tensors.get("personal", client.initial), self.modalities(client.info.id)
         client.load({name: own[name] for name in client.names(Scope.SHARED)})
-        before = _views(client, client.public)
-        if (
-            message.tensors[PICTURES].shape != before.pictures.shape
-            or message.tensors[TEXTS].shape != before.texts.shape
-        ):
-            raise ValueError(
-                f"the public pairs of {client.info.id!r} are not the server's: representations have shapes "
-                f"{tuple(before.pictures.shape)} and {tuple(before.texts.shape)}, the server's "
-                f"{tuple(message.tensors[PICTURES].shape)} and {tuple(message.tensors[TEXTS].shape)}"
-            )
+        before = _views(client, client.public, shown)
         received = Views(message.tensors[PICTURES], message.tensors[TEXTS], before.text_of)
+        pairs, texts = len(before.text_of), int(before.text_of.max()) + 1
+        if (len(received.pictures), len(received.texts)) != (pairs, texts):
+            raise ValueError(
+                f"the public pairs of {client.info.id!r} are not the server's: {pairs} pictures and {texts} texts, the "
+                f"server's {len(received.pictures)} and {len(received.texts)}"
+            )
         loss = train(client, self._regularised(client, received, before))
         client.keep_personal = True  # there is no other model that it could go on from
         client.remember()
-        after = _views(client, client.public)
-        return Message({PICTURES: after.pictures, TEXTS: after.texts}, {"loss": loss})
+        return Message(_views(client, client.public, shown).message(shown), {"loss": loss})
 
     def _regularised(self, client: Client, received: Views, before: Views) -> Objective:
-        """The task's loss plus both contrasts on a batch of public pairs (LCR)."""
+        """The client's own loss plus both contrasts on a batch of public pairs (LCR)."""
+        shown = self.modalities(client.info.id)
+        own = Algorithm.objective(self, client) if shown == BOTH else _own_classes(client, shown[0])
         if not self.contrast:
-            return Algorithm.objective(self, client)
+            return own
         device = next(client.model.parameters()).device
         stream = _public_batches(client)
-        pictures, texts = received.pictures.to(device), received.paired.to(device)
-        old_pictures, old_texts = before.pictures.to(device), before.paired.to(device)
+        theirs = {name: received.of(name).to(device) for name in BOTH}
+        old = {name: before.of(name).to(device) for name in shown}
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            loss = client.task.loss(model(batch), batch)
-            public = to_device(next(stream), device)
-            k = public["index"]
-            i, t = _encoded(client, public)
-            inter = inter_modal(i, texts, k, self.temperature) + inter_modal(t, pictures, k, self.temperature)
-            intra = model_contrastive(
-                torch.cat([i, t]),
-                torch.cat([pictures[k], texts[k]]),
-                torch.cat([old_pictures[k], old_texts[k]]),
-                self.temperature,
-            )
-            yield loss + self.contrast * (inter + intra)
+            for loss in own(model, batch):
+                public = to_device(next(stream), device)
+                k = public["index"]
+                ours = {name: _represented(client, public, name) for name in shown}
+                inter = [inter_modal(z, theirs[OTHER[name]], k, self.temperature) for name, z in ours.items()]
+                intra = model_contrastive(
+                    torch.cat(list(ours.values())),
+                    torch.cat([theirs[name][k] for name in shown]),
+                    torch.cat([old[name][k] for name in shown]),
+                    self.temperature,
+                )
+                yield loss + self.contrast * (torch.stack(inter).sum() + intra)
 
         return losses
+
+
+def _own_classes(client: Client, modality: str) -> Objective:
+    """Classification of the client's examples of one modality by class number (L_task)."""
+
+    def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        found = model.get_submodule(CLASSIFIER)(_represented(client, batch, modality))
+        scores = among_offered(as_classifier(model).similarity_scores(found), batch)
+        yield functional.cross_entropy(scores, batch["label"])
+
+    return losses
 
 
 # Equations ------------------------------------------------------------------------------------------------------
 
 
-def inter_modal(local: Tensor, others: Tensor, k: Tensor, temperature: float) -> Tensor:
-    """L_inter of one modality: a pair's other modality told from those of all public pairs; a scalar.
-
-    Args:
-        local: representations of B pairs, (B, D).
-        others: global representations of all pairs in the other modality, (P, D).
-        k: which pairs these are, int64 (B,).
-        temperature: tau.
-    """
-    return functional.cross_entropy(local @ others.to(local.dtype).T / temperature, k)
-
-
-def match_scores(local: Tensor, others: Tensor) -> Tensor:
-    """s: how well each pair is found by its local representation among the global ones, in logs, (P,).
-
-    Args:
-        local: a client's representations of all pairs in one modality, (P, D).
-        others: the global ones in the other modality, (P, D).
-    """
-    parts: list[Tensor] = []
-    for start in range(0, len(local), ROWS):
-        logs = (local[start : start + ROWS] @ others.T).log_softmax(1)
-        parts.append(logs.diagonal(start))
-    return torch.cat(parts)
-
-
-def aggregated(heard: Sequence[Params], own: Views, *, contrastive: bool = True) -> tuple[Tensor, Tensor]:
-    """Aggregated representations i* and t* of all pairs, (P, D) each (GCA).
+def aggregated(heard: Sequence[Params], own: Views, *, contrastive: bool = True) -> tuple[Tensor | None, Tensor | None]:
+    """Aggregated representations i* and t* of all pairs, (P, D) each (GCA); None where nobody sent the modality.
 
     Args:
         heard: the clients' replies.
@@ -279,24 +321,27 @@ def aggregated(heard: Sequence[Params], own: Views, *, contrastive: bool = True)
         contrastive: with weights by :func:`match_scores`, (clients, P); otherwise all weights are the same.
     """
 
-    def weighed(views: Sequence[Tensor], others: Tensor) -> Tensor:
+    def weighed(views: Sequence[Tensor], others: Tensor) -> Tensor | None:
+        if not views:
+            return None
         scores = torch.stack([match_scores(v, others) if contrastive else v.new_zeros(len(v)) for v in views])
         return sum((w.unsqueeze(1) * v for w, v in zip(scores.softmax(0), views, strict=True)), torch.zeros(()))
 
-    pictures = [reply[PICTURES] for reply in heard]
-    texts = [reply[TEXTS][own.text_of] for reply in heard]
+    pictures = [reply[PICTURES] for reply in heard if PICTURES in reply]
+    texts = [reply[TEXTS][own.text_of] for reply in heard if TEXTS in reply]
     return weighed(pictures, own.paired), weighed(texts, own.pictures)
 
 
-def _distillation(learner: Client, text_of: Tensor, pictures: Tensor, texts: Tensor) -> Objective:
-    """The squared distance from the aggregated representations, (P, D) each."""
+def _distillation(learner: Client, pictures: Tensor | None, texts: Tensor | None) -> Objective:
+    """The squared distance from the aggregated representations, (P, D) each, of the modalities that there are."""
     device = next(learner.model.parameters()).device
-    pictures, texts = pictures.to(device), texts.to(device)
+    goals = {n: goal.to(device) for n, goal in ((PICTURES, pictures), (TEXTS, texts)) if goal is not None}
 
     def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         k = batch["index"]
-        i, t = _encoded(learner, batch)
-        yield ((i - pictures[k]).square() + (t - texts[k]).square()).sum(1).mean()
+        gaps = [(_represented(learner, batch, name) - goal[k]).square() for name, goal in goals.items()]
+        if any(gap.requires_grad for gap in gaps):  # pictures alone teach a frozen picture tower nothing
+            yield torch.stack(gaps).sum(0).sum(1).mean()
 
     return losses
 
@@ -304,10 +349,12 @@ def _distillation(learner: Client, text_of: Tensor, pictures: Tensor, texts: Ten
 # Representations ------------------------------------------------------------------------------------------------
 
 
-def _encoded(client: Client, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Representations i and t of a batch of pairs, (B, D) each."""
+def _represented(client: Client, batch: Batch, modality: str) -> Tensor:
+    """Representations i or t of a batch of pairs, (B, D)."""
+    if modality == PICTURES:
+        return as_classifier(client.model).image_features(batch)
     classes, text_of = _distinct(batch["label"])
-    return as_classifier(client.model).image_features(batch), _texts(client, classes)[text_of]
+    return _texts(client, classes)[text_of]
 
 
 def _distinct(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,20 +370,23 @@ def _texts(client: Client, classes: Tensor) -> Tensor:
     return reads.handwritten_features(classes)
 
 
-def _views(client: Client, data: ClientData) -> Views:
-    """The model's representations of all public pairs, in main memory."""
+def _views(client: Client, data: ClientData, shown: Sequence[str] = BOTH) -> Views:
+    """The model's representations of all public pairs in the modalities that it reads, in main memory."""
     client.model.eval()
     device = next(client.model.parameters()).device
+    none = torch.zeros(0, 0)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.no_grad():
         for batch in data.train(client.local.eval_batch_size, client.rng("representations")):
-            pictures = as_classifier(client.model).image_features(to_device(batch, device))
-            found.append((batch["index"], batch["label"], pictures.float().cpu()))
+            there = (
+                _represented(client, to_device(batch, device), PICTURES).float().cpu() if PICTURES in shown else none
+            )
+            found.append((batch["index"], batch["label"], there))
         index, labels, pictures = (torch.cat(column) for column in zip(*found, strict=True))
         order = index.argsort()
         classes, text_of = _distinct(labels[order])
-        texts = _texts(client, classes.to(device)).float().cpu()
-    return Views(pictures[order], texts, text_of)
+        texts = _texts(client, classes.to(device)).float().cpu() if TEXTS in shown else none
+    return Views(pictures[order] if PICTURES in shown else none, texts, text_of)
 
 
 def _public_batches(client: Client) -> Iterator[Mapping[str, Tensor]]:

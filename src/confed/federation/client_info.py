@@ -1,8 +1,10 @@
 """Description of a client at the server: name, number of examples, modalities, head."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-__all__ = ["ClientInfo"]
+__all__ = ["ClientInfo", "NamesClients"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +22,12 @@ class ClientInfo:
     num_examples: int
     modalities: tuple[str, ...] = ()
     head: str = ""
+
+
+@runtime_checkable
+class NamesClients(Protocol):
+    """Protocol of methods with settings that name clients."""
+
+    def named_clients(self) -> Mapping[str, Sequence[str]]:
+        """Setting -> the clients that it names, each of which must be one of the federation's."""
+        ...

@@ -16,7 +16,7 @@ from confed.data.modal_tables import ModalTable
 from confed.data.modalities import longest
 from confed.engines.perform import listed
 from confed.federation.algorithm import Algorithm
-from confed.federation.client_info import ClientInfo
+from confed.federation.client_info import ClientInfo, NamesClients
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.local import Local
 from confed.federation.ownership import unowned
@@ -93,9 +93,13 @@ def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> No
     """Check that a method can work with the recipe's section ``[run]``.
 
     Raises:
-        ValueError: clients leave, or personal models are not kept, and the method does not allow it.
+        ValueError: clients leave, or personal models are not kept, and the method does not allow it; or a setting of
+            the method names no client.
     """
     name = algorithm.title
+    for setting, named in (algorithm.named_clients() if isinstance(algorithm, NamesClients) else {}).items():
+        if unknown := [client for client in named if client not in clients]:
+            raise ValueError(f"algorithm.{setting} names no client {unknown[0]!r}; there are {listed(list(clients))}")
     leaves = [client for client in run.leaves if client in clients]
     if leaves and not algorithm.traits.clients_may_leave:
         raise ValueError(

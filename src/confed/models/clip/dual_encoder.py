@@ -80,7 +80,6 @@ class DualEncoder(Finetunable):
         self._pictures = PictureInputs(processor.image_processor)
         length = _length(body.config.text_config, processor.tokenizer)
         self._texts = ClassTexts(processor.tokenizer, names, length, self._whole)
-        self._embedding: nn.Module = body.text_model.get_input_embeddings()
         self._inserted: Tensor | None = None
         self._embedding.register_forward_hook(self._insert)
         self._plain = [self._texts.plain(template) for template in templates]
@@ -108,6 +107,11 @@ class DualEncoder(Finetunable):
     def names(self) -> tuple[str, ...]:
         """The class names as prompts have them."""
         return self._texts.names
+
+    @property
+    def _embedding(self) -> nn.Module:
+        # No attribute: a module with two names would have its weights trained and sent twice.
+        return self.body.text_model.get_input_embeddings()
 
     @property
     def class_count(self) -> int:
