@@ -39,12 +39,18 @@ def describe(
         Path | None,
         typer.Option(help="Write the examples here, as a table and pictures with Croissant metadata (croissant.json)."),
     ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a figure (SVG or PNG) here: the most frequent answers of each place, by how many have them."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Clients, splits, answers, sources, floors and faults of a dataset, with examples as a page (--html)."""
     from confed.cli.dataset_description import describe as describe_data
 
-    description = describe_data(name, options or [], out, html, croissant)
+    description = describe_data(name, options or [], out, html, croissant, answers)
     if as_json:
         print_json(description)
         return
@@ -68,7 +74,7 @@ def describe(
         shown.print(f"[yellow]mind:[/] {escape(fault)}")
     if not description["faults"]:
         shown.print("no faults found")
-    for file in (out, html, *description.get("files", ())):
+    for file in (out, html, answers, *description.get("files", ())):
         if file is not None:
             shown.print(f"written: {escape(str(file))}", soft_wrap=True)
 

@@ -30,6 +30,7 @@ def describe(
     out: Path | None = None,
     html: Path | None = None,
     croissant: Path | None = None,
+    answers: Path | None = None,
 ) -> dict[str, Any]:
     """Counts, answers, faults and facts of a dataset, a sheet of sample pictures, and a page.
 
@@ -39,13 +40,14 @@ def describe(
         out: a PNG file for the sheet.
         html: an HTML file for the page.
         croissant: a folder for the examples as files with Croissant metadata.
+        answers: an SVG or PNG file for a figure of each place's most frequent answers (FedVQA, figure 8.2).
 
     Returns:
         ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
         ``answers``, ``most_frequent``; where examples lack modalities or have others, also ``modalities``, ``sounds``
-        and ``series``), ``facts``, ``faults``, with ``out`` ``sheet``, with ``html`` ``page``, and with ``croissant``
-        ``files``. Of multi-label data answers are labels, and questions pictures or texts; the first clients have a row
-        each.
+        and ``series``), ``facts``, ``faults``, with ``out`` ``sheet``, with ``html`` ``page``, with ``croissant``
+        ``files``, and with ``answers`` ``figure``. Of multi-label data answers are labels, and questions pictures or
+        texts; the first clients have a row each.
 
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
@@ -61,6 +63,8 @@ def describe(
         raise ValueError(f"out must be a file with the ending .png, got {out}")
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"html must be a file with the ending .html, got {html}")
+    if answers is not None and answers.suffix.lower() not in (".svg", ".png"):
+        raise ValueError(f"answers must be a file with the ending .svg or .png, got {answers}")
     given: dict[str, Any] = {}
     if name.endswith(".toml"):
         given = dict(load_recipe(name).sections["data"])
@@ -86,6 +90,8 @@ def describe(
         from confed.data.croissant import write_croissant
 
         description["files"] = [str(path) for path in write_croissant(dataset, croissant, source)]
+    if answers is not None:
+        description["figure"] = str(_draw_answers(dataset, answers))
     if html is not None:
         from confed.report.html.dataset_page import dataset_page
 
@@ -93,6 +99,19 @@ def describe(
         html.write_text(dataset_page(dataset, description["rows"], found, source), encoding="utf-8")
         description["page"] = str(html)
     return description
+
+
+def _draw_answers(dataset: "FederatedDataset | LabelDataset", out: Path) -> Path:
+    """The figure of each place's answers, as SVG or PNG by the file's ending."""
+    from confed.report.figures.answers import answer_counts, answers_by_place
+
+    parts = {name: client.roles["train"] for name, client in dataset.clients.items()} | dict(dataset.unseen)
+    drawing = answers_by_place(dataset.name, {place: answer_counts(part) for place, part in parts.items()})
+    if drawing is None:
+        raise ValueError(f"answers: {dataset.name} has fewer than two places with answers, nothing to compare")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(drawing.svg() if out.suffix.lower() == ".svg" else drawing.png())
+    return out
 
 
 def _described(name: str, dataset: "FederatedDataset | LabelDataset", out: Path | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.labelled import LabelDataset, LabelExamples
+from confed.report.figures.answers import answer_counts, answers_by_place
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
 
@@ -62,11 +62,13 @@ def dataset_page(
         for place, part in parts[:CLIENTS]
     ]
     shares = [(place, page.component("shares", _shares(part), template="dataset")) for place, part in parts[:CLIENTS]]
+    drawing = answers_by_place(dataset.name, {place: answer_counts(part) for place, part in parts})
+    by_place = page.figure(drawing.inline(), title="Answers of each place") if drawing else ""
     found = page.callout(faults) if faults else page.paragraph("Nothing was found to be wrong.")
     sections = [
         ("faults", "Faults", found),
         ("clients", "Clients and splits", page.component("counts", rows, template="dataset")),
-        ("answers", "Most frequent answers of each client", tabs(shares) if shares else ""),
+        ("answers", "Most frequent answers of each client", by_place + (tabs(shares) if shares else "")),
         ("examples", "Examples", tabs(panels) if panels else ""),
         ("facts", "Facts", page.definitions(dict(dataset.facts))),
     ]
@@ -82,11 +84,7 @@ def _parts(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, Exam
 
 def _shares(part: Examples | LabelExamples) -> list[tuple[str, int, float]]:
     """Answers or labels, counts, and widths of bars in percent."""
-    if isinstance(part, LabelExamples):
-        counts = Counter(dict(zip(part.table.labels, part.counts().tolist(), strict=True)))
-    else:
-        counts = Counter(part.answers)
-    listed = [(answer, count) for answer, count in counts.most_common(ANSWERS) if count]
+    listed = [(answer, count) for answer, count in answer_counts(part).most_common(ANSWERS) if count]
     most = max((count for _, count in listed), default=1)
     return [(answer, count, round(100 * count / most, 1)) for answer, count in listed]
 

@@ -1,0 +1,109 @@
+"""Most frequent answers (or labels) of each place, coloured by how many places have them (FedVQA, figure 8.2)."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from confed.data.examples import Examples
+from confed.data.labelled import LabelExamples
+from confed.report.figures.style import Drawing, Palette, SeriesStyle, style_axes
+from confed.report.figures.values import name_positions
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["answer_counts", "answers_by_place", "shared_by"]
+
+PLACES, ANSWERS, COLUMNS = 12, 14, 4
+"""Panels; answers per panel; panels side by side."""
+
+ONE = SeriesStyle("in this place only", "m1")
+SOME = SeriesStyle("in some places", "m5")
+ALL = SeriesStyle("in all places", "m0")
+
+
+def answer_counts(part: Examples | LabelExamples) -> Counter[str]:
+    """How many examples have each answer; of multi-label data, each label."""
+    if isinstance(part, LabelExamples):
+        return Counter(dict(zip(part.table.labels, part.counts().tolist(), strict=True)))
+    return Counter(part.answers)
+
+
+def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Number of places in which each answer occurs.
+
+    Args:
+        counts: place -> answer -> how many examples have it.
+    """
+    places = dict[str, int]()
+    for of_place in counts.values():
+        for answer, count in of_place.items():
+            if count:
+                places[answer] = places.get(answer, 0) + 1
+    return places
+
+
+def answers_by_place(name: str, counts: Mapping[str, Mapping[str, int]]) -> Drawing | None:
+    """The most frequent answers of each place, in % of its examples: in one place, in some, or in all of them.
+
+    Args:
+        name: of the dataset.
+        counts: place -> answer -> how many examples have it. The first places have a panel each; whether an answer is
+            in one or in all is judged of all that are given.
+
+    Returns:
+        None where fewer than two places have answers.
+    """
+    filled = {place: {a: n for a, n in of_place.items() if n} for place, of_place in counts.items()}
+    filled = {place: of_place for place, of_place in filled.items() if of_place}
+    if len(filled) < 2:
+        return None
+    places = shared_by(filled)
+    shown = list(filled)[:PLACES]
+    longest = max(min(ANSWERS, len(filled[place])) for place in shown)
+    columns = min(COLUMNS, len(shown))
+    lines = -(-len(shown) // columns)
+
+    def draw(figure: "Figure", palette: Palette) -> None:
+        handles = dict[str, "Artist"]()
+        for i, place in enumerate(shown):
+            axes = figure.add_subplot(lines, columns, i + 1)
+            _panel(axes, place, filled[place], places, len(filled), palette)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        labels = [series.label for series in (ONE, SOME, ALL) if series.label in handles]
+        figure.legend(
+            [handles[label] for label in labels], labels, fontsize=8.5, frameon=False, ncols=3,
+            labelcolor=palette("ink"), loc="outside upper left",
+        )  # fmt: skip
+
+    return Drawing(f"answers {name}", 10.4, lines * (0.8 + 0.19 * longest) + 0.3, draw)
+
+
+def _panel(
+    axes: "Axes", place: str, counts: Mapping[str, int], places: Mapping[str, int], total: int, palette: Palette
+) -> None:
+    examples = sum(counts.values())
+    # Alphabetical where equally frequent, so that a drawing does not depend on the order of examples.
+    most = sorted(counts, key=lambda answer: (-counts[answer], answer))[:ANSWERS]
+    rows = {answer: -float(row) for row, answer in enumerate(most)}
+    for series in (ONE, SOME, ALL):
+        those = [answer for answer in most if _kind(places[answer], total) is series]
+        if those:
+            axes.barh(
+                [rows[answer] for answer in those], [100 * counts[answer] / examples for answer in those], 0.72,
+                color=palette(series.colour), label=series.label,
+            )  # fmt: skip
+    style_axes(axes, palette, place, "% of its answers", "")
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
+    name_positions(axes.yaxis, list(rows.values()), list(rows))
+    axes.set_ylim(-ANSWERS + 0.4 if len(most) == ANSWERS else -len(most) + 0.4, 0.6)
+
+
+def _kind(places: int, total: int) -> SeriesStyle:
+    if places == total:
+        return ALL
+    return ONE if places == 1 else SOME
