@@ -28,6 +28,7 @@ from confed.system.events import ignore
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
+    from confed.cli.study import tuned_values
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
@@ -161,6 +162,64 @@ def test_a_configuration_that_diverges_is_a_finding(
     assert found.best is not None
 
 
+def test_with_several_seeds_the_mean_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The recipe's 3e-3 is best with seed 100 alone, 9e-4 in the mean over three seeds.
+    final = {3e-3: (0.90, 0.40, 0.50), 9e-4: (0.80, 0.70, 0.75), 3e-4: (0.1, 0.2, 0.3), 9e-3: (0.3, 0.2, 0.1)}
+
+    def scores(recipe: Recipe):
+        last = final[recipe.local.lr][recipe.run.seed - 100]
+        yield from (last / 2, last)
+
+    monkeypatch.setattr(tuning, "validation_scores", scores)
+    recipe = tiny("fedavg")
+    one = tune(recipe, tmp_path / "one", budget=4, seed=100, workers=1, progress=ignore)[0]
+    three = tune(recipe, tmp_path / "three", budget=4, seed=100, seeds=3, workers=1, progress=ignore)[0]
+    assert one.best is not None
+    assert one.best.values == {"local.lr": 3e-3}
+    assert one.best.by_seed == ()
+    assert three.best is not None
+    assert three.best.values == {"local.lr": 9e-4}
+    assert three.best.by_seed == (0.80, 0.70, 0.75)
+    assert three.best.scores == pytest.approx((0.375, 0.75))
+    assert three.questions == 3 * one.questions
+    assert read_tuned(tmp_path / "three" / "tuned.toml")[1] == range(100, 103)
+    assert read_tuned(tmp_path / "one" / "tuned.toml")[1] == range(100, 101)
+    with (tmp_path / "three" / "scores.csv").open() as file:
+        assert "0.800000 0.700000 0.750000" in {line["seeds"] for line in csv.DictReader(file)}
+    # The same folder does not mix trials of different numbers of seeds.
+    with pytest.raises(ValueError, match="fedavg was tuned with 3 seeds each, not 2"):
+        tune(recipe, tmp_path / "three", budget=4, seed=100, seeds=2, workers=1, progress=ignore)
+
+
+def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def scores(recipe: Recipe):
+        if recipe.local.lr == 3e-3 and recipe.run.seed == 101:
+            raise RuntimeError("the loss is NaN")
+        yield 0.9 if recipe.local.lr == 3e-3 else 0.5
+
+    monkeypatch.setattr(tuning, "validation_scores", scores)
+    found = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, seeds=2, workers=1, progress=ignore)[0]
+    assert found.trials[0].state == "failed"
+    assert "NaN" in found.trials[0].error
+    assert found.best is not None
+    assert found.best.values["local.lr"] != 3e-3
+
+
+def test_numbers_of_seeds_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+        tune(tiny("fedavg"), tmp_path, budget=2, seed=100, seeds=0, workers=1, progress=ignore)
+    with pytest.raises(ValueError, match="prune goes by the rounds of one seed"):
+        tune(tiny("fedavg"), tmp_path, budget=2, seed=100, seeds=2, prune=True, workers=1, progress=ignore)
+
+
+def test_no_seed_that_chose_values_reports_them(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.toml"
+    file.write_text("[tuning]\nseed = 100\nseeds = 3\n[methods.fedavg.local]\nlr = 0.001\n")
+    assert tuned_values(file, "fedvqa_scenes", ["run.seed=97"], 3) is not None
+    with pytest.raises(ValueError, match="seed 102 chose the values"):
+        tuned_values(file, "fedvqa_scenes", ["run.seed=102"], 3)
+
+
 def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: Path) -> None:
     tune(tiny("fedavg", "fedprox"), tmp_path, budget=3, seed=100, workers=1, progress=ignore)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -249,9 +308,9 @@ def test_scores_are_those_of_a_run_and_test_data_are_out_of_reach(
 def test_tuned_values_come_back_and_the_command_line_wins(tmp_path: Path) -> None:
     path = tmp_path / "tuned.toml"
     path.write_text("[methods.fedp3]\nlam = 0.2\ntop_n = 5\n[methods.fedp3.local]\nlr = 0.5\n[methods.x]\ny = 1\n")
-    values, seed = read_tuned(path)
+    values, seeds = read_tuned(path)
     assert values["fedp3"] == {"lam": 0.2, "top_n": 5, "local.lr": 0.5}
-    assert seed is None
+    assert not seeds
     recipe = load_recipe("fedvqa_scenes").with_rows(["fedavg", "fedp3"])
     full, used = apply(recipe, values)
     single = full.method("fedp3")

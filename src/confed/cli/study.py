@@ -90,8 +90,9 @@ def tuned_values(
         return None
     values, chosen = read_tuned(tuned)
     first = load_recipe(recipe, overrides).run.seed
-    if chosen in range(first, first + seeds):
-        raise ValueError(f"seed {chosen} chose the values of {tuned}, so nothing may be reported with it")
+    for seed in chosen:
+        if first <= seed < first + seeds:
+            raise ValueError(f"seed {seed} chose the values of {tuned}, so nothing may be reported with it")
     return values
 
 

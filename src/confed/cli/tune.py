@@ -28,6 +28,7 @@ def tune(
     budget: Annotated[int, typer.Option(help="Configurations per method, the recipe's included.")] = 6,
     methods: Methods = None,
     seed: Annotated[int, typer.Option(help="Seed of the tuning runs, never used for reported results.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Seeds of each configuration, counted from --seed; scores are means.")] = 1,
     workers: Annotated[
         int | None, typer.Option(help="Methods in parallel, one process each. [default: one per core; one on a GPU]")
     ] = None,
@@ -55,7 +56,9 @@ def tune(
     count = workers if workers is not None else default_workers(loaded)
     try:
         with Display(console, quiet=as_json or is_quiet()) as display:
-            found = tuning.tune(loaded, folder, budget=budget, seed=seed, workers=count, progress=display, prune=prune)
+            found = tuning.tune(
+                loaded, folder, budget=budget, seed=seed, seeds=seeds, workers=count, progress=display, prune=prune
+            )
     except KeyboardInterrupt:
         say("[yellow]stopped;[/] every finished configuration is saved. Go on with the same command")
         raise typer.Exit(INTERRUPTED) from None

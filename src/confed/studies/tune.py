@@ -10,7 +10,8 @@ or the global part with the client's own head where that is the method's.
 Of multi-label data the score is ``C-AP-binned``, or what ``[study] score`` names, of all clients' validation examples
 together: of the global model, or of the clients' own where a method has none or the recipe's headline is "personal".
 Clients without validation examples are judged on an unseen place called "validation", where there is one.
-Test examples and unseen places are taken out of the data before anything is trained.
+Test examples and unseen places are taken out of the data before anything is trained. With several seeds a
+configuration is trained with each, and its score after a round is the mean.
 
 A tuning folder holds ``trials/<row>.jsonl`` (a head, then one line per configuration: what a later call goes on
 from), ``scores.csv`` and ``tuned.toml`` (:mod:`confed.studies.tuned`).
@@ -67,6 +68,7 @@ def tune(
     workers: int,
     progress: Progress,
     prune: bool = False,
+    seeds: int = 1,
 ) -> list[Tuned]:
     """Tuning of every row of a recipe; configurations that a folder holds already are not tried again.
 
@@ -74,19 +76,25 @@ def tune(
         recipe: with the rows as its methods; see :meth:`confed.recipes.recipe.Recipe.with_rows`.
         root: the tuning folder.
         budget: configurations per row, the recipe's own included; fewer where there are not so many.
-        seed: of all tuning runs.
+        seed: the first of the tuning runs' seeds.
         workers: rows at a time, each in a separate process. The figures are the same for any number.
         progress: called with the planned rows, and with every event of each.
         prune: stop configurations early that are clearly worse than the median one.
+        seeds: how many seeds each configuration is trained with; scores are means over them.
 
     Raises:
-        ValueError: a budget below 1, faulty data or no validation examples, or a folder that was tuned with other
-            settings or whose other rows had another budget or another rule for stopping early.
+        ValueError: a budget or number of seeds below 1, stopping early with several seeds, faulty data or no validation
+            examples, or a folder that was tuned with other settings or whose other rows had another budget, number of
+            seeds or rule for stopping early.
     """
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    if prune and seeds > 1:
+        raise ValueError(f"prune goes by the rounds of one seed; leave it out with seeds = {seeds}")
     asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
-    questions = effective_questions(validation_sizes(load_data(asked), asked.run.without))
+    questions = seeds * effective_questions(validation_sizes(load_data(asked), asked.run.without))
     errors, failed = refusals(asked, seed), set[str]()
     if workers > 1:
         load_run_data.cache_clear()  # the processes read the data themselves
@@ -96,7 +104,7 @@ def tune(
         before = load_recipe(file) if file.is_file() else asked
         recipe = joined(before, asked)
         _check_settings(before, recipe, root)
-        terms = {"budget": budget, "stopping": "margin" if prune else "none"}
+        terms = {"budget": budget, "stopping": "margin" if prune else "none", "seeds": seeds}
         held = {row: _checked(recipe, row, root, terms, row in asked.methods) for row in recipe.methods}
         for row, lines in held.items():
             # Written anew, because what a kill left of a line would run into the next one.
@@ -113,14 +121,15 @@ def tune(
             progress(event)
 
         limit = str(questions) if prune else ""
-        jobs = [{"root": str(root), "row": row, "budget": budget, "stop_below": limit} for row in rows]
+        shared = {"root": str(root), "budget": budget, "stop_below": limit, "seeds": seeds}
+        jobs = [{**shared, "row": row} for row in rows]
         pool.carry_out("confed.studies.tune:tune_row", jobs, workers, note)
         found: list[Tuned] = []
         for row in recipe.methods:
             trials = tuple(_trials(_file(root, row))[:budget])
             found.append(Tuned(row, recipe.label(row), trials, errors.get(row, ""), row in failed, questions))
         write_atomically(root / "scores.csv", scores_csv(found).encode())
-        write_atomically(root / "tuned.toml", tuned_toml(recipe, found, budget).encode())
+        write_atomically(root / "tuned.toml", tuned_toml(recipe, found, budget, seeds).encode())
     return found
 
 
@@ -128,8 +137,8 @@ def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
     """Tuning of one row; returns the best configuration in one line.
 
     Args:
-        job: "root" (the tuning folder), "row", "budget" and "stop_below": the number of validation questions that
-            the margin for stopping early goes by, or empty where every configuration is trained to the end.
+        job: "root" (the tuning folder), "row", "budget", "seeds" and "stop_below": the number of validation questions
+            that the margin for stopping early goes by, or empty where every configuration is trained to the end.
         progress: called after every round.
     """
     root, row = Path(job["root"]), str(job["row"])
@@ -150,7 +159,7 @@ def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
             return bool(job["stop_below"]) and clearly_worse(scores, earlier, float(job["stop_below"]))
 
         report(0, "")
-        done.append(_try(single, choice, values, report, hopeless))
+        done.append(_try(single, choice, values, report, hopeless, int(job["seeds"])))
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(vars(done[-1])) + "\n")
     best = Tuned(row, "", tuple(done)).best
@@ -164,21 +173,28 @@ def _try(
     values: Mapping[str, Any],
     report: Callable[[int, str], None],
     hopeless: Callable[[Sequence[float]], bool],
+    seeds: int,
 ) -> Trial:
     """Training of one configuration, ended early where it is far below the earlier ones."""
-    began, scores, state, error = time.perf_counter(), list[float](), "complete", ""
+    began, by_seed, state, error = time.perf_counter(), list[list[float]](), "complete", ""
     try:
-        for score in validation_scores(recipe):
-            scores.append(score)
-            report(min(len(scores), recipe.run.rounds), f", {score:.1%}")
-            if recipe.run.rounds // 3 < len(scores) < recipe.run.rounds and hopeless(scores):
-                state = "pruned"
-                break
+        for number in range(seeds):
+            scores = list[float]()
+            by_seed.append(scores)
+            of_seed = f", seed {number + 1}/{seeds}" if seeds > 1 else ""
+            for score in validation_scores(recipe.with_run(seed=recipe.run.seed + number)):
+                scores.append(score)
+                report(min(len(scores), recipe.run.rounds), f"{of_seed}, {score:.1%}")
+                if recipe.run.rounds // 3 < len(scores) < recipe.run.rounds and hopeless(scores):
+                    state = "pruned"
+                    break
     except (RuntimeError, ValueError) as failure:  # a learning rate at which training diverges is a finding
         if any(shortage in f"{type(failure).__name__}: {failure}" for shortage in SHORTAGES):
             raise
         state, error = "failed", str(failure)
-    return Trial(choice, values, state, tuple(scores), round(time.perf_counter() - began, 2), error)
+    means = tuple(statistics.fmean(of_round) for of_round in zip(*by_seed, strict=state == "complete"))
+    last = tuple(scores[-1] for scores in by_seed if scores) if seeds > 1 else ()
+    return Trial(choice, values, state, means, round(time.perf_counter() - began, 2), error, last)
 
 
 def clearly_worse(scores: Sequence[float], earlier: Sequence[Trial], questions: float) -> bool:
@@ -230,7 +246,7 @@ def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], aga
         again: whether this call tunes the row; others must have had its budget.
 
     Raises:
-        ValueError: the file holds trials with another budget, another rule for stopping early or another search space.
+        ValueError: the file holds trials with another budget, rule for stopping early, number of seeds or search space.
     """
     file, space = _file(root, row), {knob: list(values) for knob, values in search_space(recipe, row).items()}
     head, *trials = read_jsonl(file) or [{"space": space}]
@@ -244,10 +260,16 @@ def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], aga
     if trials and stopping != terms["stopping"]:
         how = {"none": "without --prune", "margin": "with --prune"}.get(stopping, "by an earlier version's median rule")
         raise ValueError(f"{root}: {row} was tuned {how}; do so again, or give another folder with --out")
+    if trials and head.get("seeds", 1) != terms["seeds"]:
+        raise ValueError(
+            f"{root}: {row} was tuned with {head.get('seeds', 1)} seeds each, not {terms['seeds']}; give --seeds "
+            f"{head.get('seeds', 1)}, or another folder with --out"
+        )
     if head["space"] != json.loads(json.dumps(space)):
         raise ValueError(f"{file} holds trials of {head['space']}, not of {space}; give another folder with --out")
     return [{**head, **terms}, *trials]
 
 
 def _trials(file: Path) -> list[Trial]:
-    return [Trial(**{**line, "scores": tuple(line["scores"])}) for line in read_jsonl(file)[1:]]
+    lines = read_jsonl(file)[1:]
+    return [Trial(**{**line, **{key: tuple(line.get(key, ())) for key in ("scores", "by_seed")}}) for line in lines]

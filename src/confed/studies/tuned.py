@@ -29,9 +29,10 @@ class Trial:
         choice: knob -> position among its values.
         values: knob -> value.
         state: "complete", "pruned" (stopped early) or "failed".
-        scores: validation score after each round.
+        scores: validation score after each round; with several seeds the mean over them.
         seconds: how long it took.
         error: what went wrong.
+        by_seed: with several seeds, the last score of each.
     """
 
     choice: Mapping[str, int]
@@ -40,6 +41,7 @@ class Trial:
     scores: tuple[float, ...]
     seconds: float
     error: str = ""
+    by_seed: tuple[float, ...] = ()
 
     @property
     def score(self) -> float | None:
@@ -140,16 +142,17 @@ def scores_csv(found: Sequence[Tuned]) -> str:
     """All scores as CSV, one line per configuration."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["method", "configuration", "values", "state", "score", "rounds", "seconds", "error"])
+    table.writerow(["method", "configuration", "values", "state", "score", "rounds", "seconds", "error", "seeds"])
     for tuned in found:
         for number, trial in enumerate(tuned.trials):
             score = "" if trial.score is None else f"{trial.score:.6f}"
             rounds = " ".join(f"{score:.6f}" for score in trial.scores)
             row = [tuned.row, number, in_words(trial.values), trial.state, score, rounds, trial.seconds, trial.error]
+            row.append(" ".join(f"{score:.6f}" for score in trial.by_seed))
             table.writerow([cell_text(str(value)) for value in row])
         if tuned.error:
             state = "failed" if tuned.failed else "refused"
-            table.writerow([cell_text(tuned.row), "", "", state, "", "", "", cell_text(tuned.error)])
+            table.writerow([cell_text(tuned.row), "", "", state, "", "", "", cell_text(tuned.error), ""])
     return out.getvalue()
 
 
@@ -158,9 +161,10 @@ def in_words(values: Mapping[str, Any]) -> str:
     return " ".join(f"{knob}={value}" for knob, value in values.items())
 
 
-def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int) -> str:
+def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int, seeds: int = 1) -> str:
     """The chosen values as a recipe's ``[methods.ROW]``, with comments on how they were found."""
-    content: dict[str, Any] = {"tuning": {"recipe": recipe.name, "seed": recipe.run.seed, "budget": budget}}
+    terms: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.run.seed, "budget": budget}
+    content: dict[str, Any] = {"tuning": {**terms, "seeds": seeds} if seeds > 1 else terms}
     # TOML has no null: a setting that is left to the method is left out.
     chosen = {tuned.row: {k: v for k, v in tuned.best.values.items() if v is not None} for tuned in found if tuned.best}
     content["methods"] = {row: merge({}, values) for row, values in chosen.items()}
@@ -169,8 +173,8 @@ def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int) -> str:
     return f"{head}{leads}\n{tomli_w.dumps(content)}"
 
 
-def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
-    """Content of ``tuned.toml``: row -> knob -> value, and the seed it was chosen with.
+def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], range]:
+    """Content of ``tuned.toml``: row -> knob -> value, and the seeds it was chosen with; none where it does not say.
 
     Raises:
         ValueError: there is no such file, or it is not one of ``confed tune``'s.
@@ -178,9 +182,12 @@ def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         rows = {str(row): flat(values) for row, values in content["methods"].items()}
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        terms = content.get("tuning", {})
+        first = int(terms.get("seed", 0))
+        seeds = range(first, first + int(terms.get("seeds", 1))) if "seed" in terms else range(0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no tuned.toml of `confed tune`: {error}") from error
-    return rows, content.get("tuning", {}).get("seed")
+    return rows, seeds
 
 
 def apply(
