@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from confed.federation.atomic import private_folder, remove_unfinished, write_atomically
-from confed.federation.file_names import name_of_file, path_of
+from confed.federation.file_names import file_name, name_of_file, path_of
 from confed.federation.needed_states import NeededStates, missing
 from confed.federation.state import ClientState
 from confed.federation.state_packs import CutPack, StatePacks
@@ -66,10 +66,10 @@ class DirectoryStore:
         versions = [v for v in self._versions(client_id) if v <= self.version]
         before = self._name(client_id, max(versions)) if versions and self._needed is not None else None
         if len(data) <= self.packed:
-            folder = self._folder(client_id)  # refuses names that no file system has, here as for files
+            file_name(client_id)  # refuses names that no file system has, here as for files
             self._packs.save(client_id, self.version, data)
             if self._filed():
-                (folder / f"{self.version:06d}.safetensors").unlink(missing_ok=True)
+                self._path(client_id, self.version).unlink(missing_ok=True)
         else:
             self._write(client_id, self.version, data)
         if self._needed is not None:
