@@ -7,8 +7,9 @@ from confed.engines.device_data import counts_of, keep_data
 from confed.engines.features import WRITTEN_AFTER, keep_features
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
-from confed.engines.together import answer_together, one_by_one
+from confed.engines.together import answer_together, evaluate_together, one_by_one
 from confed.federation.device_tables import DeviceCounts
+from confed.federation.evaluation import Evaluation
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Call, Reply
 from confed.federation.stacked_passes import StackedPasses
@@ -61,8 +62,22 @@ class InProcess:
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
             keep_data(self._setup, self.workspace)
+        if self._stacks(calls):
+            for start in range(0, len(calls), self._setup.batch_clients):
+                yield from self._evaluations(calls[start : start + self._setup.batch_clients], store, round)
+            return
         for start in range(0, len(calls), self._together):
             yield from self._answers(calls[start : start + self._together], store, round)
+
+    def _stacks(self, calls: Sequence[Call]) -> bool:
+        """Whether the calls ask for evaluations that can be stacked; methods that train one by one have them too."""
+        plain = type(self._setup.algorithm).evaluate is Evaluation.evaluate
+        asked = len(calls) > 1 and all(call.action == "evaluate" for call in calls)
+        return self._setup.batch_clients > 1 and plain and asked
+
+    def _evaluations(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        found = evaluate_together(self._setup, self.workspace, calls, store, round, self._passes)
+        yield from (self._one_by_one(calls, store, round) if isinstance(found, str) else found)
 
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         # What decides is the same in every attempt at a round, so that a resumed run has the same numbers.
@@ -73,6 +88,9 @@ class InProcess:
                 yield from found
                 return
             self.one_by_one = self.one_by_one or found
+        yield from self._one_by_one(calls, store, round)
+
+    def _one_by_one(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         for call in calls:
             with self.timeline.span(call.client.id, call.action):
                 reply = answer(self._setup, self.workspace, call, store, round)

@@ -1,4 +1,4 @@
-"""Calls to ``fit`` answered for several clients at once, by training on stacked parameters."""
+"""Calls to ``fit`` and ``evaluate`` answered for several clients at once, with stacked parameters."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,18 @@ from torch import Tensor, nn
 from confed.engines.perform import Setup, Workspace, accepted, check_secrets, client_of
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
+from confed.federation.evaluate import Tallies, evaluate
+from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.messages import Call, Message, Reply
-from confed.federation.params import Scope, copy_into
+from confed.federation.params import Params, Scope, copy_into
 from confed.federation.randomness import derive, isolated
 from confed.federation.stacked import stack_unsupported, train_stacked
+from confed.federation.stacked_evaluation import evaluate_stacked
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import ClientState, Store
 from confed.federation.train import trained
 
-__all__ = ["answer_together", "one_by_one"]
+__all__ = ["answer_together", "evaluate_together", "one_by_one"]
 
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -65,6 +68,81 @@ def answer_together(
     ]
 
 
+def evaluate_together(
+    setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int, passes: StackedPasses
+) -> list[Reply] | str:
+    """Replies of several clients to ``evaluate``, their own models evaluated at once.
+
+    The global model is evaluated client by client: it is one model, and its batches are large already.
+
+    Args:
+        setup: the run.
+        workspace: the process's model.
+        calls: of different clients.
+        store: their states.
+        round: number of the round.
+        passes: of the workspace's model.
+
+    Returns:
+        The replies, in the order of the calls; or why the models cannot be evaluated at once.
+    """
+    states = [store.load(call.client.id) for call in calls]
+    try:
+        with isolated(derive(setup.seed, round, calls[0].client.id, "evaluate")):
+            messages = _evaluate(setup, workspace, calls, states, round, passes)
+    except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if isinstance(messages, str):
+        return messages
+    return [
+        accepted(call, message, state, state, store)
+        for call, message, state in zip(calls, messages, states, strict=True)
+    ]
+
+
+def _evaluate(
+    setup: Setup,
+    workspace: Workspace,
+    calls: Sequence[Call],
+    states: Sequence[ClientState],
+    round: int,
+    passes: StackedPasses,
+) -> list[Message] | str:
+    task = setup.task_of(calls[0].client.id)
+    if any(setup.task_of(call.client.id) is not task for call in calls):
+        return "clients have tasks of their own"
+    if setup.local.precision != "fp32":
+        return f"local.precision is {setup.local.precision!r}"
+    workspace.set_task(task)
+    clients = [client_of(setup, workspace, call, state, round) for call, state in zip(calls, states, strict=True)]
+    if any(client.scopes is not clients[0].scopes for client in clients):
+        return "clients have tensors of their own"
+    wanted = [call.message.scalars.get("personal", True) for call in calls]
+    own = [i for i, state in enumerate(states) if wanted[i] and "personal" in state.tensors]
+    if len(own) < 2:
+        return "fewer than two have a model of their own"
+    found: list[dict[str, tuple[Tallies, Params]]] = [{} for _ in calls]
+    if setup.algorithm.traits.has_global:
+        for client, call, views in zip(clients, calls, found, strict=True):
+            views["global"] = _global_views(client, call.message)
+    batches, limit = zip(*(asked_examples(clients[i], calls[i].message) for i in own), strict=True)
+    values = _loaded([clients[i] for i in own], [states[i].tensors["personal"] for i in own])
+    workspace.model.eval()
+    examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
+    for i, views in zip(own, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True):
+        found[i]["personal"] = views
+    return [evaluated(views) for views in found]
+
+
+def _global_views(client: Client, message: Message) -> tuple[Tallies, Params]:
+    """The global model on a client's examples."""
+    client.load(message.tensors, common=True)
+    batches, limit = asked_examples(client, message)
+    counts = dict[str, Tensor]()
+    examples = batches(client.local.eval_batch_size)
+    return evaluate(client.model, client.task, examples, limit=limit, counts=counts), counts
+
+
 def _fit(
     setup: Setup,
     workspace: Workspace,
@@ -80,7 +158,7 @@ def _fit(
     clients = [client_of(setup, workspace, call, state, round) for call, state in zip(calls, states, strict=True)]
     if any(client.scopes is not clients[0].scopes for client in clients):
         return "clients have tensors of their own"
-    values = _loaded(clients, calls)
+    values = _loaded(clients, [call.message.tensors for call in calls])
     if not trained(clients[0]):
         return "nothing is trained"
     workspace.model.train()
@@ -105,9 +183,14 @@ def _fit(
     return replies
 
 
-def _loaded(clients: Sequence[Client], calls: Sequence[Call]) -> list[dict[str, Tensor]]:
-    """Values of all tensors that clients may have their own of, before training; the workspace gets all others."""
-    found = [client.begins(call.message.tensors) for client, call in zip(clients, calls, strict=True)]
+def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
+    """Values of all tensors that clients may have their own of; the workspace gets all others.
+
+    Args:
+        clients: with one set of scopes.
+        shared: each client's values of the shared tensors.
+    """
+    found = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
     scopes = clients[0].scopes
     own = [name for name in found[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]
     common = [name for name in found[0] if name not in own]

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from confed.federation.batches import rows, to_device
 from confed.federation.offered import OFFERED, among_offered
-from confed.federation.protocols import Batch, Counting, Task
+from confed.federation.protocols import Batch, Counting, Output, Task
 
-__all__ = ["Tallies", "evaluate"]
+__all__ = ["Tallies", "Tally", "evaluate"]
 
 Tallies = dict[str, tuple[float, float]]
 
@@ -41,28 +41,63 @@ def evaluate(
     """
     model.eval()
     device = next(model.parameters()).device
-    counting = task if isinstance(task, Counting) else None
-    tallies: Tallies = {}
-    seen = 0
+    tally = Tally(task, limit, scores, counts, records)
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         for cpu_batch in batches:
             batch = to_device(cpu_batch, device)
-            output = model(batch)
-            if OFFERED in batch:
-                output = output._replace(logits=among_offered(output.logits, batch))
-            if scores is not None:
-                # Whole numbers are a text that was written, token by token.
-                chosen = output.logits.argmax(-1) if output.logits.is_floating_point() else output.logits
-                scores.append((task.predictions(output, batch), chosen))
-            if counting is not None and counts is not None:
-                for name, value in counting.counts(output, batch).items():
-                    counts[name] = counts[name] + value if name in counts else value
-            if counting is not None and records is not None:
-                records.append(counting.records(output, batch))
-            for name, (total, weight) in task.tally(output, batch).items():
-                before = tallies.get(name, (0.0, 0.0))
-                tallies[name] = (before[0] + total, before[1] + weight)
-            seen += rows(batch)
-            if limit is not None and seen >= limit:
+            tally.add(model(batch), batch)
+            if tally.full:
                 break
-    return tallies
+    return tally.tallies
+
+
+class Tally:
+    """Sums and weights of a task's metrics, batch by batch.
+
+    Args:
+        task: what to count.
+        limit: :attr:`full` from so many examples on; None for never.
+        scores: see :func:`evaluate`.
+        counts: see :func:`evaluate`.
+        records: see :func:`evaluate`.
+
+    Attributes:
+        tallies: metric -> sum over the examples, and their weight.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        limit: int | None = None,
+        scores: list[tuple[Tensor, Tensor]] | None = None,
+        counts: dict[str, Tensor] | None = None,
+        records: list[Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        self.tallies: Tallies = {}
+        self._task, self._limit, self._seen = task, limit, 0
+        self._scores, self._counts, self._records = scores, counts, records
+
+    @property
+    def full(self) -> bool:
+        """Whether as many examples were added as the limit says."""
+        return self._limit is not None and self._seen >= self._limit
+
+    def add(self, output: Output, batch: Batch) -> None:
+        """A further batch and the model's output for it."""
+        task = self._task
+        counting = task if isinstance(task, Counting) else None
+        if OFFERED in batch:
+            output = output._replace(logits=among_offered(output.logits, batch))
+        if self._scores is not None:
+            # Whole numbers are a text that was written, token by token.
+            chosen = output.logits.argmax(-1) if output.logits.is_floating_point() else output.logits
+            self._scores.append((task.predictions(output, batch), chosen))
+        if counting is not None and self._counts is not None:
+            for name, value in counting.counts(output, batch).items():
+                self._counts[name] = self._counts[name] + value if name in self._counts else value
+        if counting is not None and self._records is not None:
+            self._records.append(counting.records(output, batch))
+        for name, (total, weight) in task.tally(output, batch).items():
+            before = self.tallies.get(name, (0.0, 0.0))
+            self.tallies[name] = (before[0] + total, before[1] + weight)
+        self._seen += rows(batch)

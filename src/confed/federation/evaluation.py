@@ -1,6 +1,6 @@
 """Evaluation of a client's models on its own examples, and how its replies are read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from confed.federation.actions import action
 from confed.federation.client import Client
-from confed.federation.evaluate import evaluate
+from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.messages import Message
 from confed.federation.ownership import narrowed
 from confed.federation.params import Params, Scalar, copy_into
@@ -17,7 +17,7 @@ from confed.federation.randomness import generator
 from confed.federation.stages import expected_passes
 from confed.federation.traits import Traits
 
-__all__ = ["Evaluation", "read_counts", "read_tallies"]
+__all__ = ["Evaluation", "asked_examples", "evaluated", "read_counts", "read_tallies"]
 
 
 class Evaluation:
@@ -34,10 +34,8 @@ class Evaluation:
         Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``. Tensors of the reply, where the task
         counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """
-        batches = client.data.test if message.scalars.get("split") == "test" else client.data.validation
-        limit = int(message.scalars.get("limit", 0)) or None
-        scalars: dict[str, Scalar] = {}
-        tensors: dict[str, Tensor] = {}
+        batches, limit = asked_examples(client, message)
+        found = dict[str, tuple[Tallies, Params]]()
         for view in ("global", "personal"):
             if view == "global" and self.traits.has_global:
                 client.load(message.tensors, common=True)
@@ -47,11 +45,8 @@ class Evaluation:
             counts: dict[str, Tensor] = {}
             precision = client.local.precision
             tallies = evaluate(client.model, client.task, examples, limit=limit, precision=precision, counts=counts)
-            tensors.update({f"{view}:{name}": value for name, value in counts.items()})
-            for metric, (total, weight) in tallies.items():
-                scalars[f"{view}:{metric}:sum"] = total
-                scalars[f"{view}:{metric}:weight"] = weight
-        return Message(tensors, scalars)
+            found[view] = tallies, counts
+        return evaluated(found)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
@@ -97,6 +92,28 @@ class Evaluation:
         correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
         kept = {name: torch.cat([batch[name] for batch in records]) for name in (records[0] if records else ())}
         return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu(), **kept}, scalars)
+
+
+def asked_examples(client: Client, message: Message) -> tuple[Callable[[int], Iterable[Batch]], int | None]:
+    """The examples that a call of ``evaluate`` asks for, by the size of a batch, and how many of them; None for all."""
+    batches = client.data.test if message.scalars.get("split") == "test" else client.data.validation
+    return batches, int(message.scalars.get("limit", 0)) or None
+
+
+def evaluated(found: Mapping[str, tuple[Tallies, Params]]) -> Message:
+    """A reply of ``evaluate``.
+
+    Args:
+        found: view ("global", "personal") -> tallies, and counts where the task has some.
+    """
+    scalars: dict[str, Scalar] = {}
+    tensors: dict[str, Tensor] = {}
+    for view, (tallies, counts) in found.items():
+        tensors |= {f"{view}:{name}": value for name, value in counts.items()}
+        for metric, (total, weight) in tallies.items():
+            scalars[f"{view}:{metric}:sum"] = total
+            scalars[f"{view}:{metric}:weight"] = weight
+    return Message(tensors, scalars)
 
 
 def _test_batches(client: Client, control: str) -> Iterable[Batch]:

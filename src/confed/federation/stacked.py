@@ -24,7 +24,7 @@ from confed.federation.train import Objective, check_examples, needs_two, traine
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-__all__ = ["stack_unsupported", "train_stacked"]
+__all__ = ["alike", "stack_unsupported", "train_stacked"]
 
 
 def stack_unsupported(client: "Client") -> str:
@@ -91,7 +91,7 @@ def _train_stacked(
     number, used = 0, set[str]()
     while batches := {i: batch for i in everyone if (batch := next(streams[i], None)) is not None}:
         number += 1
-        for group in _alike(batches):
+        for group in alike(batches):
             examples = [batches[i] for i in group]
             rows = None if group == everyone else torch.tensor(group, device=device)
             own = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
@@ -236,7 +236,7 @@ def _batches(client: "Client", device: torch.device) -> Iterator[Batch]:
             yield to_device(batch, device)
 
 
-def _alike(batches: Mapping[int, Batch]) -> list[list[int]]:
+def alike(batches: Mapping[int, Batch]) -> list[list[int]]:
     """Clients in groups whose batches have the same tensors and shapes, in the order of the clients."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, batch in batches.items():

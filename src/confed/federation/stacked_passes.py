@@ -25,7 +25,7 @@ class StackedPasses:
     """Passes of several clients' batches through their models; kept features are looked up before.
 
     Args:
-        model: the clients' model, in training mode when it is called.
+        model: the clients' model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,7 +48,8 @@ class StackedPasses:
         """
         batch = {name: torch.cat([examples[name] for examples in each]) for name in each[0]}
         states = self._states(each)
-        key = (id(task), tuple(own), tuple((name, tensor.ndim) for name, tensor in batch.items()))
+        shapes = tuple((name, tensor.ndim) for name, tensor in batch.items())
+        key = (id(task), self.model.training, tuple(own), shapes)
         if key not in self._tried:
             self._tried[key] = self._layers(own, batch, each, states)
         layers = self._tried[key]
