@@ -1,9 +1,9 @@
 """How fast rows converge (FedDAT's figure 5; the multimodal Transformer's figures 3 and 4), tested over seeds.
 
-Of a finished study that was evaluated after every round (``run.evaluate_every=1``). Prints a CSV, three lines per row, of
-what its curve of validation data says: the mean over all rounds, the first round with 95 % of the last value, and the
-round from which on the curve stays within a point of its last value. Each is a mean over seeds, with the difference to
-the reference, its 95 % interval and a paired t-test over the seeds that both have (no correction).
+Of a finished study that was evaluated after every round (``run.evaluate_every=1``). Prints a CSV, three lines per row:
+the mean over all rounds of its curve of validation data, the first round with 95 % of the last value, and the round
+from which on the curve stays within a point of its last value. Each is a mean over seeds, with the difference to the
+reference, its 95 % interval and a paired t-test over the seeds that both have (no correction).
 
     confed compare --recipe feddat_scene_equal run.evaluate_every=1 --methods adapter,feddat --seeds 5 --out STUDY
     python benchmarks/convergence.py STUDY --reference adapter > convergence.csv
