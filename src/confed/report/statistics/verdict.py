@@ -78,6 +78,6 @@ def _sentence(labels: Mapping[str, str], words: str, means: Mapping[str, float],
 
 
 def _p(difference: Difference, pairs: int) -> float | None:
-    """The p-value that counts, over seeds where there are enough of them, else over examples; None without a test."""
+    """The p-value that counts, over seeds where there are enough of them, else over examples; None without one."""
     test = difference.over_seeds if len(difference.seeds) >= MIN_SEEDS else difference.over_examples
-    return min(1.0, pairs * test.p) if test is not None else None
+    return min(1.0, pairs * test.p) if test is not None and test.p is not None else None
