@@ -209,6 +209,8 @@ def test_calls_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         confed.run("fedvqa_scenes", ["run.rounds=1"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"the tracking tool must be one of trackio, .*, got 'nope'"):
         start_local(tmp_path / "tracked").track("nope")
+    with pytest.raises(ValueError, match=r"overrides must be a mapping of section\.key to values, .*, got {1: 2}"):
+        confed.run("fedvqa_scenes", {1: 2})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="local is given twice"):
         confed.run("fedvqa_scenes", {"local": {"lr": 1}}, local={"lr": 2})
     with pytest.raises(ValueError, match=r"is no run folder \(recipe\.toml\)"):

@@ -75,6 +75,10 @@ def test_objects_of_this_session_are_compared(tmp_path: Path) -> None:
 def test_faulty_methods_and_seeds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two methods would be called 'fedprox': give a mapping of names"):
         start(tmp_path / "study", [FedProx(mu=0.1), FedProx(mu=1.0)])
+    with pytest.raises(
+        ValueError, match="methods must be names, a list of names or objects, or a mapping of rows, got Fed"
+    ):
+        start(tmp_path / "study", FedProx(mu=0.1))
     with pytest.raises(ValueError, match="no algorithm is called 'fedavgg'; did you mean 'fedavg'"):
         start(tmp_path / "study", ["fedavgg"])
     with pytest.raises(

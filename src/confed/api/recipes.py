@@ -29,7 +29,9 @@ def recipe_of(
     Raises:
         ValueError: no such recipe, an unknown key, or a value given twice.
     """
-    if overrides is not None and not isinstance(overrides, Mapping):
+    if overrides is not None and not (
+        isinstance(overrides, Mapping) and all(isinstance(key, str) for key in overrides)
+    ):
         raise ValueError(
             f"overrides must be a mapping of section.key to values, such as {{'run.rounds': 2}}, got {overrides!r:.60}"
         )

@@ -246,6 +246,10 @@ def _with_rows(recipe: Recipe, methods: Methods | None) -> Recipe:
         return recipe.with_rows(recipe.methods or (recipe.sections["algorithm"]["name"],))
     if isinstance(methods, str):
         return recipe.with_rows(rows_of(recipe, methods))
+    if not isinstance(methods, Iterable):
+        raise ValueError(
+            f"methods must be names, a list of names or objects, or a mapping of rows, got {methods!r:.60}"
+        )
     named = list(methods.items()) if isinstance(methods, Mapping) else [(_row(method), method) for method in methods]
     rows = [row for row, _ in named]
     if twice := next((row for row in rows if rows.count(row) > 1), None):
