@@ -67,9 +67,10 @@ def main() -> None:
     for kind in ("approximate", "with the client"):
         test = tost([c[kind]["auc"] for c in cells], [c["exact"]["auc"] for c in cells], MARGIN)
         inside = test.low > -MARGIN and test.high < MARGIN
+        p = "–" if test.p is None else f"{test.p:.2g}"
         print(
             f"{kind} - exact: difference {test.difference:+.4f}, 90 % interval [{test.low:+.4f}, {test.high:+.4f}], "
-            f"p = {test.p:.2g}: {'within' if inside else 'not shown to be within'} {MARGIN}"
+            f"p = {p}: {'within' if inside else 'not shown to be within'} {MARGIN}"
         )
         result["tost"][kind] = {"difference": test.difference, "low": test.low, "high": test.high, "p": test.p}
     (root / "forgetting.json").write_text(json.dumps(result, indent=1))

@@ -57,11 +57,11 @@ def tests(file: Path) -> None:
     for name in others:
         seeds = [seed for seed in values[name] if seed in values[first]]
         found[name] = paired_t([values[name][s] for s in seeds], [values[first][s] for s in seeds])
-    corrected = holm({name: test.p for name, test in found.items()}).adjusted
+    corrected = holm({name: test.p for name, test in found.items() if test.p is not None}).adjusted
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("row", "to", "difference (points)", "low (points)", "high (points)", "p"))
     for name, test in found.items():
-        writer.writerow((name, first, test.difference, test.low, test.high, corrected[name]))
+        writer.writerow((name, first, test.difference, test.low, test.high, corrected.get(name)))
 
 
 def main() -> None:

@@ -196,6 +196,21 @@ def test_calls_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         confed.run("nope")
     with pytest.raises(ValueError, match="either method or algorithm"):
         confed.run(method="fedavg", algorithm="fedprox")
+    with pytest.raises(ValueError, match="either method or algorithm"):
+        confed.run("fedvqa_scenes", {"algorithm": "fedprox"}, method="fedavg")
+    for name, value in (("methods", ["local"]), ("seeds", 2)):
+        with pytest.raises(
+            ValueError, match=rf"{name} is no setting here: confed\.run takes one, .*confed\.study takes"
+        ):
+            confed.run("fedvqa_scenes", TINY, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"overrides must be a mapping of section\.key to values, such as .*, got \['run"
+    ):
+        confed.run("fedvqa_scenes", ["run.rounds=1"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"the tracking tool must be one of trackio, .*, got 'nope'"):
+        start_local(tmp_path / "tracked").track("nope")
+    with pytest.raises(ValueError, match=r"overrides must be a mapping of section\.key to values, .*, got {1: 2}"):
+        confed.run("fedvqa_scenes", {1: 2})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="local is given twice"):
         confed.run("fedvqa_scenes", {"local": {"lr": 1}}, local={"lr": 2})
     with pytest.raises(ValueError, match=r"is no run folder \(recipe\.toml\)"):
@@ -203,6 +218,28 @@ def test_calls_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match=r"data frames need pandas, which is not installed: pip install"):
         _ = start_local(tmp_path / "run").history
+
+
+def test_settings_of_another_algorithm_than_the_methods_are_refused(tmp_path: Path) -> None:
+    prox = {**TINY, "algorithm.name": "fedprox", "algorithm.mu": 0.5}
+    with pytest.raises(
+        ValueError, match=r"algorithm\.name='fedprox' has no effect on fedavg: leave method='fedavg' out"
+    ):
+        confed.run("fedvqa_scenes", prox, method="fedavg")
+    recipe = confed.load_recipe("fedvqa_scenes", {**TINY, "algorithm.name": "fedprox"})
+    with pytest.raises(ValueError, match=r"algorithm\.mu=0\.5 has no effect on fedavg: leave method='fedavg' out"):
+        confed.run(recipe, {"algorithm.mu": 0.5}, method="fedavg")
+    with pytest.raises(ValueError, match=r"algorithm\.server\.lr=0\.5 has no effect on local"):
+        confed.run(recipe, {"algorithm.server": {"lr": 0.5}}, method="local")
+    moon = {**prox, "algorithm.name": "moon"}
+    run = confed.run("fedvqa_scenes", moon, method="moon", rounds=1, folder=tmp_path / "run", progress=False)
+    assert run.recipe.construct("algorithm").mu == 0.5
+    # A row of the study with keywords of its own goes before those of [algorithm].
+    rows = {"fedprox": {"mu": 0.1}, "weak": {"name": "fedprox", "mu": 0.2}}
+    study = recipe.with_rows([*rows], rows)
+    for row in rows:
+        with pytest.raises(ValueError, match=rf"algorithm\.mu=0\.5 has no effect on {row}"):
+            confed.run(study, {"algorithm.mu": 0.5}, method=row)
 
 
 def test_a_folder_of_its_own_and_the_threads_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

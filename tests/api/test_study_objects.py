@@ -1,5 +1,6 @@
 """Studies from Python: methods by name and as objects, growth, tables and tests."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,13 +75,59 @@ def test_objects_of_this_session_are_compared(tmp_path: Path) -> None:
 def test_faulty_methods_and_seeds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two methods would be called 'fedprox': give a mapping of names"):
         start(tmp_path / "study", [FedProx(mu=0.1), FedProx(mu=1.0)])
+    with pytest.raises(
+        ValueError, match="methods must be names, a list of names or objects, or a mapping of rows, got Fed"
+    ):
+        start(tmp_path / "study", FedProx(mu=0.1))
     with pytest.raises(ValueError, match="no algorithm is called 'fedavgg'; did you mean 'fedavg'"):
         start(tmp_path / "study", ["fedavgg"])
-    with pytest.raises(ValueError, match="seeds must be at least 1, or different numbers, got 0"):
+    with pytest.raises(
+        ValueError, match="seeds must be a whole number of at least 1, or different whole numbers, got 0"
+    ):
         start(tmp_path / "study", seeds=0)
+    for seeds in (2.0, "01", [0, 0.5], [1, 1], True, None):
+        with pytest.raises(ValueError, match=f"or different whole numbers, got {re.escape(repr(seeds))}"):
+            start(tmp_path / "study", seeds=seeds)
     assert not (tmp_path / "study").exists()
     with pytest.raises(ValueError, match="no run could be made: "):
         confed.study("fedvqa_scenes", TINY, methods=["fedlgt"], folder=tmp_path / "none", workers=1, progress=False)
+
+
+def test_what_a_study_would_drop_is_refused(tmp_path: Path) -> None:
+    for given in ({"algorithm": FedProx(mu=0.1)}, {"algorithm": "fedprox"}, {"method": "fedavg"}):
+        with pytest.raises(
+            ValueError, match=rf"{next(iter(given))} is no setting here: confed\.study takes methods, by"
+        ):
+            start(tmp_path / "study", **given)
+    recipe = confed.load_recipe("fedvqa_scenes", {**TINY, "algorithm.name": "moon", "run.rounds": 1})
+    with pytest.raises(
+        ValueError, match=r"algorithm\.mu=0\.5 has no effect on local, fedavg: give the row as an object"
+    ):
+        confed.study(recipe, {"algorithm.mu": 0.5}, methods=["local", "fedavg"], folder=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+    study = confed.study(
+        recipe,
+        {"algorithm.mu": 0.5},
+        methods=["local", "moon"],
+        folder=tmp_path / "study",
+        workers=1,
+        progress=False,
+    )
+    assert study["moon", 0].recipe.construct("algorithm").mu == 0.5
+
+
+def test_objects_of_this_session_run_where_processes_are_spawned(tmp_path: Path) -> None:
+    recipe = confed.Recipe(
+        model=Linear(4), data=squares(6, 4), local={"lr": 0.1},
+        run={"rounds": 1, "gallery": 0, "workers": 2, "start_method": "spawn"},
+    )  # fmt: skip
+    study = confed.study(recipe, methods=["local", "fedavg"], folder=tmp_path / "study", workers=2, progress=False)
+    assert (len(study), dict(study.errors)) == (2, {})
+    again = confed.study(
+        recipe, methods=["local", "fedavg"], seeds=2, folder=tmp_path / "study", workers=2, progress=False
+    )
+    assert (len(again), dict(again.errors)) == (4, {})
+    assert isinstance(again["fedavg", 1].personal("warm"), Linear)
 
 
 def test_one_method_that_cannot_run_leaves_the_others(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_settings_separate_methods(folder: Path, setting: str, better: tuple, wo
     high, low = _values(folder, setting, *better), _values(folder, setting, *worse)
     test = paired_t(high, low)
     print(setting, better, worse, test)
+    assert test.p is not None
     assert test.p < 0.05
     assert sum(high) > sum(low)
 

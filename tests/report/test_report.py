@@ -271,6 +271,12 @@ def test_verdict_tells_what_is_not_tested_from_what_is_noise() -> None:
     assert alone == "Best models: A (80.0 %), 40.0 points ahead of D; nothing is tested."
     level = _sentence(labels, "models", {"a": 0.8, "d": 0.8}, found[2:3])
     assert level == "Best models: A, D are level (80.0 %); nothing is tested."
+    # The same difference in every seed is no evidence, however large; no difference in any seed is level.
+    steady = [difference("b", "a", [0.5] * 5, [0.8] * 5), difference("c", "a", best, best)]
+    text = _sentence(labels, "models", {"a": 0.8, "b": 0.5, "c": 0.8}, steady)
+    assert text == (
+        "Best models: A (80.0 %), but no difference to any other method is more than noise over seeds. Not tested: B."
+    )
 
 
 def test_tables_have_captions_and_scopes_and_drawings_titles(html: str) -> None:

@@ -49,6 +49,34 @@ def test_pooling_is_compared_over_the_seeds_that_both_rows_have() -> None:
     assert judged(*runs)["a"].passed is False
 
 
+def test_rows_without_a_common_seed_are_not_compared_and_it_says_so() -> None:
+    found = judged(run("alone", 0, both(0.4)), run("central", 1, both(0.8)))["a"]
+    assert (found.passed, found.found) == (None, "not judged: no seed that both rows have")
+    found = judged(run("head", 0, both(0.4)), run("adapters", 1, both(0.8)))["c"]
+    assert found.found.startswith(
+        "not judged: head: head and adapters: no seed that both rows have; everything: all or"
+    )
+
+
+def test_differences_that_are_the_threshold_on_paper_pass() -> None:
+    # In floating point 61 - 56 points of these means are 4.999999999999993, and the others lie as narrowly beside it.
+    runs = [run("alone", 0, {"a": 0.56}), run("central", 0, {"a": 0.61})]
+    found = judged(*runs, ceilings={"a": 0.66})
+    assert found["a"].values["difference"] < 5
+    assert found["d"].values["difference"] < 10
+    assert (found["a"].passed, found["d"].passed) == (True, True)
+    before, after = run("alone", 0, {"a": 0.551}), run("alone", 0, {"a": 0.556})
+    gate = judged(before, longer=study(after))["b"]
+    assert gate.values["Alone"] > 0.5
+    assert gate.passed is True
+    ordered = [run("head", 0, {"a": 0.56}), run("adapters", 0, {"a": 0.61}), run("all", 0, {"a": 0.7})]
+    assert judged(*ordered)["c"].passed is True
+    ordered = [run("head", 0, {"a": 0.4}), run("adapters", 0, {"a": 0.556}), run("all", 0, {"a": 0.551})]
+    assert judged(*ordered)["c"].passed is True
+    floors = {"controls": {"personal": {"right": {"a": 0.7}, "constant": {"a": 0.6}}}}
+    assert judged(run("central", 0, {"a": 0.7}, **floors))["e"].passed is True
+
+
 def test_clients_that_left_are_in_no_mean() -> None:
     runs = [run("alone", 0, both(0.4)), run("central", 0, {"a": 0.3, "b": 0.9}, left=["b"])]
     assert judged(*runs)["a"].values["central"] == pytest.approx(30)

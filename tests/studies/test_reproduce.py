@@ -24,7 +24,7 @@ from confed.results.runs import load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
 from confed.studies.published import write_rows
 from confed.studies.published_sources import Published, read_published
-from confed.studies.published_tables import TABLE
+from confed.studies.published_tables import TABLE, same
 from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
 from confed.studies.study import create_study, free_folder
@@ -142,7 +142,7 @@ def test_values_within_the_interval_are_told_with_the_first_difference(copied: P
 def test_value_outside_the_interval_is_different(copied: Path, repeated: confed.Run) -> None:
     def change(row: dict[str, Any]) -> None:
         row["runs"][1]["figures"]["global_seen_mean"] = 0.95
-        row["metrics"]["global_seen_mean"]["one_run"] = [0.9, 1.0]
+        row["metrics"]["global_seen_mean"].update(mean=0.95, one_run=[0.9, 1.0])
         row["runs"][1]["digests"]["data"] = row["runs"][1]["digests"]["code"] = "0"
 
     verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
@@ -158,7 +158,54 @@ def test_bits_alone_are_no_equality_where_no_interval_is_known(copied: Path, rep
             figure["one_run"] = None
 
     verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
-    assert (verdict.word, verdict.where) == ("different", ("trained models: other bits",))
+    assert (verdict.word, verdict.where[:-1]) == ("different", ("trained models: other bits",))
+    assert verdict.where[-1].startswith("no figure has an interval in which another run is expected")
+    assert all(figure.inside for figure in verdict.figures.values())  # equal, and no reason to call them outside
+
+
+def test_a_figure_without_an_interval_is_compared_as_far_as_it_has_digits_and_else_not_judged(
+    copied: Path, repeated: confed.Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def change(row: dict[str, Any]) -> None:
+        row["runs"][1]["digests"]["models"] = "0"
+        row["metrics"]["personal_worst"]["one_run"] = None
+        row["metrics"]["global_seen_mean"].update(mean=0.5, one_run=[0.0, 1.0])
+        row["runs"][1]["figures"]["personal_worst"] += 0.25
+
+    verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
+    assert verdict.word == "within the interval"  # of those that are judged
+    judged = {name: figure.inside for name, figure in verdict.figures.items()}
+    assert judged.pop("personal_worst") is None
+    assert all(judged.values())
+    _show(verdict)
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.strip().startswith("personal_worst ")]
+    assert line.rstrip().endswith("– (not judged)")
+    assert [Figure(0.123, found, None, digits=3).inside for found in (0.12349, 0.1236, None)] == [True, None, False]
+
+
+@pytest.mark.parametrize(
+    ("published", "found", "digits", "expected"),
+    [
+        (0.9512, 0.95124, 4, True),  # half a unit of the last digit, whatever the first digit is
+        (0.9512, 0.95126, 4, False),
+        (0.9512, 0.95085, 4, False),
+        (0.1001, 0.10006, 4, True),
+        (0.1001, 0.10016, 4, False),
+        (12.5, 12.549, 3, True),
+        (12.5, 12.56, 3, False),
+        (-0.9512, -0.95126, 4, False),
+        (0.0, 0.0, 4, True),
+        (0.0, 1e-12, 4, False),
+        (math.inf, math.inf, 4, True),
+        (math.inf, 1.0, 4, False),
+        (0.5, None, 4, False),
+        (0.1 + 0.2, 0.3, None, False),
+    ],
+)
+def test_figures_are_equal_to_half_a_unit_of_the_last_digit(
+    published: float, found: float | None, digits: int | None, expected: bool
+) -> None:
+    assert same(published, found, digits) is expected
 
 
 @pytest.mark.parametrize(
@@ -443,7 +490,40 @@ def test_row_without_values_of_seeds_is_judged_by_its_means(
     _show(verdict)
     assert "(mean of 2)" in capfd.readouterr().out
     published.row["metrics"]["global_seen_mean"].update(mean=mean + 1.5, one_run=[mean + 1, mean + 2])
-    assert judge(published, run).word == "different"
+    verdict = judge(published, run)
+    assert verdict.word == "different"
+    found = run.summary["global_seen_mean"]
+    assert verdict.where == (
+        f"global_seen_mean: {found:.6g}, outside what is expected of one run where the mean of 2 is {mean + 1.5:.6g}",
+    )
+
+
+def one_seed(content: dict[str, Any], offset: float = 0.0) -> None:
+    """A table's row of seed 1 alone, of which only the mean over seeds is stated, without an interval."""
+    row = content["rows"][1]
+    values = row["figures"]["1"]
+    metrics = {
+        key: {"mean": value, "sd": None, "interval": None, "one_run": None}
+        for key, value in values.items()
+        if "/" not in key
+    }
+    metrics["global_seen_mean"]["mean"] += offset
+    row.update(seeds=[1], figures={}, metrics=metrics)
+
+
+def test_means_of_one_seed_are_that_seeds_figures(table: Path, repeated: confed.Run) -> None:
+    (run,) = load(repeated.folder).runs
+    verdict = judge(edited(table, one_seed), run)
+    assert (verdict.word, verdict.where) == ("equal figures", ())
+    assert {figure.mean_of for figure in verdict.figures.values()} == {1}
+
+
+def test_means_of_one_seed_that_differ_are_named_with_the_reason(table: Path, repeated: confed.Run) -> None:
+    (run,) = load(repeated.folder).runs
+    verdict = judge(edited(table, lambda content: one_seed(content, 0.01)), run)
+    assert verdict.word == "different"
+    assert [line.partition(":")[0] for line in verdict.where[:-1]] == ["global_seen_mean"]
+    assert verdict.where[-1].startswith("no figure has an interval in which another run is expected")
 
 
 @pytest.mark.parametrize(
@@ -460,8 +540,31 @@ def test_row_without_values_of_seeds_is_judged_by_its_means(
             "fedavg",
             "x: mean must be a finite",
         ),
-        (lambda content: content["rows"][1].update(seeds=[0, 0]), "fedavg", "each once"),
-        (lambda content: content["rows"][1].update(seeds=["0"]), "fedavg", "seed must be int"),
+        (lambda content: content["rows"][1].update(seeds=[0, 0], figures={}), "fedavg", "each once"),
+        (lambda content: content["rows"][1].update(seeds=["0"], figures={}), "fedavg", "seed must be int"),
+        (
+            lambda content: content["rows"][1]["figures"].update({"7": {}}),
+            "fedavg",
+            "figures of fedavg must be those of its seeds 0, 1, or none, got 0, 1, 7",
+        ),
+        (
+            lambda content: content["rows"][1].update(figures={"0": {"x": 0.5}, "1": {"x": 0.5}}),
+            "fedavg",
+            "runs[0]: none of its figures is judged: one must be personal_mean, personal_worst,",
+        ),
+        (
+            lambda content: [
+                content["rows"][1].update(figures={}),
+                [figure.update(one_run=None) for figure in content["rows"][1]["metrics"].values()],
+            ],
+            "fedavg",
+            "runs[0] has no figures of its own, and no mean over the 2 seeds has one_run",
+        ),
+        (
+            lambda content: content["rows"][1]["metrics"]["personal_mean"].update(mean=0.5, one_run=[0.6, 0.7]),
+            "fedavg",
+            "metrics: personal_mean: one_run must hold the mean, low <= mean <= high, got 0.6 <= 0.5 <= 0.7",
+        ),
     ],
 )
 def test_faulty_table_is_refused(
@@ -475,6 +578,13 @@ def test_single_row_of_another_method_is_refused(results: Path, study: Path) -> 
     for source in (results / f"{NAME}.json", study / "fedavg/seed-0", study / "fedavg/seed-0/summary.json"):
         with pytest.raises(ValueError, match="is a row of fedavg, not of fedprox"):
             read_published(str(source), "fedprox")
+
+
+def test_summary_alone_of_another_method_is_refused(study: Path, tmp_path: Path) -> None:
+    shutil.copy(study / "fedavg/seed-0/summary.json", tmp_path / "summary.json")
+    assert read_published(str(tmp_path / "summary.json"), "fedavg").row["method"] == "fedavg"
+    with pytest.raises(ValueError, match="is a row of fedavg, not of fedprox"):
+        read_published(str(tmp_path / "summary.json"), "fedprox")
 
 
 def command(*words: object) -> int:
@@ -493,7 +603,7 @@ def test_commands_write_and_repeat(study: Path, tmp_path: Path, capfd: pytest.Ca
     assert out.startswith("equal bits (history, predictions, models): FedAvg, seed 0\n")
     assert "global_seen_mean" in out
     changed(file, lambda row: row["runs"][0]["figures"].update(global_seen_mean=5.0))
-    changed(file, lambda row: row["metrics"]["global_seen_mean"].update(one_run=[4.0, 6.0]))
+    changed(file, lambda row: row["metrics"]["global_seen_mean"].update(mean=5.0, one_run=[4.0, 6.0]))
     assert command("reproduce", file, "--out", tmp_path / "other", "--json") == 1
     (run,) = json.loads(capfd.readouterr().out)["runs"]
     assert (run["word"], run["figures"]["global_seen_mean"]["interval"]) == ("different", [4.0, 6.0])

@@ -337,16 +337,16 @@ def test_runs_and_studies_are_tracked_from_python(run: Path, tmp_path: Path, mon
     names = {one.name for one in load_study(folder).track("recorder", group="ours", files=False)}
     assert names == {one.name for one in track(folder, "recorder", names=Names("", "ours", ""), files=False)}
     assert all(name.startswith("ours/") for name in names)
-    with pytest.raises(ValueError, match="--to must be one of"):
+    with pytest.raises(ValueError, match="the tracking tool must be one of"):
         load_run(run).track("excel")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "excel"], "--to must be one of trackio, tensorboard, mlflow, wandb, got 'excel'"),
+        (["--to", "excel"], "the tracking tool must be one of trackio, tensorboard, mlflow, wandb, got 'excel'"),
         (["--to", "absent"], "tracking with absent needs the package absent-tool: pip install absent-tool"),
-        (["--to", "recorder", "--name", "one"], "--name is for a run on its own"),
+        (["--to", "recorder", "--name", "one"], "a name is for a run on its own"),
     ],
 )
 def test_a_faulty_command_is_refused_in_one_line(

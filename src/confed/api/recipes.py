@@ -6,21 +6,37 @@ from typing import Any
 
 from confed.recipes.objects import overrides_of
 from confed.recipes.recipe import Recipe, load_recipe
+from confed.recipes.schema import plain
+from confed.results.settings import flat
 
-__all__ = ["recipe_of"]
+__all__ = ["check_reached", "recipe_of"]
 
 
-def recipe_of(recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Recipe:
+def recipe_of(
+    recipe: str | Path | Recipe,
+    overrides: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+    elsewhere: Mapping[str, str] | None = None,
+) -> Recipe:
     """The recipe that a call asks for.
 
     Args:
         recipe: a recipe that comes with confed, a file, or an object.
         overrides: ``section.key`` -> value; a section or a key of ``[run]`` may be named as in ``settings``.
         settings: the call's further keywords; see :func:`confed.api.run.run`.
+        elsewhere: what is no setting of this call -> what to give instead.
 
     Raises:
         ValueError: no such recipe, an unknown key, or a value given twice.
     """
+    if overrides is not None and not (
+        isinstance(overrides, Mapping) and all(isinstance(key, str) for key in overrides)
+    ):
+        raise ValueError(
+            f"overrides must be a mapping of section.key to values, such as {{'run.rounds': 2}}, got {overrides!r:.60}"
+        )
+    if name := next((name for name in elsewhere or {} if name in {**settings, **(overrides or {})}), None):
+        raise ValueError(f"{name} is no setting here: {(elsewhere or {})[name]}")
     twice = sorted(set(overrides or {}) & set(settings))
     if twice:
         raise ValueError(f"{twice[0]} is given twice, as an override and as a keyword")
@@ -30,3 +46,39 @@ def recipe_of(recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None, 
     if not isinstance(recipe, str | Path):
         raise ValueError(f"recipe must be a name, a path or a confed.Recipe, got {type(recipe).__name__}")
     return load_recipe(recipe, changes)
+
+
+def check_reached(
+    overrides: Mapping[str, Any] | None, settings: Mapping[str, Any], rows: Mapping[str, Recipe], instead: str
+) -> None:
+    """Check that what a call sets of ``[algorithm]`` is what a row is trained with, and was not dropped on the way.
+
+    A row of another method than the recipe's ``[algorithm]`` has keywords of its own.
+
+    Args:
+        overrides: of the call.
+        settings: the call's further keywords.
+        rows: name -> single-run recipe.
+        instead: what to give instead, for the error.
+
+    Raises:
+        ValueError: no row has a value that was set.
+    """
+    given = {key: value for key, value in overrides_of({**(overrides or {}), **settings}).items() if value is not None}
+    wanted = {key: value for key, value in flat(_nested(given)).items() if key.startswith("algorithm.")}
+    there = [flat({"algorithm": plain(row.sections["algorithm"])}) for row in rows.values()]
+    for key, value in wanted.items():
+        if not any(key in row and row[key] == value for row in there):
+            raise ValueError(f"{key}={value!r} has no effect on {', '.join(rows)}: {instead}")
+
+
+def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections within sections, of keys with dots."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        *sections, last = key.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = plain(value)
+    return found

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confed.api.recipes import recipe_of
+from confed.api.recipes import check_reached, recipe_of
 from confed.api.report import Report, write_folder_report
 from confed.api.tracking import Trackable
 from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from confed.inference.trained_model import TrainedModel
 
 __all__ = ["Run", "load_run", "run"]
+
+
+_OF_A_STUDY: Mapping[str, str] = {
+    "methods": "confed.run takes one, method='fedavg', and confed.study takes several, methods=['local', 'fedavg']",
+    "seeds": "confed.run takes one, seed=1, and confed.study takes several, seeds=5",
+}
+"""Arguments of :func:`confed.study` that :func:`run` lacks -> what to give instead."""
 
 
 class Run(Trackable):
@@ -340,7 +347,8 @@ def run(
             ``local={"lr": 1e-3}``), or a key of ``[run]`` (``rounds=2``, ``seed=1``).
 
     Raises:
-        ValueError: an unknown recipe, key or method, faulty data, or a folder that holds something else.
+        ValueError: an unknown recipe, key or method, settings of another algorithm than the method's, faulty data, or a
+            folder that holds something else.
 
     Example:
         >>> small = {"data.train": 8, "data.validation": 4, "data.test": 4, "model.name": "vilt_tiny"}
@@ -348,10 +356,13 @@ def run(
         >>> run
         Run FedAvg, seed 0, 2 rounds, finished: runs/first
     """
-    chosen = recipe_of(recipe, overrides, settings)
-    if method is not None and "algorithm" in settings:
+    chosen = recipe_of(recipe, overrides, settings, _OF_A_STUDY)
+    if method is not None and "algorithm" in {**settings, **(overrides or {})}:
         raise ValueError(f"give either method or algorithm, got method={method!r} besides")
     single = chosen.single if method is None else chosen.method(method)
+    if method is not None:
+        instead = f"leave method={method!r} out and give algorithm with a name and keywords, or leave the setting out"
+        check_reached(overrides, settings, {method: single}, instead)
     place = free_folder(single.name) if folder is None else _checked(Path(folder), single)
     if not RunFolder(place).summary.is_file():
         _carry_out(single, place, progress)

@@ -1,10 +1,11 @@
 """A study as an object, and the function that makes one of a recipe: methods and seeds on the same data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confed.api.recipes import recipe_of
+from confed.api.recipes import check_reached, recipe_of
 from confed.api.report import Report, write_folder_report
 from confed.api.run import Run
 from confed.api.study_files import write_study_files
@@ -30,6 +31,11 @@ __all__ = ["Methods", "Study", "load_study", "study"]
 Method = str | Algorithm | type[Algorithm]
 Methods = str | Sequence[Method] | Mapping[str, Method]
 """Names ("all" or "a,b,c"), or names and objects; a mapping names the rows."""
+
+
+_METHODS = "confed.study takes methods, by name or as objects, such as methods=['fedavg', FedProx(mu=0.1)]"
+_OF_A_RUN: Mapping[str, str] = dict.fromkeys(("method", "algorithm", "algorithm.name"), _METHODS)
+"""Arguments of :func:`confed.run` that :func:`study` lacks -> what to give instead."""
 
 
 class Study(Trackable):
@@ -187,11 +193,10 @@ def study(
             ``runs/``.
         workers: runs at a time, one process each; by default one per core, or one on a GPU.
         progress: show it, or a callback that is called with every event.
-        settings: as for :func:`confed.run`.
+        settings: as for :func:`confed.run`, but for ``algorithm``, which ``methods`` names.
 
-    Raises:
-        ValueError: an unknown recipe, key or method, faulty data, a folder that holds something else, or no run that
-            could be made.
+    An unknown recipe, key or method, a setting that no row has, faulty data, a folder that holds something else, and no
+    run that could be made are a ValueError.
 
     Example:
         >>> small = {"data.train": 8, "data.validation": 4, "data.test": 4, "model.name": "vilt_tiny"}
@@ -199,11 +204,10 @@ def study(
         ...              workers=1, progress=False)
         Study of Local only, FedAvg, 4 finished runs: runs/study
     """
-    chosen = _with_rows(recipe_of(recipe, overrides, settings), methods)
-    first = chosen.run.seed
-    numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(f"seeds must be at least 1, or different numbers, got {seeds}")
+    chosen = _with_rows(recipe_of(recipe, overrides, settings, _OF_A_RUN), methods)
+    instead = "give the row as an object with its own keywords, such as methods={'weak': FedProx(mu=0.1)}"
+    check_reached(overrides, settings, {row: chosen.method(row) for row in chosen.methods}, instead)
+    numbers = _seeds(seeds, chosen.run.seed)
     place = free_folder(chosen.name) if folder is None else Path(folder)
     open_study(chosen, place, numbers)
     _carry_out(place, workers, progress)
@@ -223,12 +227,29 @@ def load_study(folder: Path | str) -> Study:
     return Study(folder)
 
 
+def _seeds(given: int | Sequence[int], first: int) -> list[int]:
+    """Seeds that a call asks for, by their number or one by one."""
+    try:
+        numbers = (
+            [index(seed) for seed in given] if isinstance(given, Iterable) else [*range(first, first + index(given))]
+        )
+    except TypeError:
+        numbers = []
+    if not numbers or len(set(numbers)) < len(numbers) or isinstance(given, bool):
+        raise ValueError(f"seeds must be a whole number of at least 1, or different whole numbers, got {given!r:.60}")
+    return numbers
+
+
 def _with_rows(recipe: Recipe, methods: Methods | None) -> Recipe:
     """The recipe with the methods that a call names as its rows."""
     if methods is None:
         return recipe.with_rows(recipe.methods or (recipe.sections["algorithm"]["name"],))
     if isinstance(methods, str):
         return recipe.with_rows(rows_of(recipe, methods))
+    if not isinstance(methods, Iterable):
+        raise ValueError(
+            f"methods must be names, a list of names or objects, or a mapping of rows, got {methods!r:.60}"
+        )
     named = list(methods.items()) if isinstance(methods, Mapping) else [(_row(method), method) for method in methods]
     rows = [row for row, _ in named]
     if twice := next((row for row in rows if rows.count(row) > 1), None):
@@ -255,7 +276,7 @@ def _carry_out(folder: Path, workers: int | None, progress: Shown) -> Outcome:
     again = f"confed.load_study({str(folder)!r}).resume()"
     with display(progress) as shown, threads_kept(), interruptible(folder, again):
         if found is not None:
-            in_this_session(found.recipe, shown)
+            in_this_session(found.recipe, shown)  # each run of a study computes in one process, this one where alone
             alone = bool(found.recipe.session_only) or found.recipe.run.device != "cpu"
             workers = workers if workers is not None and not found.recipe.session_only else 1 if alone else free_cores()
         outcome = run_study(folder, shown, workers or 1)

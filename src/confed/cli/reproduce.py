@@ -46,7 +46,8 @@ def reproduce(
 
     The verdict is one of: equal bits (history, predictions and models are the same to the last bit); equal figures
     (all published figures are the same, and there are no digests to compare); within the interval (other bits, and
-    every mean lies where one more run of the published row is expected, at 95%); different.
+    every mean lies where one more run of the published row is expected, at 95%); different. A figure without such an
+    interval is compared as far as it has digits; another value is not judged.
 
     A results file of a whole table has several rows, and as many digits as it says.
 
@@ -113,7 +114,6 @@ def _table(verdict: "Verdict") -> "Table":
         here = "none" if figure.found is None else f"{figure.found:.4f}"
         ends = "–" if figure.interval is None else f"{figure.interval[0]:.4f} to {figure.interval[1]:.4f}"
         mean = "" if figure.mean_of == 1 else f" (mean of {figure.mean_of})"
-        table.add_row(
-            _escape(name), f"{figure.published:.4f}{mean}", here, ends if figure.inside else f"{ends} (outside)"
-        )
+        judged = {True: "", False: " (outside)", None: " (not judged)"}[figure.inside]
+        table.add_row(_escape(name), f"{figure.published:.4f}{mean}", here, f"{ends}{judged}")
     return table

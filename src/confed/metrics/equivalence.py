@@ -27,8 +27,8 @@ class Equivalence:
             the whole interval lies within the margin.
         high: upper end.
         margin: differences smaller than this do not matter, in the unit of a and b.
-        no_worse_p: p-value against "a is worse than b by the margin or more".
-        no_better_p: p-value against "a is better than b by the margin or more".
+        no_worse_p: p-value against "a is worse than b by the margin or more"; None where differences have no spread.
+        no_better_p: p-value against "a is better than b by the margin or more"; None likewise.
         n: number of pairs.
     """
 
@@ -36,20 +36,23 @@ class Equivalence:
     low: float
     high: float
     margin: float
-    no_worse_p: float
-    no_better_p: float
+    no_worse_p: float | None
+    no_better_p: float | None
     n: int
 
     @property
-    def p(self) -> float:
-        """P-value against "they differ by the margin or more": the larger of the two."""
+    def p(self) -> float | None:
+        """P-value against "they differ by the margin or more": the larger of the two; None where there are none."""
+        if self.no_worse_p is None or self.no_better_p is None:
+            return None
         return max(self.no_worse_p, self.no_better_p)
 
 
 def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalence:
     """Equivalence test (TOST): whether the paired difference a - b is smaller than a margin, both ways.
 
-    Equal differences have no spread: the interval is then a point, and the p-values are 0 or 1.
+    Equal differences have no spread, such as between two methods without anything random: the interval is then a point,
+    and there are no p-values.
 
     Args:
         a: one value per seed, client or example; larger is better.
@@ -71,8 +74,7 @@ def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalenc
     n, difference = len(d), float(d.mean())
     if np.ptp(d) == 0:
         difference = float(d[0])
-        worse, better = float(difference <= -margin), float(difference >= margin)
-        return Equivalence(difference, difference, difference, margin, worse, better, n)
+        return Equivalence(difference, difference, difference, margin, None, None, n)
     error = float(d.std(ddof=1)) / math.sqrt(n)
     half = float(stats.t.ppf(1 - alpha, n - 1)) * error
     no_worse = float(stats.t.sf((difference + margin) / error, n - 1))

@@ -58,8 +58,8 @@ class PairedT:
         sd: standard deviation of the differences.
         low: lower end of the confidence interval of the difference.
         high: upper end.
-        statistic: t, with n - 1 degrees of freedom.
-        p: two-sided p-value.
+        statistic: t, with n - 1 degrees of freedom; None where the differences have no spread.
+        p: two-sided p-value; None where the differences have no spread: nothing is estimated of further pairs then.
         n: number of pairs.
     """
 
@@ -67,8 +67,8 @@ class PairedT:
     sd: float
     low: float
     high: float
-    statistic: float
-    p: float
+    statistic: float | None
+    p: float | None
     n: int
 
 
@@ -125,7 +125,8 @@ def mean_sd(values: Sample) -> tuple[float, float]:
 def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
     """Paired t-test of the mean difference a - b and its confidence interval.
 
-    Equal differences have no spread: the interval is then a point, and p is 0, or 1 if they are all zero.
+    Equal differences have no spread, such as between two methods without anything random: the interval is then a point,
+    and there is neither a statistic nor a p-value.
 
     Fewer than two pairs, unequal sizes, and a confidence outside (0, 1) are a ValueError.
     """
@@ -136,8 +137,7 @@ def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
     n, difference, sd = len(d), float(d.mean()), float(d.std(ddof=1))
     if np.ptp(d) == 0:
         difference = float(d[0])
-        statistic = math.copysign(math.inf, difference) if difference else 0.0
-        return PairedT(difference, 0.0, difference, difference, statistic, 0.0 if difference else 1.0, n)
+        return PairedT(difference, 0.0, difference, difference, None, None, n)
     error = sd / math.sqrt(n)
     half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * error
     statistic = difference / error

@@ -92,9 +92,8 @@ def judge(study: Study, longer: Study | None, rows: Rows, ceilings: Mapping[str,
 
 def _pooling(study: Study, rows: Rows) -> Gate:
     asked = f"centralised at least {POOLING:g} points over local training"
-    return _at_least(
-        "a", asked, _over(study, rows.central, rows.local), POOLING, _lacking(study, rows, "centralised local")
-    )
+    lacking = _lacking(study, rows, "centralised local") or _apart(study, rows.central, rows.local)
+    return _at_least("a", asked, _over(study, rows.central, rows.local), POOLING, lacking)
 
 
 def _headroom(study: Study, rows: Rows, ceilings: Mapping[str, float]) -> Gate:
@@ -125,7 +124,7 @@ def _converged(study: Study, longer: Study | None) -> Gate:
     if not values:
         return Gate("b", asked, "not judged: no row has runs of one seed with either number of rounds")
     worst = sorted(values, key=lambda row: -abs(values[row]))
-    failed = [row for row in worst if abs(values[row]) > LEVEL]
+    failed = [row for row in worst if _exact(abs(values[row])) > LEVEL]
     found = f"{len(values) - len(failed)} of {len(values)} rows; changes: "
     found += ", ".join(f"{row} {values[row]:+.1f}" for row in worst)
     found += f"; not run: {', '.join(missing)}" if missing else ""
@@ -145,10 +144,12 @@ def _ordered(study: Study, rows: Rows) -> Gate:
             continue
         found = _over(study, one, adapters)
         if found is None:
-            parts.append(f"{what}: {one} or {adapters} not run")
+            there = all(map(study.of, (one, adapters)))
+            why = f": {_apart(study, one, adapters)}" if there else " not run"
+            parts.append(f"{what}: {one} {'and' if there else 'or'} {adapters}{why}")
             verdicts.append(None)
             continue
-        difference = found["difference"]
+        difference = _exact(found["difference"])
         values[f"{one} - {adapters}"] = difference
         parts.append(f"{study.labels[one]} {difference:+.1f} to {study.labels[adapters]}")
         verdicts.append(difference <= -ADAPTED if least is None else difference >= least)
@@ -174,7 +175,7 @@ def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
     if not values:
         return Gate("e", asked, 'not judged: the runs have no control conditions (run.controls = "all")')
     found = "over " + ", ".join(f"{name.replace('_', ' ')} {value:+.1f}" for name, value in values.items())
-    return Gate("e", asked, found, all(value >= OVER_FLOORS for value in values.values()), values)
+    return Gate("e", asked, found, all(_exact(value) >= OVER_FLOORS for value in values.values()), values)
 
 
 def _controls(run: Run) -> Mapping[str, Mapping[str, float]]:
@@ -210,7 +211,13 @@ def _at_least(key: str, asked: str, found: Mapping[str, float] | None, least: fl
     if found is None:
         return Gate(key, asked, f"not judged: {lacking}")
     named = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "difference")
-    return Gate(key, asked, f"{named}: {found['difference']:+.1f}", found["difference"] >= least, dict(found))
+    passed = _exact(found["difference"]) >= least
+    return Gate(key, asked, f"{named}: {found['difference']:+.1f}", passed, dict(found))
+
+
+def _exact(points: float) -> float:
+    """To nine decimals: 0.61 and 0.56 are 5 points apart on paper, and 4.999999999999993 in floating point."""
+    return round(points, 9)
 
 
 def _lacking(study: Study, rows: Rows, wanted: str) -> str:
@@ -218,6 +225,12 @@ def _lacking(study: Study, rows: Rows, wanted: str) -> str:
     named = {"centralised": rows.central, "local": rows.local}
     missing = [role for role in wanted.split() if not named[role] or not study.of(named[role])]
     return f"no finished run of a {' and a '.join(missing)} row" if missing else ""
+
+
+def _apart(study: Study, one: str, other: str) -> str:
+    """Why two rows with runs cannot be compared."""
+    seeds = [{run.seed for run in study.of(row)} for row in (one, other)]
+    return "no value in the seeds that both rows have" if seeds[0] & seeds[1] else "no seed that both rows have"
 
 
 def _value(study: Study, row: str, seeds: Iterable[int]) -> float | None:

@@ -13,7 +13,13 @@ from confed.registry import models
 __all__ = ["RULES", "Combination", "Rule", "check_combination", "combination"]
 
 Targets = Literal["answers", "captions", "labels"]
-_TASK_FOR = {"answers": "vqa", "captions": "captioning", "labels": "multilabel"}
+_MODEL_FOR = {
+    "answers": ('a model that answers questions, such as "vilt_mini"', "vqa"),
+    "captions": ('one that writes captions, such as "caption_transformer_mini"', "captioning"),
+    "labels": ('a model that scores labels, such as "vit_mini" or "ctran_mini"', "multilabel"),
+    "conversations": ('a model that converses, such as "hf"', "chat"),
+}
+"""What the data have -> models for it, and their task."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,51 @@ class Combination:
         return "answers" if self.reads_answers else self.model_spec.writes
 
     @property
-    def task_that_writes(self) -> str:
-        """Tasks of a model that writes answers, in quotes."""
-        return '"chat" or "generation"' if self.model_spec.converses else '"generation"'
+    def model_does(self) -> str:
+        """What a model that scores no labels does."""
+        return "writes captions" if self.writes == "captions" else "answers questions"
 
     @property
-    def task_for_data(self) -> str:
-        """A task for these targets."""
-        return "generation" if self.reads_answers and self.targets == "answers" else _TASK_FOR[self.targets]
+    def fitting_task(self) -> str:
+        """A task of this model with these data; empty if there is none, so that another model is needed."""
+        if self.targets == "captions":
+            return "captioning" if self.writes == "captions" else ""
+        if self.writes == "captions":
+            return ""
+        if self.targets == "labels":
+            return "" if self.reads_answers or self.model_spec.reads == "regions" else "multilabel"
+        if self.conversed:
+            return "chat" if self.model_spec.converses else ""
+        return "generation" if self.reads_answers else "vqa"
+
+    @property
+    def instead(self) -> str:
+        """What to set for these data: another task, or another model and its task where this model has none."""
+        return f'set task.name = "{self.fitting_task}"' if self.fitting_task else self.other_model
+
+    @property
+    def other_model(self) -> str:
+        """Another model for these data, and its task if that is another one."""
+        kind, task = _MODEL_FOR["conversations" if self.conversed else self.targets]
+        return f"set model.name to {kind}" + (f', and task.name = "{task}"' if self.task not in ("", task) else "")
+
+    @property
+    def or_captions(self) -> str:
+        """Data for a model that writes captions, as another way out."""
+        if self.writes != "captions":
+            return ""
+        task = "" if self.task_spec.judges == "captions" else ', and task.name = "captioning"'
+        return f', or data.name to a dataset with captions, such as "scene_captions"{task}'
+
+    @property
+    def or_chat(self) -> str:
+        """The other task of a model that converses."""
+        return ', or task.name = "chat"' if self.model_spec.converses else ""
+
+    @property
+    def or_task(self) -> str:
+        """A task that this model has with these data, as another way out."""
+        return f', or task.name = "{self.fitting_task}"' if self.fitting_task else ""
 
 
 class Rule(NamedTuple):
@@ -67,62 +110,61 @@ class Rule(NamedTuple):
 RULES = (
     # Model x data.
     Rule(
-        lambda c: c.targets == "labels" and (c.reads_answers or c.model_spec.reads == "regions"),
-        "the model {c.model!r} answers questions, and dataset {c.data!r} has labels: set model.name to a model that "
-        'scores labels, such as "vit_mini" or "ctran_mini"',
+        lambda c: c.targets == "labels" and not c.fitting_task,
+        "the model {c.model!r} {c.model_does}, and dataset {c.data!r} has labels: {c.instead}",
     ),
     # Task x data.
     Rule(
         lambda c: c.targets != "captions" and c.task_spec.judges == "captions",
-        'task.name = "{c.task}" needs pictures with captions, and dataset {c.data!r} has {c.targets}: set task.name = '
-        '"{c.task_for_data}", or data.name to a dataset with captions, such as "scene_captions"',
+        'task.name = "{c.task}" needs pictures with captions, and dataset {c.data!r} has {c.targets}: '
+        "{c.instead}{c.or_captions}",
     ),
     Rule(
         lambda c: c.targets == "captions" and bool(c.task) and c.task_spec.judges != "captions",
-        'dataset {c.data!r} has captions, not questions: set task.name = "captioning", got {c.task!r}',
+        "dataset {c.data!r} has captions, not questions: {c.instead}, got {c.task!r}",
     ),
     Rule(
         lambda c: c.targets == "labels" and bool(c.task) and c.task_spec.judges != "labels",
-        'dataset {c.data!r} has labels, not questions: set task.name = "multilabel", got {c.task!r}',
+        "dataset {c.data!r} has labels, not questions: {c.instead}, got {c.task!r}",
     ),
     Rule(
         lambda c: c.targets != "labels" and c.task_spec.judges == "labels",
-        'dataset {c.data!r} has {c.targets}, not labels: set task.name = "{c.task_for_data}", got {c.task!r}',
+        "dataset {c.data!r} has {c.targets}, not labels: {c.instead}, got {c.task!r}",
     ),
     Rule(
         lambda c: c.wraps and bool(c.own),
         'task.name = "{c.task}" needs the same answers and the same task for all clients, and those of dataset '
-        '{c.data!r} have {c.own} of their own: set task.name to a task without shared answers, such as "vqa"',
+        "{c.data!r} have {c.own} of their own: {c.instead}",
     ),
     # Model x task.
     Rule(
         lambda c: c.task_spec.judges == "captions" and c.writes != "captions",
-        'the model {c.model!r} writes no captions: set model.name to one that does, such as "caption_transformer_mini"',
+        "the model {c.model!r} writes no captions: {c.instead}",
     ),
     Rule(
         lambda c: bool(c.task) and c.writes == "captions" and c.task_spec.judges != "captions",
-        'the model {c.model!r} writes captions and answers no questions: set task.name = "captioning"',
-    ),
-    Rule(
-        lambda c: bool(c.task) and c.reads_answers and c.task_spec.judges not in ("answers", "texts"),
-        "the model {c.model!r} writes its answers: set task.name = {c.task_that_writes}, got {c.task!r}",
-    ),
-    Rule(
-        lambda c: not c.reads_answers and c.task_spec.judges == "answers",
-        'the model {c.model!r} does not write answers: set task.name = "{c.task_for_data}", got {c.task!r}',
-    ),
-    Rule(
-        lambda c: c.task_spec.judges == "texts" and not c.model_spec.converses,
-        'the model {c.model!r} writes no free answers: set model.name = "hf", or task.name = "{c.task_for_data}"',
+        "the model {c.model!r} writes captions and answers no questions: {c.instead}{c.or_captions}",
     ),
     Rule(
         lambda c: c.conversed and bool(c.task) and c.task_spec.judges != "texts",
-        'dataset {c.data!r} has conversations of several turns or pictures: set task.name = "chat", got {c.task!r}',
+        "dataset {c.data!r} has conversations of several turns or pictures: {c.instead}, got {c.task!r}",
+    ),
+    Rule(
+        lambda c: bool(c.task) and c.reads_answers and c.task_spec.judges not in ("answers", "texts"),
+        "the model {c.model!r} writes its answers: {c.instead}{c.or_chat}, got {c.task!r}",
+    ),
+    Rule(
+        lambda c: not c.reads_answers and c.task_spec.judges == "answers",
+        "the model {c.model!r} does not write answers: {c.instead}, got {c.task!r}",
+    ),
+    Rule(
+        lambda c: c.task_spec.judges == "texts" and not c.model_spec.converses,
+        'the model {c.model!r} writes no free answers: set model.name = "hf"{c.or_task}',
     ),
     Rule(
         lambda c: bool(c.heads_missing),
         "the model {c.model!r} has no head for the tasks of {c.heads_missing}: leave these clients out (run.without), "
-        "or set model.name to a model with such heads",
+        "or {c.other_model}",
     ),
 )
 """Model x task x data -> why they do not fit and what to set; the first rule that refuses is raised."""

@@ -23,8 +23,8 @@ from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
-from confed.studies.published import BITS, FORMAT, row_of
-from confed.studies.published_tables import DIGITS, TABLE, check_digits, row_in
+from confed.studies.published import BITS, FORMAT, MEANS, row_of
+from confed.studies.published_tables import DIGITS, TABLE, check_digits, heads, row_in
 
 __all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
 
@@ -169,9 +169,9 @@ def _of_text(content: bytes, source: str, method: str, beside: Callable[[str], b
                 f"{source}: this summary has no resolved recipe (confed 0.2.0 writes it); give the run folder, which "
                 "has recipe.toml"
             )
-        method, label = str(found["algorithm"]), str(found.get("label", found["algorithm"]))
+        trained, label = str(found["algorithm"]), str(found.get("label", found["algorithm"]))
         nowhere = Path(source) / "no folder"  # the summary alone
-        run = Run(nowhere, method, label, int(found["seed"]), found, found["resolved"])
+        run = Run(nowhere, trained, label, int(found["seed"]), found, found["resolved"])
         row = row_of([run])
         _check_run(row["runs"][0], source)
         return _wanted(Published(source, row), method)
@@ -189,7 +189,7 @@ def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes])
     if not row["runs"]:
         raise ValueError(f"{source} has no runs")
     for number, run in enumerate(row["runs"]):
-        _check_run(run, f"{source}: runs[{number}]", of_means="digits" in row and bool(row["metrics"]))
+        _check_run(run, f"{source}: runs[{number}]", row["metrics"] if "digits" in row else {}, len(row["runs"]))
     seeds = [run["seed"] for run in row["runs"]]
     if seeds != row["seeds"] or len(set(seeds)) < len(seeds):
         raise ValueError(f"{source}: seeds must be those of its runs, each once, got {str(row['seeds'])[:80]}")
@@ -227,27 +227,48 @@ def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[
     return found
 
 
-def _check_run(run: Any, where: str, *, of_means: bool = False) -> None:
+def _check_run(run: Any, where: str, means: Mapping[str, Any] | None = None, seeds: int = 1) -> None:
     """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run.
 
-    Of a table only the means over seeds may be known.
+    Args:
+        run: the entry.
+        where: the file, and the place in it.
+        means: what a table states over its seeds, which may be all that is known.
+        seeds: number of these.
 
     Raises:
-        ValueError: there is one.
+        ValueError: there is a fault.
     """
     check_entries(run, _RUN_KEYS, where)
     for key, value in run["figures"].items():
         if not _is_number(value):
             raise ValueError(f"{where}: figures: {key} must be a finite number, got {str(value)[:40]!r}")
     check_entries(run["digests"], dict.fromkeys(run["digests"], str), f"{where}: digests")
-    if not run["figures"] and not of_means and not set(BITS) & set(run["digests"]):
-        raise ValueError(f"{where} has neither figures nor digests of {', '.join(BITS)}: there is nothing to compare")
+    if not set(BITS) & set(run["digests"]):
+        _check_judged(run["figures"], where, means or {}, seeds)
     for number, line in enumerate(run["history"]):
         place = f"{where}: history[{number}]"
         check_entries(line, {}, place)
         values = line.get("values", {})
         check_entries({"values": values}, {"values": dict}, place)
         check_entries(values, dict.fromkeys(values, dict), f"{place}: values")
+
+
+def _check_judged(figures: Mapping[str, float], where: str, means: Mapping[str, Any], seeds: int) -> None:
+    """A repetition without digests needs a figure to be judged by: its seed's, or a mean and where one run may lie."""
+    if not figures and not means:
+        raise ValueError(f"{where} has neither figures nor digests of {', '.join(BITS)}: there is nothing to compare")
+    judged = heads(figures or means)
+    if not judged:
+        raise ValueError(
+            f"{where}: none of its figures is judged: one must be {', '.join(MEANS)} or multilabel/VIEW/METRIC, got "
+            f"{', '.join(figures or means)[:80]}"
+        )
+    if not figures and seeds > 1 and all(means[key].get("one_run") is None for key in judged):
+        raise ValueError(
+            f"{where} has no figures of its own, and no mean over the {seeds} seeds has one_run, where one run may "
+            "lie: there is nothing to judge it by"
+        )
 
 
 def _check_figures(figures: Mapping[str, Any], where: str) -> None:
@@ -258,6 +279,11 @@ def _check_figures(figures: Mapping[str, Any], where: str) -> None:
         ends = figure.get("one_run")
         if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))):
             raise ValueError(f"{where}: {key}: one_run must be null or two finite numbers, got {str(ends)[:40]!r}")
+        if ends is not None and not ends[0] <= figure["mean"] <= ends[1]:
+            raise ValueError(
+                f"{where}: {key}: one_run must hold the mean, low <= mean <= high, got {ends[0]:g} <= "
+                f"{figure['mean']:g} <= {ends[1]:g}"
+            )
 
 
 def _is_number(value: object) -> bool:

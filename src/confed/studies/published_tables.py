@@ -5,13 +5,14 @@ predictions and models, and its figures have the digits of the CSV files. ``docs
 :data:`TABLE` changes with them.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from confed.federation.reading import check_entries
-from confed.studies.published import FORMAT
+from confed.studies.published import FORMAT, MEANS
 
-__all__ = ["DIGITS", "TABLE", "check_digits", "row_in", "same"]
+__all__ = ["DIGITS", "TABLE", "check_digits", "heads", "row_in", "same"]
 
 TABLE = "confed-table/1"
 """What the key "format" of a table's results file says."""
@@ -32,7 +33,8 @@ def row_in(table: Mapping[str, Any], method: str, source: str) -> dict[str, Any]
         source: where it was read, for errors.
 
     Raises:
-        ValueError: the table has no such row, or an entry is missing or of another type.
+        ValueError: the table has no such row, an entry is missing or of another type, or there are figures of other
+            seeds than those that the row lists.
     """
     check_entries(table, _KEYS, source)
     if not table["rows"]:
@@ -43,6 +45,10 @@ def row_in(table: Mapping[str, Any], method: str, source: str) -> dict[str, Any]
     if found is None:
         raise ValueError(f"{source} has no row {method!r}; it has {', '.join(row['method'] for row in table['rows'])}")
     of_seeds = found["figures"]
+    if of_seeds and set(of_seeds) != {str(seed) for seed in found["seeds"]}:
+        listed, there = (", ".join(map(str, names))[:80] for names in (found["seeds"], of_seeds))
+        whose = f"{source}: figures of {found['method'][:40]}"
+        raise ValueError(f"{whose} must be those of its seeds {listed}, or none, got {there}")
     return {
         "format": FORMAT,
         **{key: found[key] for key in ("method", "label", "seeds", "metrics")},
@@ -66,6 +72,17 @@ def row_in(table: Mapping[str, Any], method: str, source: str) -> dict[str, Any]
     }
 
 
+def heads(figures: Mapping[str, Any]) -> list[str]:
+    """The figures that are judged: means; of labelled examples those over all of them in the first view.
+
+    Args:
+        figures: name -> value, or what is stated of it.
+    """
+    labelled = [key for key in figures if key.startswith("multilabel/")]
+    first = "/".join(labelled[0].split("/")[:2]) + "/" if labelled else ""
+    return [key for key in figures if key in MEANS] + [key for key in labelled if key.startswith(first)]
+
+
 def check_digits(digits: Any, source: str) -> None:
     """Check of the number of significant digits that a file says its figures have.
 
@@ -81,13 +98,16 @@ def check_digits(digits: Any, source: str) -> None:
 
 
 def same(one: float | None, other: float | None, digits: int | None) -> bool:
-    """Whether two figures are equal, as far as the published one has digits.
+    """Whether two figures are equal, as far as the published one has digits: to half a unit of its last one.
+
+    Zero and what is not finite have no last digit, and are equal to themselves alone.
 
     Args:
         one: the published figure.
         other: that of a repetition.
         digits: significant digits of the first; None for all.
     """
-    if one is None or other is None or digits is None:
+    if one is None or other is None or digits is None or one == 0 or not math.isfinite(one):
         return one == other
-    return abs(one - other) <= 0.5000001 * 10.0 ** (1 - digits) * max(abs(one), abs(other))
+    unit = 10.0 ** (math.floor(math.log10(abs(one))) + 1 - digits)
+    return abs(one - other) <= 0.5000001 * unit

@@ -10,9 +10,9 @@ import numpy as np
 from confed.results.runs import Run, load
 from confed.results.settings import flat
 from confed.runs.same_recipe import INDIFFERENT
-from confed.studies.published import BITS, MEANS, row_of, seed_differences
+from confed.studies.published import BITS, row_of, seed_differences
 from confed.studies.published_sources import Published
-from confed.studies.published_tables import same
+from confed.studies.published_tables import heads, same
 from confed.studies.runner import run_single
 from confed.system.events import Progress, ignore
 from confed.system.packages import packages
@@ -36,19 +36,24 @@ class Figure:
         interval: where one more run of the published row is expected; None where it states none, such as for the worst
             client of a single run.
         mean_of: number of seeds that the published value is a mean over; 1 for the seed's own.
+        digits: significant digits of the published value; None for all.
     """
 
     published: float
     found: float | None
     interval: tuple[float, float] | None
     mean_of: int = 1
+    digits: int | None = None
 
     @property
-    def inside(self) -> bool:
-        """Whether the repetition has a value, and none that is outside the interval."""
-        if self.found is None or self.found == self.published or self.interval is None:
+    def inside(self) -> bool | None:
+        """Whether the repetition has the published value, as far as that has digits, or one inside the interval.
+
+        None where that cannot be judged: another value, and no interval.
+        """
+        if self.found is None or same(self.published, self.found, self.digits):
             return self.found is not None
-        return self.interval[0] <= self.found <= self.interval[1]
+        return None if self.interval is None else self.interval[0] <= self.found <= self.interval[1]
 
 
 @dataclass(frozen=True)
@@ -111,41 +116,59 @@ def judge(published: Published, run: Run) -> Verdict:
     """
     run = replace(run, deploys=published.row.get("deploys", ""))
     before, (now,) = published.run(run.seed), row_of([run])["runs"]
+    if not before["figures"] and len(published.seeds) == 1:  # a mean over one seed is that seed's figure
+        means = {key: figure["mean"] for key, figure in published.row["metrics"].items()}
+        before = {**before, "figures": means}
     compared = tuple(name for name in BITS if name in before["digests"] and name in now["digests"])
     other_bits = [name for name in compared if before["digests"][name] != now["digests"][name]]
     digits: int | None = published.row.get("digits")
     other_figures = [
         key for key, value in before["figures"].items() if not same(value, now["figures"].get(key), digits)
     ]
-    figures = _judged(published, before["figures"], now["figures"])
+    figures = _judged(published, before["figures"], now["figures"], digits)
+    verdicts = {key: figure.inside for key, figure in figures.items()}
     word: Word = "different"
     if compared and not other_bits and not other_figures:
         word = "equal bits"
     elif not compared and before["figures"] and not other_figures:
         word = "equal figures"
-    elif all(figure.inside for figure in figures.values()) and any(f.interval for f in figures.values()):
+    elif False not in verdicts.values() and any(f.interval and f.inside for f in figures.values()):
         word = "within the interval"
     where = () if word in _EQUAL else tuple(_differences(published, run, before, now, other_bits, other_figures))
+    where += tuple(_reasons(figures, before["figures"])) if word == "different" else ()
     causes = tuple(_causes(published, run, before, now))
     return Verdict(word, published.row["label"], run.seed, run.folder, compared, figures, where, causes, digits)
 
 
-def _judged(published: Published, before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, Figure]:
+def _judged(
+    published: Published, before: Mapping[str, float], now: Mapping[str, float], digits: int | None
+) -> dict[str, Figure]:
     """The figures that are judged, of the same seed; against means over seeds where nothing is known of the seed."""
     stated: Mapping[str, Any] = published.row["metrics"]
     if before:
-        return {key: Figure(before[key], now.get(key), _interval(stated.get(key))) for key in _heads(before)}
+        return {
+            key: Figure(before[key], now.get(key), _interval(stated.get(key)), digits=digits) for key in heads(before)
+        }
     count = len(published.seeds)
     return {
-        key: Figure(stated[key]["mean"], now.get(key), _interval(stated[key]), mean_of=count) for key in _heads(stated)
+        key: Figure(stated[key]["mean"], now.get(key), _interval(stated[key]), mean_of=count, digits=digits)
+        for key in heads(stated)
     }
 
 
-def _heads(figures: Mapping[str, Any]) -> list[str]:
-    """The figures that are judged: means; of labelled examples those over all of them in the first view."""
-    labelled = [key for key in figures if key.startswith("multilabel/")]
-    first = "/".join(labelled[0].split("/")[:2]) + "/" if labelled else ""
-    return [key for key in figures if key in MEANS] + [key for key in labelled if key.startswith(first)]
+def _reasons(figures: Mapping[str, Figure], before: Mapping[str, float]) -> Iterator[str]:
+    """Why a repetition is different, as far as the figures that differ do not say so."""
+    if not before:
+        outside = {key: figure for key, figure in figures.items() if figure.inside is False}
+        yield from _some(
+            [
+                f"{key}: {_number(figure.found)}, outside what is expected of one run where the mean of "
+                f"{figure.mean_of} is {_number(figure.published)}"
+                for key, figure in outside.items()
+            ]
+        )
+    if not any(figure.inside is False for figure in figures.values()):
+        yield "no figure has an interval in which another run is expected: what is not equal cannot be judged further"
 
 
 def _interval(figure: Any) -> tuple[float, float] | None:

@@ -96,7 +96,7 @@ def backend_of(name: str) -> Backend:
         ValueError: an unknown name, or a package that is missing.
     """
     if name not in BACKENDS:
-        raise ValueError(f"--to must be one of {', '.join(BACKENDS)}, got {name!r}")
+        raise ValueError(f"the tracking tool must be one of {', '.join(BACKENDS)}, got {name!r}")
     found = BACKENDS[name]
     if find_spec(found.needs) is None:
         extra = "'.[track]' -c constraints.txt" if name == "trackio" else found.package

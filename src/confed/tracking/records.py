@@ -114,7 +114,7 @@ def tracked_runs(folder: Path, names: Names | None = None, files: bool = True) -
     states = states_of(folder)
     single = kind_of(folder) in ("run", "federation")
     if names.name and not single:
-        raise ValueError(f"--name is for a run on its own, {folder} holds {len(states)}; use --group for their study")
+        raise ValueError(f"a name is for a run on its own, {folder} holds {len(states)}; give a group for their study")
     found = [
         _tracked(load(place).runs[0], state, names, "" if single else names.group or folder.name, files)
         for state, (_, place) in zip(states, folders_of(folder), strict=True)

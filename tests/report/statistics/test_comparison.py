@@ -146,8 +146,31 @@ def test_equal_results_are_no_evidence_of_equality(tmp_path: Path) -> None:
     difference = found(comparison, "personal_mean", "twin")
     assert difference.points == 0
     assert difference.equivalence is not None
-    assert difference.equivalence.p == 0
+    assert difference.equivalence.p is None
     assert any("there is no spread" in remark for remark in comparison.remarks)
+
+
+def test_the_same_difference_in_all_seeds_is_no_claim_and_in_no_correction(tmp_path: Path) -> None:
+    rows = {"fedavg": "fedavg", "twin": "fedavg", "shifted": "fedavg", "fedp3": "fedp3", "fedprox": "fedprox"}
+    study = make_rows(tmp_path / "study", rows, seeds=5)
+    for path in (study / "shifted").glob("seed-*/summary.json"):  # the same four points in every seed
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"personal_mean": content["personal_mean"] + 0.04}))
+    comparison = compare([study])
+    for row, points in (("twin", 0.0), ("shifted", 0.04)):
+        d = found(comparison, "personal_mean", row)
+        assert d.points == pytest.approx(points)
+        assert (d.seeds_p, d.no_worse_p, d.equivalence_p) == (None, None, None)
+        assert (d.significant, d.no_worse, d.equivalent) == (False, False, False)
+    others = [found(comparison, "personal_mean", row) for row in ("fedp3", "fedprox")]
+    values = comparison.values["personal_mean"]
+    p = {d.method: stats.ttest_rel([*values[d.method].values()], [*values["fedavg"].values()]).pvalue for d in others}
+    small, large = sorted(p, key=p.__getitem__)
+    expected = {small: min(1, 2 * p[small]), large: max(p[large], min(1, 2 * p[small]))}  # a family of two, not of four
+    assert {d.method: d.seeds_p for d in others} == pytest.approx(expected)
+    lines = csv.DictReader(io.StringIO(comparison.csv()))
+    line = next(one for one in lines if one["method"].endswith("(shifted)") and one["measure"].startswith("personal"))
+    assert {line[key] for key in line if "over seeds p" in key or "margin" in key} == {""}
 
 
 def test_clients_that_left_are_in_no_test(tmp_path: Path) -> None:

@@ -120,6 +120,20 @@ def test_pairs_are_of_common_models_and_seeds(tmp_path: Path) -> None:
     assert [cell.mark for cell in table.rows[0]] == ["", "", "best"]
 
 
+def test_the_same_difference_in_all_models_has_no_p_value_and_is_in_no_correction(tmp_path: Path) -> None:
+    for number, model in enumerate("abc"):
+        for method, value in (("fedavg", 0.5), ("fedprox", 0.6), ("fedp3", 0.6 + 0.05 * number)):
+            written(tmp_path / model, method, 0, value, (0.1, 0.2, 0.3))
+    models = model_studies({model: load(tmp_path / model) for model in "abc"})
+    shifted, other = pairs_over_models(models.measures[OVERALL], [("fedprox", "fedavg"), ("fedp3", "fedavg")])
+    assert (shifted.paired.p, shifted.paired_p) == (None, None)
+    assert other.paired_p == pytest.approx(stats.ttest_1samp([0.1, 0.15, 0.2], 0).pvalue)  # a family of one
+    lines = list(csv.DictReader(io.StringIO(files(models)["models-pairs.csv"])))
+    names = {models.labels["fedavg"], models.labels["fedprox"]}
+    (line,) = [one for one in lines if one["questions"] == OVERALL and {one["first"], one["second"]} == names]
+    assert [line[f"paired t-test over models {key}"] for key in ("t", "p", "p uncorrected")] == [""] * 3
+
+
 def test_many_methods_are_compared_with_the_reference_only(tmp_path: Path) -> None:
     for method in ("local", "fedavg", "fedprox", "fedp3", "central", "a", "b"):
         make_run(tmp_path / method / "seed-0", "fedavg" if method in "ab" else method, 0)

@@ -60,8 +60,8 @@ def _on_seeds(found: Sequence[Difference]) -> list[str]:
         )
     if any(d.over_seeds and not d.over_seeds.sd for d in found):
         lines.append(
-            "Where all seeds show the same difference there is no spread: the interval is a point, and its p-values "
-            "say nothing beyond that."
+            "Where all seeds show the same difference there is no spread: the interval is a point, there are no "
+            "p-values over seeds, and Holm's correction is without that row."
         )
     if most >= MIN_SEEDS:
         lines.append(f"* p-value over seeds at most {LEVEL} after Holm's correction.")

@@ -40,7 +40,7 @@ class ModelPair:
         paired: paired t-test over models.
         unpaired: the two-sample test of the same values, which takes them as independent.
         signed_ranks: Wilcoxon's signed-rank test over models.
-        paired_p: p-value of the paired t-test after the correction.
+        paired_p: p-value of the paired t-test after the correction; None where all models show the same difference.
         signed_ranks_p: that of Wilcoxon's test after the correction.
     """
 
@@ -50,7 +50,7 @@ class ModelPair:
     paired: PairedT
     unpaired: UnpairedT
     signed_ranks: Wilcoxon
-    paired_p: float = 1.0
+    paired_p: float | None = None
     signed_ranks_p: float = 1.0
 
 
@@ -162,10 +162,12 @@ def pairs_over_models(
         differences = {model: a[model] - b[model] for model in a}
         found.append(ModelPair(first, second, differences, paired_t(x, y), unpaired_t(x, y), wilcoxon(x, y)))
     keys = [f"{pair.first} {pair.second}" for pair in found]
-    paired = holm({key: pair.paired.p for key, pair in zip(keys, found, strict=True)}).adjusted
+    tested = {key: pair.paired.p for key, pair in zip(keys, found, strict=True)}
+    paired = holm({key: p for key, p in tested.items() if p is not None}).adjusted
     ranks = holm({key: pair.signed_ranks.p for key, pair in zip(keys, found, strict=True)}).adjusted
     return [
-        replace(pair, paired_p=paired[key], signed_ranks_p=ranks[key]) for key, pair in zip(keys, found, strict=True)
+        replace(pair, paired_p=paired.get(key), signed_ranks_p=ranks[key])
+        for key, pair in zip(keys, found, strict=True)
     ]
 
 

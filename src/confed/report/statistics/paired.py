@@ -99,7 +99,7 @@ class Difference:
         seeds: the seeds that both have.
         points: mean difference over these seeds, a fraction.
         over_seeds: paired t-test over seeds; None with fewer than two.
-        seeds_p: its p-value after the correction.
+        seeds_p: its p-value after the correction; None where all seeds show the same difference, which is no evidence.
         equivalence: two one-sided tests over seeds; None with fewer than two.
         no_worse_p: p-value against "worse by the margin or more", after the correction.
         equivalence_p: p-value against "different by the margin or more", after the correction.

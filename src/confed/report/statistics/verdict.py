@@ -78,6 +78,11 @@ def _sentence(labels: Mapping[str, str], words: str, means: Mapping[str, float],
 
 
 def _p(difference: Difference, pairs: int) -> float | None:
-    """The p-value that counts, over seeds where there are enough of them, else over examples; None without a test."""
+    """The p-value that counts, over seeds where there are enough of them, else over examples; None without one.
+
+    Of rows that are equal in every seed, which have no p-value over seeds, it is 1: they are level.
+    """
     test = difference.over_seeds if len(difference.seeds) >= MIN_SEEDS else difference.over_examples
-    return min(1.0, pairs * test.p) if test is not None else None
+    if test is None or test.p is None:
+        return None if test is None or difference.points else 1.0
+    return min(1.0, pairs * test.p)

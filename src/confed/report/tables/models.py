@@ -261,6 +261,8 @@ def _points(value: float | None) -> Cell:
     return Cell(formats.points(value), None if value is None else 100 * value)
 
 
-def _statistic(value: float) -> Cell:
+def _statistic(value: float | None) -> Cell:
+    if value is None:
+        return Cell(formats.MISSING)
     text = f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
     return Cell(text.replace("-", "−"), value)
