@@ -142,6 +142,7 @@ class DirectoryStore:
     def rewind(self, version: int) -> None:
         """Makes ``version`` the newest, removing what was written after it."""
         self.version, self._needed = version, None
+        self._files = None  # another process may have written the first one
         self._packs.rewind(version)
         for folder in self.root.glob("*/*"):
             for path in folder.glob("*.safetensors"):
