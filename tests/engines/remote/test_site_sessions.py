@@ -293,6 +293,22 @@ def test_two_processes_that_answer_in_turn_know_of_each_other(tmp_path: Path) ->
     as_simulated(rounds(setup, remote_of(letters, PATIENT)), setup)
 
 
+def test_what_another_process_did_in_its_place_counts(tmp_path: Path) -> None:
+    setup = setup_of(BiCSL())
+    letters, asked = talk(setup, tmp_path / "one", 6)
+    other = talk(setup, tmp_path / "two", 6)[0]
+    last = Request.from_bytes(asked[-1][0], Limits())
+    gradients = open_body(asked[-1][1], Limits(), {}, frozenset()).tensors
+    ones, twice = ({name: torch.full_like(t, v) for name, t in gradients.items()} for v in (1.0, 2.0))
+    body = seal(Message(twice, {"loss": 1.0}))
+    # The server has gone back by a call, and asks another process for it, with other gradients.
+    assert error_of(letters.site("client-0").handle(asked[-1][0], body)) is None
+    assert error_of(other.sites[0].handle(asked[-1][0], body)) is None
+    following = replace(last, version=last.version + 1, base=last.version).to_bytes()
+    body = seal(Message(ones, {"loss": 1.0}))
+    assert letters.sites[0].handle(following, body)[1] == other.sites[0].handle(following, body)[1]
+
+
 def error_of(reply: tuple[bytes, bytes]) -> str | None:
     return Answer.from_bytes(reply[0], Limits()).error
 
@@ -341,6 +357,32 @@ def test_what_failed_in_a_session_leaves_no_trace(tmp_path: Path) -> None:
     wrong = Message({"v_mha": torch.ones(2, 3), "v_apn": torch.ones(2, 3)}, {"loss": 1.0})
     assert "needs gradients of the shapes" in str(error_of(site.handle(asked[-1][0], seal(wrong))))
     assert site.handle(*asked[-1])[1] == other.sites[0].handle(*asked[-1])[1]
+
+
+@pytest.mark.parametrize("written", [0, 100])
+def test_a_full_disk_leaves_no_step_that_is_not_in_the_log(
+    tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = setup_of(BiCSL())
+    site = talk(setup, tmp_path / "one", 6)[0].sites[0]
+    other, asked = talk(setup, tmp_path / "two", 7)
+    add = SessionLog.add
+
+    def full(self: SessionLog, record: session_log.Record, body: bytes) -> None:
+        if written:
+            with self._path.open("ab") as file:
+                file.write(body[:written])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SessionLog, "add", full)
+    assert "No space left" in str(error_of(site.handle(*asked[-1])))
+    monkeypatch.setattr(SessionLog, "add", add)
+    assert site.handle(*asked[-1])[1] == other.sites[0].handle(*asked[-1])[1]
+    following = Request.from_bytes(asked[-1][0], Limits())
+    following = replace(following, version=following.version + 1, base=following.version)
+    gradients = open_body(asked[-1][1], Limits(), {}, frozenset()).tensors
+    body = seal(Message({name: torch.ones_like(t) for name, t in gradients.items()}, {"loss": 1.0}))
+    assert site.handle(following.to_bytes(), body)[1] == other.sites[0].handle(following.to_bytes(), body)[1]
 
 
 def test_the_log_goes_with_the_run(tmp_path: Path) -> None:

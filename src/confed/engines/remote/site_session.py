@@ -115,6 +115,7 @@ class SiteSession:
         if self._at != request.base:
             self._drop()
             again = self._restore(request)
+        self._at = None  # until what comes of the call is on disk
         live = self._workspace.session(self._client.id, request.round).live
         live.writing, live.written = live.writing or self._worked > SNAPSHOT, False
         return again
@@ -185,7 +186,6 @@ class SiteSession:
             state = perform(self._setup, self._workspace, call, state.copy(), record.round)[1]
         # Without a snapshot the next process, which may come with the next request, would do all of this again.
         self._workspace.session(self._client.id, request.round).live.writing = True
-        self._at = request.base
         return len(records) - start - 1
 
     def _state(self, version: int) -> ClientState:
