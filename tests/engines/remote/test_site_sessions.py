@@ -274,6 +274,11 @@ def test_a_repeated_request_is_answered_with_the_same_bytes_and_done_once(tmp_pa
     assert done()[-2:] == before[-3:-1]
     assert site.handle(*asked[-1])[1] == first[1]
     assert done()[-2:] == before[-2:]
+    # A reply that was not written to its end is not sent.
+    reply = log.with_name("reply")
+    reply.write_bytes(reply.read_bytes()[:-50])
+    assert letters.site("client-0").handle(*asked[-1])[1] == first[1]
+    assert reply.read_bytes().endswith(first[1])
 
 
 def test_two_processes_that_answer_in_turn_know_of_each_other(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ class Site:
             self.journal.release(privacy, request.round)
         elif self._privacy is None and reply.message.tensors and request.action in self._telling:
             self.journal.bare(request.round, request.action)
-        self._remember(asked, saved, data)
+        self._remember(asked, saved, data, request.session)
         if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
             self.store.scrub(self.client.id, GROUP, before=request.version)
         return Answer(request.id, None, saved, 0.0), data
@@ -325,10 +325,20 @@ class Site:
             return None  # what it left in the state is gone
         return Answer(request.id, None, bool(last["saved"]), 0.0), body
 
-    def _remember(self, asked: str, saved: bool, body: bytes) -> None:
-        """Storage of the reply until the next request: after a lost connection its arrival is unknown."""
+    def _remember(self, asked: str, saved: bool, body: bytes, session: bool) -> None:
+        """Storage of the reply until the next request: after a lost connection its arrival is unknown.
+
+        In a session it is written over the one before, as a rename has some file systems flush the file: one that is
+        cut is told by its digest, and the call is done again, as its request is taken back.
+        """
         head = json.dumps({"asked": asked, "saved": saved, "digest": digest(b"", body)}).encode()
-        write_atomically(self._last, len(head).to_bytes(8, "little") + head + body)
+        data = len(head).to_bytes(8, "little") + head + body
+        if not session or not self._last.is_file():
+            write_atomically(self._last, data)
+            return
+        with open(self._last, "r+b") as file:
+            file.write(data)
+            file.truncate()
 
     def _newest(self) -> int:
         return max(self.store.newest(self.client.id), self._session.newest)
