@@ -21,6 +21,9 @@ __all__ = ["Client", "Journal", "Session", "SignatureCheck", "Signer"]
 class Session(dict[str, Any]):
     """Live objects that a client keeps in this process between the calls of a session.
 
+    A site that was restarted does the session's actions again, with the same messages: what they leave here must follow
+    from the client's state, the messages and :meth:`Client.rng`.
+
     Attributes:
         writing: whether the engine wants a snapshot in the client's state of all that another process would need to go
             on with the session. A method may leave it to a later call.

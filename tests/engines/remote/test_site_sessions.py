@@ -150,10 +150,11 @@ def test_a_new_process_for_every_call_does_at_most_two_calls_again(
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=NAMES)
+@pytest.mark.parametrize("limit", ["SNAPSHOT", "LOGGED"])
 def test_snapshots_in_a_session_change_no_bit_and_shorten_the_log(
-    tmp_path: Path, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, algorithm: Algorithm, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_session, "SNAPSHOT", 0.0)
+    monkeypatch.setattr(site_session, limit, 0)
     setup = setup_of(algorithm)
     lengths: list[int] = []
     add = SessionLog.add

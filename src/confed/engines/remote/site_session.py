@@ -18,6 +18,9 @@ __all__ = ["HeldState", "SiteSession"]
 SNAPSHOT = 60.0
 """Seconds of work after which a session leaves a snapshot, so that a process that takes over has less to do again."""
 
+LOGGED = 2**26
+"""Bytes of requests after which it does so, too: the log holds about three times as much at most."""
+
 
 class HeldState:
     """A store whose state, once read or written, is held in memory for as long as its file is the same.
@@ -80,7 +83,7 @@ class SiteSession:
         self._log, self._asking = SessionLog(path, client.id, proof), asking
         self.states = HeldState(store)
         self._at: int | None = None
-        self._found, self._worked, self._began = -1, 0.0, 0.0
+        self._found, self._worked, self._logged, self._began = -1, 0.0, 0, 0.0
         self._log.read()
 
     @property
@@ -117,7 +120,8 @@ class SiteSession:
             again = self._restore(request)
         self._at = None  # until what comes of the call is on disk
         live = self._workspace.session(self._client.id, request.round).live
-        live.writing, live.written = live.writing or self._worked > SNAPSHOT, False
+        due = self._worked > SNAPSHOT or self._logged > LOGGED
+        live.writing, live.written = live.writing or due, False
         return again
 
     def leave(self, request: Request, asked: str, body: bytes) -> None:
@@ -133,9 +137,9 @@ class SiteSession:
         else:
             live = self._workspace.session(self._client.id, request.round).live
             whole = live.written and left == request.version
-            self._worked += time.perf_counter() - self._began
+            self._worked, self._logged = self._worked + time.perf_counter() - self._began, self._logged + len(body)
             if whole:
-                live.writing, self._worked = False, 0.0
+                live.writing, self._worked, self._logged = False, 0.0, 0
         self._log.add(
             Record(self._client.id, request.action, request.round, request.version, request.base, asked, self._found,
                    left, request.session, whole, len(body)), body,
@@ -159,7 +163,7 @@ class SiteSession:
     def _drop(self) -> None:
         self._workspace.close(self._client.id)
         self.states.forget()
-        self._at, self._worked = None, 0.0
+        self._at, self._worked, self._logged = None, 0.0, 0
 
     def _version(self, base: int) -> int:
         """The newest version of the state that is not newer than a version; -1 where there is none."""
