@@ -26,8 +26,8 @@ from confed.deployment.provision import SITES, Federation, provision, read_sites
 from measure import finish
 from steps import steps
 
-SIZE = 65_732
-"""Bytes of a message, one way."""
+SIZE = int(os.environ.get("ECHO_FLOORS_BYTES", "8829"))
+"""Bytes of a message, one way: as of a step of ``steps.py``, unless the environment says another number."""
 
 OUT = "ECHO_FLOORS_OUT"
 """Environment variable with the file for the milliseconds of each message."""
