@@ -1,6 +1,7 @@
 """Real processes, TLS, keys and sockets: the simulator's numbers, and what survives being killed."""
 
 import json
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(SUPPORT)
     monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", here)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))))
 
 
 def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES) -> Commands:
@@ -78,6 +79,22 @@ def test_bicsl_gives_the_simulators_results(tmp_path: Path) -> None:
     commands = made(root, recipe, "--minimum", "2", "--whole", sites=("client-01", "client-02"))
     with started(commands) as running:
         ended(running["server"], root / "server" / "log.txt")
+    bicsl_as_simulated(recipe, root)
+
+
+def test_a_site_killed_between_the_steps_of_split_learning_goes_on_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "bicsl.toml").write_text(BICSL.replace("train = 64", "train = 1024"))
+    recipe = load_recipe(tmp_path / "bicsl.toml")
+    root, names = tmp_path / "fed", ("client-01", "client-02")
+    commands = made(root, recipe, "--minimum", "2", "--whole", sites=names)
+    site = root / "sites" / "client-01"
+    with started(commands) as running:
+        until(site / "private" / "audit.jsonl", '"action": "step"')
+        running["client-01"].send_signal(signal.SIGKILL)
+        running["client-01"].wait()
+        with started({"client-01": commands["client-01"]}):
+            ended(running["server"], root / "server" / "log.txt")
+    assert "calls of the round were done again" in (site / "log.txt").read_text()
     bicsl_as_simulated(recipe, root)
 
 

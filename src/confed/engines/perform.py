@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.client import Client, Journal, SignatureCheck, Signer
+from confed.federation.client import Client, Journal, Session, SignatureCheck, Signer
 from confed.federation.client_info import ClientInfo
 from confed.federation.device_tables import DeviceTables, on_device
 from confed.federation.frozen_features import FeatureSettings
@@ -127,7 +127,7 @@ class Workspace:
         self.frozen = frozen_names(model)
         self.heads: Mapping[str, str] = model_spec(model).heads_of_tasks
         self.initial = {n: t.detach().clone() for n, t in self.tensors.items() if n not in self.frozen}
-        self.lasting, self.live = lasting, dict[str, Any]()
+        self.lasting, self.live = lasting, Session()
         self._scopes: dict[tuple[object, ...], Mapping[str, Scope]] = {}
         self._open: dict[str, tuple[int, Workspace]] = {}
         self._spare: list[Workspace] = []
@@ -146,7 +146,7 @@ class Workspace:
         """Ends a client's session, if it has one; its workspace is for the next that needs one."""
         if client_id in self._open:
             workspace = self._open.pop(client_id)[1]
-            workspace.live.clear()
+            workspace.live = Session()
             self._spare.append(workspace)
 
     def idle(self, client_id: str) -> bool:
@@ -276,7 +276,7 @@ def perform(
     actions = protections.actions(setup.algorithm)
     if call.action not in actions:
         raise ValueError(f"{type(setup.algorithm).__name__} has no action {call.action!r}; it has {sorted(actions)}")
-    live: dict[str, Any] | None = {}
+    live: Session | None = Session()
     if call.session:
         workspace, lasting = workspace.session(call.client.id, round), workspace.lasting
         live = workspace.live if lasting else None
@@ -289,7 +289,7 @@ def perform(
 
 
 def client_of(
-    setup: Setup, workspace: Workspace, call: Call, state: ClientState, round: int, live: dict[str, Any] | None = None
+    setup: Setup, workspace: Workspace, call: Call, state: ClientState, round: int, live: Session | None = None
 ) -> Client:
     """The client that a call is for, in a workspace whose model has been told its task."""
     return Client(

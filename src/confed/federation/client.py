@@ -15,7 +15,24 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import generator
 from confed.federation.state import ClientState
 
-__all__ = ["Client", "Journal", "SignatureCheck", "Signer"]
+__all__ = ["Client", "Journal", "Session", "SignatureCheck", "Signer"]
+
+
+class Session(dict[str, Any]):
+    """Live objects that a client keeps in this process between the calls of a session.
+
+    A site that was restarted does the session's actions again, with the same messages: what they leave here must follow
+    from the client's state, the messages and :meth:`Client.rng`.
+
+    Attributes:
+        writing: whether the engine wants a snapshot in the client's state of all that another process would need to go
+            on with the session. A method may leave it to a later call.
+        written: whether the action left one; set by the method.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing = self.written = False
 
 
 class Journal(Protocol):
@@ -76,8 +93,9 @@ class Client:
         seed: the run's seed.
         keep_personal: whether :meth:`remember` also keeps the client's version of the shared tensors.
         session: what the client keeps in this process between calls of one session: live objects such as an optimiser
-            and the graph of the last forward pass; empty when the session begins. None where the engine may start
-            a new process for every call, so that everything must be in ``state``.
+            and the graph of the last forward pass; empty when the session begins, and when it goes on in this process
+            from a snapshot in ``state``. None where the engine may start a new process for every call, so that
+            everything must be in ``state``.
         initial_private: the method's values for private tensors that no client has trained.
         lr_factor: name of a tensor -> the method's factor on ``local.lr`` for it.
         public: examples that every client holds besides its own, where the method needs some.
@@ -99,7 +117,7 @@ class Client:
     rounds: int
     seed: int
     keep_personal: bool = True
-    session: dict[str, Any] | None = None
+    session: Session | None = None
     initial_private: Callable[[Params], Params] = lambda shared: {}
     lr_factor: Callable[[str], float] = lambda name: 1.0
     public: ClientData | None = None

@@ -84,6 +84,20 @@ class DirectoryStore:
             if version not in needed:
                 self._drop(client_id, version)
 
+    def stamp(self, client_id: str) -> tuple[int, ...] | None:
+        """Identity of the file that :meth:`load` reads; None where there is none, or it is one of many states.
+
+        A file that is written anew is another one.
+        """
+        version = max((v for v in self._versions(client_id) if v <= self.version), default=None)
+        if version is None:
+            return None
+        try:
+            found = self._path(client_id, version).stat()
+        except OSError:
+            return None
+        return version, found.st_ino, found.st_size, found.st_mtime_ns
+
     def needed(self, version: int) -> dict[str, str]:
         """The files with the clients' newest states that are not newer than a version.
 
@@ -128,6 +142,7 @@ class DirectoryStore:
     def rewind(self, version: int) -> None:
         """Makes ``version`` the newest, removing what was written after it."""
         self.version, self._needed = version, None
+        self._files = None  # another process may have written the first one
         self._packs.rewind(version)
         for folder in self.root.glob("*/*"):
             for path in folder.glob("*.safetensors"):
@@ -185,6 +200,10 @@ class DirectoryStore:
     def newest(self, client_id: str) -> int:
         """The newest version that the client has a state of; -1 if it has none."""
         return max(self._versions(client_id), default=-1)
+
+    def versions(self, client_id: str) -> list[int]:
+        """The versions that the client has a state of, ascending."""
+        return self._versions(client_id)
 
     def _versions(self, client_id: str) -> list[int]:
         packed = self._packs.versions(client_id)

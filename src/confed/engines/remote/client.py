@@ -1,9 +1,10 @@
 """A site of a federation across machines: it answers requests, and private state stays in the site's folder.
 
 Nothing here knows a transport: requests and replies are bytes. A site runs the named actions of the method that is
-installed on it, and nothing else. What it keeps is in its folder and survives the process; the server says with every
-request which of it counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the
-server knows of, because its reply was late or the server was stopped, goes on from where the server is.
+installed on it, and nothing else. What it keeps is in its folder and survives the process; in a round of split learning
+that is what the server sent (:mod:`confed.engines.remote.session_log`). The server says with every request which of it
+counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the server knows of,
+because its reply was late or the server was stopped, goes on from where the server is.
 """
 
 import json
@@ -32,10 +33,12 @@ from confed.engines.remote.protocol import (
     seal,
 )
 from confed.engines.remote.redact import redact
+from confed.engines.remote.session_log import Record
+from confed.engines.remote.site_session import SiteSession
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.client import Signer
 from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Call, Message
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
 from confed.privacy.evaluation_policy import EvaluationPolicy
@@ -133,8 +136,7 @@ class Site:
         self._final, self._kept = final, ""
         self._left_out = {} if left_out is None else dict(left_out)
         self._last = root / "reply"
-        # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
-        self._workspace = Workspace(setup.model(), setup.device, lasting=False)
+        self._workspace = Workspace(setup.model(), setup.device)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
         self.journal = Journal(root, self.fingerprint.terms[:16], limit)
         policy = kept_policy(root, evaluations)
@@ -150,6 +152,9 @@ class Site:
         # A server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
         self.store.root.mkdir(parents=True, exist_ok=True)
+        self._session = SiteSession(
+            self._setup, self._workspace, client, self.store, root / "session", self._asked, self._asking
+        )
 
     @property
     def actions(self) -> frozenset[str]:
@@ -210,6 +215,7 @@ class Site:
         self._progress(Note(f"the run is over; the personal model stays here{where}"))
         try:
             self.store.scrub(self.client.id, GROUP, before=self._newest() + 1)
+            self._session.end()
         finally:
             self._over()
         return Answer(request.id, None, False, 0.0), seal(Message())
@@ -225,8 +231,7 @@ class Site:
             raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
         if request.action not in self.actions:
             raise Refused(f"this site has no action {request.action!r}; it has {sorted(self.actions)}")
-        what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
-        asked = digest(json.dumps(what).encode(), body)
+        asked = self._asked(request, body)
         if (repeated := self._repeated(request, asked)) is not None:
             self._progress(Note(f"{self._when(request)} was done already, the reply goes out again"))
             return repeated
@@ -237,17 +242,13 @@ class Site:
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.journal.check(privacy)
-        self.journal.asked = asked
         self._progress(Note(self._when(request)))
         if request.action == EVALUATE:  # before the store is touched: what is refused must leave no trace there
             try:
                 self.evaluations.check(request.round)
             finally:  # also where the site's policy refuses the evaluation itself
                 self._keep_final(request, message)
-        self.store.rewind(request.base)
-        self.store.version, self.store.kept = request.version, request.kept
-        call = Call(self.client, request.action, message, session=request.session)
-        reply = answer(self._setup, self._workspace, call, self.store, request.round)
+        reply = self._do(request, message, asked, body)
         saved = self._newest() == request.version
         if request.action == EVALUATE and reply.error is None:
             reply = replace(reply, message=self.evaluations.release(reply.message, request.round))
@@ -259,10 +260,35 @@ class Site:
             self.journal.release(privacy, request.round)
         elif self._privacy is None and reply.message.tensors and request.action in self._telling:
             self.journal.bare(request.round, request.action)
-        self._remember(asked, saved, data)
+        self._remember(asked, saved, data, request.session)
         if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
             self.store.scrub(self.client.id, GROUP, before=request.version)
         return Answer(request.id, None, saved, 0.0), data
+
+    def _do(self, request: Request, message: Message, asked: str, body: bytes) -> Reply:
+        """Reply of the client, from the state that the server counts on."""
+        self.store.rewind(request.base)
+        self._session.rewind(request.base)
+        self.store.version, self.store.kept = request.version, (*request.kept, *self._session.needed)
+        if again := self._session.enter(request):
+            self._progress(Note(f"{self._when(request)} goes on after {again} calls of the round were done again"))
+        self.journal.asked = asked
+        call = Call(self.client, request.action, message, session=request.session)
+        store = self._session.states if request.session else self.store
+        reply = answer(self._setup, self._workspace, call, store, request.round)
+        if reply.error is None:
+            self._session.leave(request, asked, body)
+        elif request.session:
+            self._session.fail()
+        return reply
+
+    def _asked(self, request: Request | Record, body: bytes) -> str:
+        """Digest of a request, by which it is known when it comes again."""
+        what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
+        return digest(json.dumps(what).encode(), body)
+
+    def _asking(self, asked: str) -> None:
+        self.journal.asked = asked
 
     def _keep_final(self, request: Request, message: Message) -> None:
         """Keeps the final models for use at this site; a run never fails because this does."""
@@ -299,13 +325,23 @@ class Site:
             return None  # what it left in the state is gone
         return Answer(request.id, None, bool(last["saved"]), 0.0), body
 
-    def _remember(self, asked: str, saved: bool, body: bytes) -> None:
-        """Storage of the reply until the next request: after a lost connection its arrival is unknown."""
+    def _remember(self, asked: str, saved: bool, body: bytes, session: bool) -> None:
+        """Storage of the reply until the next request: after a lost connection its arrival is unknown.
+
+        In a session it is written over the one before, as a rename has some file systems flush the file: one that is
+        cut is told by its digest, and the call is done again, as its request is taken back.
+        """
         head = json.dumps({"asked": asked, "saved": saved, "digest": digest(b"", body)}).encode()
-        write_atomically(self._last, len(head).to_bytes(8, "little") + head + body)
+        data = len(head).to_bytes(8, "little") + head + body
+        if not session or not self._last.is_file():
+            write_atomically(self._last, data)
+            return
+        with open(self._last, "r+b") as file:
+            file.write(data)
+            file.truncate()
 
     def _newest(self) -> int:
-        return self.store.newest(self.client.id)
+        return max(self.store.newest(self.client.id), self._session.newest)
 
     def _log(self, way: str, head: bytes, body: bytes, **more: object) -> None:
         if self._audit is not None:

@@ -5,10 +5,10 @@ step with them, runs its part on the next batch, and replies with the activation
 between two calls (its part as trained so far, the optimiser, and of every batch on its way the activations with their
 graph) is a :class:`Half`.
 
-Where an engine keeps sessions, that is a live object. Where it does not, because every call may meet a new process, it
-is written to the client's state, and the forward pass of each batch on its way is run again when its gradients come:
-from the same weights, under a seed derived from (round, client, step), so that dropout drops the same units. Both give
-the same bits.
+Where an engine keeps sessions, that is a live object. Where it does not, because every call may meet a new process, or
+where it asks for a snapshot (:class:`confed.federation.client.Session`), it is written to the client's state, and in
+another process the forward pass of each batch on its way is run again: from the same weights, under a seed derived from
+(round, client, step), so that dropout drops the same units. Both give the same bits.
 """
 
 from collections import deque
@@ -118,17 +118,20 @@ class Half:
         """
         if client.session is not None and "half" in client.session:
             return client.session["half"]
-        opened = client.state.scalars.get("split/round")
-        if client.session is not None or opened != client.round:
+        if client.state.scalars.get("split/round") != client.round:
             raise ValueError(f"client {client.info.id!r} has no open part in round {client.round + 1}")
         return _revived(client, bottom, ahead)
 
     def keep(self, client: Client) -> None:
-        """Keeps the half for the next call: alive, or in the client's state."""
+        """Keeps the half for the next call: alive, or in the client's state, or both where a snapshot is wanted."""
         if client.session is not None:
             client.session["half"] = self
-        else:
-            _write_down(self, client)
+            if not client.session.writing or any(batch.before is None for batch in self.waiting):
+                if client.state.scalars.get("split/round", client.round) != client.round:
+                    _forget(client)  # of a round that this client did not finish
+                return
+            client.session.written = True
+        _write_down(self, client)
 
     def learn(self, gradients: Params, client: Client) -> None:
         """One step with the gradients at the cut of the oldest batch on its way.
@@ -202,7 +205,8 @@ class Half:
         return self.loss / max(self.losses, 1)
 
     def _forward(self, client: Client, step: int, batch: Batch) -> Cut:
-        before = client.values(Scope.SHARED, Scope.PRIVATE) if client.session is None else None
+        alive = client.session is not None and not client.session.writing
+        before = None if alive else client.values(Scope.SHARED, Scope.PRIVATE)
         leaves: dict[str, Tensor] = {}
         if self.ahead:  # the step that comes in between must not change what this graph holds
             leaves = {n: p.detach().clone().requires_grad_() for n, p in self.parameters.items()}

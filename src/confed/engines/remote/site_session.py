@@ -1,0 +1,210 @@
+"""A site's session: live objects in memory, requests on disk, and their repetition by a process that takes over."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from confed.engines.perform import Setup, Workspace, perform
+from confed.engines.remote.protocol import Refused, Request, version_of
+from confed.engines.remote.session_log import Proof, Record, SessionLog
+from confed.federation.checkpoint import DirectoryStore
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call
+from confed.federation.state import ClientState
+from confed.federation.wire import decode
+
+__all__ = ["HeldState", "SiteSession"]
+
+SNAPSHOT = 60.0
+"""Seconds of work after which a session leaves a snapshot, so that a process that takes over has less to do again."""
+
+LOGGED = 2**26
+"""Bytes of requests after which it does so, too: the log holds about three times as much at most."""
+
+
+class HeldState:
+    """A store whose state, once read or written, is held in memory for as long as its file is the same.
+
+    Args:
+        store: the site's, of one client.
+    """
+
+    def __init__(self, store: DirectoryStore) -> None:
+        self._store = store
+        self._held: tuple[tuple[int, ...], ClientState] | None = None
+
+    def begin(self, version: int) -> None:
+        """See :class:`confed.federation.state.Store`."""
+        self._store.begin(version)
+
+    def load(self, client_id: str) -> ClientState:
+        """See :class:`confed.federation.state.Store`."""
+        stamp = self._store.stamp(client_id)
+        if self._held is None or self._held[0] != stamp:
+            state = self._store.load(client_id)
+            self._held = None if stamp is None else (stamp, state)
+            return state.copy()
+        return self._held[1].copy()
+
+    def save(self, client_id: str, state: ClientState) -> None:
+        """See :class:`confed.federation.state.Store`."""
+        self._held = None
+        self._store.save(client_id, state)
+        stamp = self._store.stamp(client_id)
+        self._held = None if stamp is None else (stamp, state.copy())
+
+    def forget(self) -> None:
+        """Nothing is held any more."""
+        self._held = None
+
+
+class SiteSession:
+    """The session of a site's client, in this process and on disk.
+
+    Live objects are used only where they are those of the very request that the server goes on from, and no other
+    process has done one meanwhile. Otherwise the requests on disk are done again, up to that one. What they reply is
+    dropped.
+
+    Args:
+        setup: the run.
+        workspace: of this process, whose sessions last.
+        client: whose session it is.
+        store: the client's states.
+        path: the file of its requests.
+        proof: see :class:`confed.engines.remote.session_log.SessionLog`.
+        asking: called with the digest of a request that is done again.
+    """
+
+    def __init__(
+        self, setup: Setup, workspace: Workspace, client: ClientInfo, store: DirectoryStore, path: Path, proof: Proof,
+        asking: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._setup, self._workspace, self._client, self._store = setup, workspace, client, store
+        self._log, self._asking = SessionLog(path, client.id, proof), asking
+        self.states = HeldState(store)
+        self._at: int | None = None
+        self._found, self._worked, self._logged, self._began = -1, 0.0, 0, 0.0
+        self._log.read()
+
+    @property
+    def newest(self) -> int:
+        """Version that the last request on disk left behind; -1 where there is none."""
+        self._look()
+        return self._log.newest
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """Versions of the client's state that must stay loadable."""
+        return self._log.needed
+
+    def rewind(self, version: int) -> None:
+        """Takes back what was done after a version, in memory and on disk."""
+        self._look()
+        if self._log.rewind(version):
+            self._drop()
+
+    def enter(self, request: Request) -> int:
+        """Begins a call: afterwards the client has in hand what the request goes on from.
+
+        What it goes on from may be lost, which is a :class:`Refused`.
+
+        Returns:
+            How many requests were done again.
+        """
+        self._began, self._found = time.perf_counter(), self._version(request.base)
+        if not request.session:
+            return 0
+        again = 0
+        if self._at != request.base:
+            self._drop()
+            again = self._restore(request)
+        self._at = None  # until what comes of the call is on disk
+        live = self._workspace.session(self._client.id, request.round).live
+        due = self._worked > SNAPSHOT or self._logged > LOGGED
+        live.writing, live.written = live.writing or due, False
+        return again
+
+    def leave(self, request: Request, asked: str, body: bytes) -> None:
+        """Ends a call that did not fail: what was done is on disk when this returns."""
+        left, alive = self._version(request.version), self._at
+        if not request.session:
+            goes_on = self._log.newest == request.base and self._log.records[-1].round == request.round
+            if left != request.version or not goes_on:
+                return
+            whole = False
+        elif whole := self._workspace.idle(self._client.id):  # nothing is in hand
+            self.states.forget()
+        else:
+            live = self._workspace.session(self._client.id, request.round).live
+            whole = live.written and left == request.version
+            self._worked, self._logged = self._worked + time.perf_counter() - self._began, self._logged + len(body)
+            if whole:
+                live.writing, self._worked, self._logged = False, 0.0, 0
+        self._log.add(
+            Record(self._client.id, request.action, request.round, request.version, request.base, asked, self._found,
+                   left, request.session, whole, len(body)), body,
+        )  # fmt: skip
+        self._at = request.version if request.session or alive == request.base else None
+
+    def fail(self) -> None:
+        """Ends a call of the session that failed: what the client had in hand may be anything."""
+        self._drop()
+
+    def end(self) -> None:
+        """The run is over: nothing goes on from here."""
+        self._drop()
+        self._log.clear()
+
+    def _look(self) -> None:
+        """Drops what is in hand where another process has done requests since."""
+        if self._log.read():
+            self._drop()
+
+    def _drop(self) -> None:
+        self._workspace.close(self._client.id)
+        self.states.forget()
+        self._at, self._worked, self._logged = None, 0.0, 0
+
+    def _version(self, base: int) -> int:
+        """The newest version of the state that is not newer than a version; -1 where there is none."""
+        return max((v for v in self._store.versions(self._client.id) if v <= base), default=-1)
+
+    def _restore(self, request: Request) -> int:
+        """Does the requests on disk again, up to the one that this request goes on from; how many there were."""
+        records = self._log.records
+        if self._log.newest != request.base or records[-1].round != request.round:
+            # The session begins with this request, or its state is whole without any record.
+            if request.base < version_of(request.round, 0) or self._found == request.base:
+                return 0
+            raise Refused(f"what this site did up to version {request.base} of round {request.round + 1} is lost")
+        whole = [number for number, record in enumerate(records) if record.whole]
+        start = whole[-1] if whole else -1
+        state = self._state(records[start].left if whole else records[0].found)
+        for record in records[start + 1 :]:
+            if not record.session:
+                state = self._state(record.left)
+                continue
+            self._asking(record.asked)
+            call = Call(self._client, record.action, decode(self._log.body(record)), session=True)
+            self._workspace.session(self._client.id, record.round).live.writing = True
+            state = perform(self._setup, self._workspace, call, state.copy(), record.round)[1]
+        # Without a snapshot the next process, which may come with the next request, would do all of this again.
+        self._workspace.session(self._client.id, request.round).live.writing = True
+        return len(records) - start - 1
+
+    def _state(self, version: int) -> ClientState:
+        """The client's state of a version.
+
+        Raises:
+            Refused: it is not on this disk any more.
+        """
+        if version < 0:
+            return ClientState()
+        if version not in self._store.versions(self._client.id):
+            raise Refused(f"the state of version {version} is lost")
+        now = self._store.version
+        self._store.version = version
+        try:
+            return self._store.load(self._client.id)
+        finally:
+            self._store.version = now
