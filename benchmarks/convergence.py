@@ -43,10 +43,11 @@ def compared(own: Mapping[int, float], other: Mapping[int, float]) -> list[str]:
     """Difference, its interval and the p-value over the seeds of both; empty where there are fewer than two."""
     seeds = sorted(own.keys() & other.keys())
     differences = [own[seed] - other[seed] for seed in seeds]
-    if len(differences) < 2 or len(set(differences)) == 1:
+    if len(differences) < 2:
         return [f"{differences[0]:.4f}" if differences else "", "", "", ""]
     found = paired_t([own[seed] for seed in seeds], [other[seed] for seed in seeds])
-    return [f"{value:.4f}" for value in (found.difference, found.low, found.high, found.p)]
+    p = "" if found.p is None else f"{found.p:.4f}"  # differences without spread
+    return [f"{found.difference:.4f}", f"{found.low:.4f}", f"{found.high:.4f}", p]
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import confed
+from confed.api.recipes import check_reached
 from confed.api.report import Report
 from confed.api.watching import in_this_session
 from confed.inference.predict import predict
@@ -234,6 +235,9 @@ def test_settings_of_another_algorithm_than_the_methods_are_refused(tmp_path: Pa
     moon = {**prox, "algorithm.name": "moon"}
     run = confed.run("fedvqa_scenes", moon, method="moon", rounds=1, folder=tmp_path / "run", progress=False)
     assert run.recipe.construct("algorithm").mu == 0.5
+    check_reached({"algorithm.mu": "0.5"}, {}, {"moon": run.recipe}, "")  # a text of TOML
+    with pytest.raises(ValueError, match=r"algorithm\.mu='0\.7' has no effect on moon"):
+        check_reached({"algorithm.mu": "0.7"}, {}, {"moon": run.recipe}, "")
     # A row of the study with keywords of its own goes before those of [algorithm].
     rows = {"fedprox": {"mu": 0.1}, "weak": {"name": "fedprox", "mu": 0.2}}
     study = recipe.with_rows([*rows], rows)

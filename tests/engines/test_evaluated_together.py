@@ -134,6 +134,26 @@ def test_models_at_once_score_what_they_score_alone(build: Callable[[], nn.Modul
     assert weights == {"c0": 5, "c1": 8 if limit else 13, "c2": 8, "c4": 8 if limit else 13}
 
 
+def test_with_cohorts_a_resumed_run_has_the_same_numbers():
+    # Which own models were evaluated before is known to the process that did so only, so that none are stacked.
+    whole = replace(setup(FedAvg(), Head), batch_clients=5)
+    executor = InProcess(whole)
+    simulation = Simulation(whole, MemoryStore(), executor, cohort=2)
+    last = list(simulate(simulation, simulation.start(executor.workspace)))[-1]
+    asked = []
+    answered = executor.__class__.__call__
+
+    def spy(self: Any, calls: Any, store: Any, round: int) -> Any:
+        asked.extend(call.message.scalars.get("at_once", False) for call in calls)
+        return answered(self, calls, store, round)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcess, "__call__", spy)
+        simulation.evaluate(last.servers, 1, split="validation")
+    assert asked
+    assert not any(asked)
+
+
 def test_own_models_differ_and_are_each_clients_own():
     found = evaluated(setup(FedAvg(), Head), 5)[0]
     assert found["personal"]["c1"] != found["global"]["c1"]
@@ -198,6 +218,24 @@ def test_what_cannot_be_stacked_is_evaluated_one_by_one(change: str):
     alone, at_once = (evaluated(setup(method, Head, local=local), k) for k in (1, 5))
     assert at_once[3] == 0
     same(alone[0], at_once[0])
+
+
+def test_what_torch_cannot_map_is_noted(monkeypatch: pytest.MonkeyPatch):
+    from confed.engines import together as module
+
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("no rule for this layer")
+
+    alone = evaluated(setup(FedAvg(), Head), 1)
+    monkeypatch.setattr(module, "evaluate_stacked", broken)
+    whole = replace(setup(FedAvg(), Head), batch_clients=5)
+    store, executor = MemoryStore(), InProcess(whole)
+    simulation = Simulation(whole, store, executor)
+    last = list(simulate(simulation, simulation.start(executor.workspace)))[-1]
+    same(alone[0], simulation.evaluate(last.servers, 1, split="validation"))
+    assert executor.notes[1:] == [
+        "run.batch_clients: own models were evaluated one by one: RuntimeError: no rule for this layer"
+    ]
 
 
 def test_one_clients_failure_is_found_one_by_one():

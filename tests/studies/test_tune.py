@@ -181,7 +181,7 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: pytest.MonkeyPatch, tm
     assert three.best.values == {"local.lr": 9e-4}
     assert three.best.by_seed == (0.80, 0.70, 0.75)
     assert three.best.scores == pytest.approx((0.375, 0.75))
-    assert three.questions == 3 * one.questions
+    assert three.questions == one.questions  # all seeds may have the same ones
     assert read_tuned(tmp_path / "three" / "tuned.toml")[1] == range(100, 103)
     assert read_tuned(tmp_path / "one" / "tuned.toml")[1] == range(100, 101)
     with (tmp_path / "three" / "scores.csv").open() as file:

@@ -1,5 +1,6 @@
 """Recipe that a call of the Python interface asks for."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,18 @@ def check_reached(
     wanted = {key: value for key, value in flat(_nested(given)).items() if key.startswith("algorithm.")}
     there = [flat({"algorithm": plain(row.sections["algorithm"])}) for row in rows.values()]
     for key, value in wanted.items():
-        if not any(key in row and row[key] == value for row in there):
+        if not any(key in row and _same(value, row[key]) for row in there):
             raise ValueError(f"{key}={value!r} has no effect on {', '.join(rows)}: {instead}")
+
+
+def _same(given: Any, own: Any) -> bool:
+    """Whether a row has a value that was given, which may be a text of TOML."""
+    if given == own or not isinstance(given, str):
+        return bool(given == own)
+    try:
+        return bool(tomllib.loads(f"value = {given}")["value"] == own)
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def _nested(given: Mapping[str, Any]) -> dict[str, Any]:

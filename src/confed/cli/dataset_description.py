@@ -84,14 +84,13 @@ def describe(
     found = [" ".join(str(warning.message).split()) for warning in told] + faults(dataset)
     if card is not None:
         found.append(f"the terms of the card {card} are not applied here")
-    description = {**_described(name, dataset, out), "faults": found}
+    figure = {} if answers is None else {"figure": str(_draw_answers(dataset, answers))}
+    description = {**_described(name, dataset, out), "faults": found, **figure}
     source = " ".join([f"data.name = {name}", *(f"{k}={v}" for k, v in _public(constructor, given).items())])
     if croissant is not None:
         from confed.data.croissant import write_croissant
 
         description["files"] = [str(path) for path in write_croissant(dataset, croissant, source)]
-    if answers is not None:
-        description["figure"] = str(_draw_answers(dataset, answers))
     if html is not None:
         from confed.report.html.dataset_page import dataset_page
 
@@ -103,10 +102,9 @@ def describe(
 
 def _draw_answers(dataset: "FederatedDataset | LabelDataset", out: Path) -> Path:
     """The figure of each place's answers, as SVG or PNG by the file's ending."""
-    from confed.report.figures.answers import answer_counts, answers_by_place
+    from confed.report.figures.answers import answers_of
 
-    parts = {name: client.roles["train"] for name, client in dataset.clients.items()} | dict(dataset.unseen)
-    drawing = answers_by_place(dataset.name, {place: answer_counts(part) for place, part in parts.items()})
+    drawing = answers_of(dataset)
     if drawing is None:
         raise ValueError(f"answers: {dataset.name} has fewer than two places with answers, nothing to compare")
     out.parent.mkdir(parents=True, exist_ok=True)

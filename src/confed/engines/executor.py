@@ -7,7 +7,7 @@ from confed.engines.device_data import counts_of, keep_data
 from confed.engines.features import WRITTEN_AFTER, keep_features
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
-from confed.engines.together import answer_together, evaluate_together, one_by_one
+from confed.engines.together import FEW, answer_together, evaluate_together, one_by_one
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.evaluation import Evaluation
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
@@ -46,6 +46,7 @@ class InProcess:
 
     Attributes:
         one_by_one: with ``batch_clients``, why clients were trained one by one, the first reason; "" where none were.
+        evaluated_one_by_one: with ``batch_clients``, why own models were evaluated one by one, the first reason.
     """
 
     def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
@@ -53,6 +54,7 @@ class InProcess:
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
         self.one_by_one = one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
+        self.evaluated_one_by_one = ""
         self._together = 1 if self.one_by_one else setup.batch_clients
         self._features: FrozenFeatures | FeatureCounts | None = None
         self._passes = StackedPasses(self.workspace.model)
@@ -70,13 +72,15 @@ class InProcess:
             yield from self._answers(calls[start : start + self._together], store, round)
 
     def _stacks(self, calls: Sequence[Call]) -> bool:
-        """Whether the calls ask for evaluations that can be stacked; methods that train one by one have them too."""
+        """Whether the calls ask for evaluations that may be stacked; methods that train one by one have them too."""
         plain = type(self._setup.algorithm).evaluate is Evaluation.evaluate
-        asked = len(calls) > 1 and all(call.action == "evaluate" for call in calls)
-        return self._setup.batch_clients > 1 and plain and asked
+        asked = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
+        return plain and asked and len(calls) > 1
 
     def _evaluations(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         found = evaluate_together(self._setup, self.workspace, calls, store, round, self._passes)
+        if isinstance(found, str) and found != FEW:
+            self.evaluated_one_by_one = self.evaluated_one_by_one or found
         yield from (self._one_by_one(calls, store, round) if isinstance(found, str) else found)
 
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
@@ -100,6 +104,13 @@ class InProcess:
     def _save(self) -> None:
         if isinstance(self._features, FrozenFeatures):
             self._features.save(WRITTEN_AFTER)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done one by one although ``batch_clients`` asks for several at once, a sentence each."""
+        found = {"clients were trained": self.one_by_one, "own models were evaluated": self.evaluated_one_by_one}
+        stacks = self._setup.batch_clients > 1
+        return [f"run.batch_clients: {what} one by one: {why}" for what, why in found.items() if stacks and why]
 
     @property
     def features(self) -> FeatureCounts:

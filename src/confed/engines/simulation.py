@@ -181,8 +181,11 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             infos += [self.observer(name) for name in self.setup.observers]
         # Methods that evaluate in their own way may show a personal model what others have learned.
         alone = not self.lenient and type(algorithm).evaluate is Evaluation.evaluate
-        scalars, key = {"split": split, "limit": limit}, (split, limit)
+        key = split, limit
+        scalars: dict[str, Scalar] = {"split": split, "limit": limit}
         known = {c.id: own[key] for c in infos if key in (own := self._personal.get(c.id, {}))}
+        if self._at_once:
+            scalars["at_once"] = True
         calls = [
             Call(
                 c,
@@ -213,6 +216,16 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
                     if counted is not None and counts:
                         counted(place, name, counts)
         return result
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether own models are evaluated at once: where all clients take part in every round.
+
+        Stacked models round by their number, and a process that goes on with a run does not know what own models of
+        clients that were in no cohort since scored: it evaluates them again.
+        """
+        population = len(self.setup.population)
+        return self.setup.batch_clients > 1 and self.arrivals is None and self.cohort(population) >= population
 
     def shared(self, servers: Mapping[str, ServerState], client: ClientInfo) -> Mapping[str, Tensor]:
         """The shared tensors a client would receive, and those that servers keep to themselves, from all servers."""

@@ -18,8 +18,11 @@ from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import ClientState, Store
 from confed.federation.train import trained
 
-__all__ = ["answer_together", "evaluate_together", "one_by_one"]
+__all__ = ["FEW", "answer_together", "evaluate_together", "one_by_one"]
 
+
+FEW = "fewer than two have a model of their own"
+"""No reason for a note: there is nothing to stack."""
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
@@ -108,33 +111,35 @@ def _evaluate(
     round: int,
     passes: StackedPasses,
 ) -> list[Message] | str:
-    task = setup.task_of(calls[0].client.id)
-    if any(setup.task_of(call.client.id) is not task for call in calls):
-        return "clients have tasks of their own"
     if setup.local.precision != "fp32":
         return f"local.precision is {setup.local.precision!r}"
-    workspace.set_task(task)
-    clients = [client_of(setup, workspace, call, state, round) for call, state in zip(calls, states, strict=True)]
-    if any(client.scopes is not clients[0].scopes for client in clients):
-        return "clients have tensors of their own"
     wanted = [call.message.scalars.get("personal", True) for call in calls]
     own = [i for i, state in enumerate(states) if wanted[i] and "personal" in state.tensors]
     if len(own) < 2:
-        return "fewer than two have a model of their own"
-    found: list[dict[str, tuple[Tallies, Params]]] = [{} for _ in calls]
-    if setup.algorithm.traits.has_global:
-        for client, call, views in zip(clients, calls, found, strict=True):
-            views["global"] = _global_views(client, call.message)
-    batches, limit = zip(*(asked_examples(clients[i], calls[i].message) for i in own), strict=True)
-    values = _loaded([clients[i] for i in own], [states[i].tensors["personal"] for i in own])
+        return FEW
+    task = setup.task_of(calls[own[0]].client.id)
+    if any(setup.task_of(calls[i].client.id) is not task for i in own):
+        return "clients have tasks of their own"
+    workspace.set_task(task)
+    clients = [client_of(setup, workspace, calls[i], states[i], round) for i in own]
+    if any(client.scopes is not clients[0].scopes for client in clients):
+        return "clients have tensors of their own"
+    batches, limit = zip(*(asked_examples(c, calls[i].message) for c, i in zip(clients, own, strict=True)), strict=True)
+    values = _loaded(clients, [states[i].tensors["personal"] for i in own])
     workspace.model.eval()
     examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
-    for i, views in zip(own, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True):
-        found[i]["personal"] = views
-    return [evaluated(views) for views in found]
+    personal = dict(zip(own, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
+    messages: list[Message] = []
+    for i, (call, state) in enumerate(zip(calls, states, strict=True)):
+        views: dict[str, tuple[Tallies, Params]] = {}
+        if setup.algorithm.traits.has_global:
+            workspace.set_task(setup.task_of(call.client.id))
+            views["global"] = _global_view(client_of(setup, workspace, call, state, round), call.message)
+        messages.append(evaluated(views | ({"personal": personal[i]} if i in personal else {})))
+    return messages
 
 
-def _global_views(client: Client, message: Message) -> tuple[Tallies, Params]:
+def _global_view(client: Client, message: Message) -> tuple[Tallies, Params]:
     """The global model on a client's examples."""
     client.load(message.tensors, common=True)
     batches, limit = asked_examples(client, message)

@@ -30,7 +30,8 @@ class Evaluation:
         """Counts of the global and of the personal model on the client's own examples.
 
         Scalars of the message: ``split`` ("validation" or "test"), ``limit`` (number of examples, 0 = all), and
-        ``personal``: False where the engine knows what the personal model scores, which is then left out.
+        ``personal``: False where the engine knows what the personal model scores, which is then left out; ``at_once``:
+        the engine may evaluate own models of several clients in one pass (:mod:`confed.engines.together`).
         Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``. Tensors of the reply, where the task
         counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """

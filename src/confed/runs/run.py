@@ -192,9 +192,9 @@ class Runner:
                 raise
             finally:
                 self.writer.close()
-            if isinstance(executor, InProcess) and self.settings.batch_clients > 1 and executor.one_by_one:
-                self.notes.append(f"run.batch_clients: clients were trained one by one: {executor.one_by_one}")
-                self.progress(Caution(self.notes[-1]))
+            for note in executor.notes if isinstance(executor, InProcess) else ():
+                self.notes.append(note)
+                self.progress(Caution(note))
             self._report(self.setup.rounds, "evaluating", "evaluating on test data")
             examined = self.examine(simulation, servers)
             examined.notes.extend(self.notes)

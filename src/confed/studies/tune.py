@@ -94,7 +94,8 @@ def tune(
     if prune and seeds > 1:
         raise ValueError(f"prune goes by the rounds of one seed; leave it out with seeds = {seeds}")
     asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
-    questions = seeds * effective_questions(validation_sizes(load_data(asked), asked.run.without))
+    # Not times the seeds: where a dataset publishes its validation questions, all seeds have the same ones.
+    questions = effective_questions(validation_sizes(load_data(asked), asked.run.without))
     errors, failed = refusals(asked, seed), set[str]()
     if workers > 1:
         load_run_data.cache_clear()  # the processes read the data themselves

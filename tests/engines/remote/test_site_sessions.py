@@ -1,7 +1,9 @@
 """Sessions of split learning at sites: in memory while a process lives, done again from disk by the next one."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +282,15 @@ def test_a_repeated_request_is_answered_with_the_same_bytes_and_done_once(tmp_pa
     reply.write_bytes(reply.read_bytes()[:-50])
     assert letters.site("client-0").handle(*asked[-1])[1] == first[1]
     assert reply.read_bytes().endswith(first[1])
+
+
+def test_a_log_with_other_fields_is_not_read(tmp_path: Path) -> None:
+    log = tmp_path / "session"
+    data = json.dumps({"client": "client-0", "colour": "blue"}).encode()
+    log.write_bytes(len(data).to_bytes(8, "little") + blake2b(data, digest_size=16).digest() + data)
+    read = SessionLog(log, "client-0", lambda record, body: "")
+    read.read()
+    assert read.records == []
 
 
 def test_two_processes_that_answer_in_turn_know_of_each_other(tmp_path: Path) -> None:

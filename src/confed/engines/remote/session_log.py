@@ -189,4 +189,7 @@ def _read(read: Callable[[int], bytes], tell: Callable[[], int]) -> Record | Non
     if not data or blake2b(data, digest_size=16).digest() != start[8:]:
         return None
     told: dict[str, Any] = json.loads(data)
-    return Record(**told, at=tell())
+    try:
+        return Record(**told, at=tell())
+    except TypeError:  # of a version that writes other fields
+        return None

@@ -1,11 +1,11 @@
 """Most frequent answers (or labels) of each place, coloured by how many places have them (FedVQA, figure 8.2)."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from confed.data.examples import Examples
-from confed.data.labelled import LabelExamples
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.labelled import LabelDataset, LabelExamples
 from confed.report.figures.style import Drawing, Palette, SeriesStyle, style_axes
 from confed.report.figures.values import name_positions
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["answer_counts", "answers_by_place", "shared_by"]
+__all__ = ["CLIENTS", "answer_counts", "answers_by_place", "answers_of", "places_of", "shared_by"]
 
 PLACES, ANSWERS, COLUMNS = 12, 14, 4
 """Panels; answers per panel; panels side by side."""
+
+CLIENTS = 24
+"""Clients of a dataset that are looked at; users may be tens of thousands, whose examples are made when asked for."""
 
 ONE = SeriesStyle("in this place only", "m1")
 SOME = SeriesStyle("in some places", "m5")
@@ -29,6 +32,18 @@ def answer_counts(part: Examples | LabelExamples) -> Counter[str]:
     if isinstance(part, LabelExamples):
         return Counter(dict(zip(part.table.labels, part.counts().tolist(), strict=True)))
     return Counter(part.answers)
+
+
+def places_of(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, Examples | LabelExamples]]:
+    """Training examples of the first clients, and those of unseen places."""
+    for name, _ in zip(dataset.clients, range(CLIENTS), strict=False):
+        yield name, dataset.clients[name].roles["train"]
+    yield from dataset.unseen.items()
+
+
+def answers_of(dataset: FederatedDataset | LabelDataset) -> Drawing | None:
+    """The figure of a dataset's answers by place; None where fewer than two places have answers."""
+    return answers_by_place(dataset.name, {place: answer_counts(part) for place, part in places_of(dataset)})
 
 
 def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

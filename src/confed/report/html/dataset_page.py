@@ -2,21 +2,21 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.labelled import LabelDataset, LabelExamples
-from confed.report.figures.answers import answer_counts, answers_by_place
+from confed.report.figures.answers import CLIENTS, answer_counts, answers_of, places_of
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
 
 __all__ = ["dataset_page"]
 
-SHOWN, CLIENTS, ANSWERS, SIDE = 8, 24, 12, 128
-"""Examples per client; clients and places with examples; answers per client; pixels of a picture's longer side."""
+SHOWN, ANSWERS, SIDE = 8, 12, 128
+"""Examples per client; answers per client; pixels of a picture's longer side."""
 
 _CSS = """
 .examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr)); gap: 12px; }
@@ -44,7 +44,7 @@ def dataset_page(
     """
     store = ImageStore()
     tabs = page.Tabs()
-    parts = list(_parts(dataset))
+    parts = list(places_of(dataset))
     labels = isinstance(dataset, LabelDataset)
     answers = len(dataset.labels) if labels else len(dataset.answers)
     pictures = sum(int(row["pictures"]) for row in rows)
@@ -62,7 +62,7 @@ def dataset_page(
         for place, part in parts[:CLIENTS]
     ]
     shares = [(place, page.component("shares", _shares(part), template="dataset")) for place, part in parts[:CLIENTS]]
-    drawing = answers_by_place(dataset.name, {place: answer_counts(part) for place, part in parts})
+    drawing = answers_of(dataset)
     by_place = page.figure(drawing.inline(), title="Answers of each place") if drawing else ""
     found = page.callout(faults) if faults else page.paragraph("Nothing was found to be wrong.")
     sections = [
@@ -73,13 +73,6 @@ def dataset_page(
         ("facts", "Facts", page.definitions(dict(dataset.facts))),
     ]
     return page.document(f"{dataset.name}: data", head, sections, store.css + _CSS)
-
-
-def _parts(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, Examples | LabelExamples]]:
-    """Training examples of each client, and those of unseen places."""
-    for name, _ in zip(dataset.clients, range(CLIENTS), strict=False):
-        yield name, dataset.clients[name].roles["train"]
-    yield from dataset.unseen.items()
 
 
 def _shares(part: Examples | LabelExamples) -> list[tuple[str, int, float]]:
