@@ -308,7 +308,7 @@ class BiCSL(TwoServers):
         if self.decorrelate:
             penalty = self.decorrelate * distance_correlation(_inputs(batch), v_mha)
         release = {
-            name: self.privacy.activations(tensor, client.noise(f"cut/{name}/{step}"))
+            name: self.privacy.activations(tensor, client.fixed_noise(f"cut/{name}/{step}"))
             for name, tensor in (("v_mha", v_mha), ("v_apn", v_apn))
         }
         return Cut(release, penalty)

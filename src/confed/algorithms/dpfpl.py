@@ -128,7 +128,7 @@ class DPFPL(Deploying):
     def objective(self, client: Client) -> Objective:
         """A sum whose gradients are the noised ones; its value means nothing."""
         privacy = self.example_privacy
-        noise = client.noise("noise on gradients") if privacy.repeatable else None
+        noise = client.fixed_noise("noise on gradients", repeatable=privacy.repeatable)
         drawn, size = client.rng("factorisation"), min(client.local.batch_size, len(client.data))
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:

@@ -261,7 +261,7 @@ class SplitLearning(TwoServers):
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
         half.note(float(loss.detach()))
         gradient = torch.zeros_like(z) if z.grad is None else z.grad
-        sent = self.privacy.gradients(gradient, client.noise(f"cut/z/{step}"))
+        sent = self.privacy.gradients(gradient, client.fixed_noise(f"cut/z/{step}"))
         half.keep(client)
         return Message({"z": sent.cpu()})
 
@@ -282,7 +282,7 @@ class SplitLearning(TwoServers):
             output: Output = model(batch)
         finally:
             head.open = False
-        rng = client.noise(f"cut/h/{step}")
+        rng = client.fixed_noise(f"cut/h/{step}")
         return Cut({"h": self.privacy.activations(output.logits.float(), rng)})
 
 

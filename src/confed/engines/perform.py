@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.client import Client, Journal, Session, SignatureCheck, Signer
+from confed.federation.client import Client, Journal, NoiseSource, Session, SignatureCheck, Signer
 from confed.federation.client_info import ClientInfo
 from confed.federation.device_tables import DeviceTables, on_device
 from confed.federation.frozen_features import FeatureSettings
@@ -201,6 +201,7 @@ class Setup:
         public: examples that every client holds besides its own, for methods that need some.
         journal: see :class:`confed.federation.client.Client`.
         signer: see :class:`confed.federation.client.Client`.
+        secret: see :class:`confed.federation.client.Client`.
         features: how features of frozen layers are kept in the simulator; None where they are not.
         batch_clients: how many clients are trained at once in this process (:mod:`confed.engines.together`).
         compile: whether models are compiled when they first compute.
@@ -223,6 +224,7 @@ class Setup:
     public: ClientData | None = None
     journal: Journal | None = None
     signer: Signer | None = None
+    secret: NoiseSource | None = None
     features: FeatureSettings | None = None
     batch_clients: int = 1
     compile: bool = False
@@ -312,6 +314,7 @@ def client_of(
         public=setup.public,
         journal=setup.journal,
         signer=setup.signer,
+        secret=setup.secret,
     )
 
 

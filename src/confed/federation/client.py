@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.client_info import ClientInfo
+from confed.federation.keyed_noise import KeyedNoise, Noise
 from confed.federation.local import Local
 from confed.federation.messages import Message
 from confed.federation.params import Params, Scalar, Scope, copy_into
@@ -15,7 +16,7 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import generator
 from confed.federation.state import ClientState
 
-__all__ = ["Client", "Journal", "Session", "SignatureCheck", "Signer"]
+__all__ = ["Client", "Journal", "NoiseSource", "Session", "SignatureCheck", "Signer"]
 
 
 class Session(dict[str, Any]):
@@ -48,6 +49,14 @@ class Journal(Protocol):
         Raises:
             ValueError: it was used for another request before, or for something else.
         """
+        ...
+
+
+class NoiseSource(Protocol):
+    """Noise from a secret of a client's own, the same one for the same values."""
+
+    def noise(self, round: int, client: str, purpose: str) -> KeyedNoise:
+        """The noise for one purpose in the call in hand."""
         ...
 
 
@@ -101,6 +110,7 @@ class Client:
         public: examples that every client holds besides its own, where the method needs some.
         journal: what a site of a federation across machines remembers for good; None in the simulator.
         signer: by what a site is known to other sites; None without signatures.
+        secret: where noise on values that a server may ask for again comes from at a site; None in the simulator.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -123,6 +133,7 @@ class Client:
     public: ClientData | None = None
     journal: Journal | None = None
     signer: Signer | None = None
+    secret: NoiseSource | None = None
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:
@@ -136,6 +147,19 @@ class Client:
         federation across machines: the other parties know the seed.
         """
         return self.rng(purpose) if self.journal is None else None
+
+    def fixed_noise(self, purpose: str, *, repeatable: bool = True) -> Noise:
+        """Noise that a request which comes again does not draw anew (see :mod:`confed.federation.keyed_noise`).
+
+        Releases that no journal counts need it: those at the cut of split learning, and those of every step.
+
+        Args:
+            purpose: what it is for.
+            repeatable: whether a run in the simulator can be repeated.
+        """
+        if self.secret is not None:
+            return self.secret.noise(self.round, self.info.id, purpose)
+        return self.noise(purpose) if repeatable else None
 
     def names(self, *wanted: Scope) -> list[str]:
         """The model's tensor names of the wanted scopes."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["derive", "generator", "isolated", "normal", "sample_cohort"]
+__all__ = ["derive", "generator", "isolated", "normal", "normal_of", "sample_cohort"]
 
 
 def derive(seed: int, round: int, client: str, purpose: str) -> int:
@@ -59,10 +59,20 @@ def normal(shape: Sequence[int], rng: torch.Generator | None, dtype: torch.dtype
     """
     if rng is not None:
         return torch.randn(tuple(shape), generator=rng, dtype=dtype, device=rng.device)
-    count = math.prod(shape)
-    if not count:
+    return normal_of(os.urandom(8 * math.prod(shape)), shape, dtype)
+
+
+def normal_of(bits: bytes, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers made from uniform bits, by the inverse of the normal distribution function.
+
+    Args:
+        bits: 8 bytes for every number, of which 52 bits are used.
+        shape: of the result.
+        dtype: floating point.
+    """
+    if not bits:
         return torch.zeros(tuple(shape), dtype=dtype)
-    drawn = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+    drawn = torch.frombuffer(bytearray(bits), dtype=torch.int64)
     # In the open interval: the half keeps both ends out.
     uniform = ((drawn >> 12) & (2**52 - 1)).double().add_(0.5).mul_(2.0**-52)
     special: Any = torch.special  # its functions have no types

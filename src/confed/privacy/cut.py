@@ -22,9 +22,12 @@ the cut (:func:`refuse_mixing`). (2) The client's part is frozen. A part that le
 example into the later rows of all others, even if its weights never leave the client: the epsilon then covers each row
 given the weights, and neither the weights nor the losses that clients report have a guarantee. (3) No other party can
 make the noise again. In the simulator it is a function of the run's seed, so that runs can be repeated, and a party
-that knows the seed can subtract it; a site of a federation across machines draws it from its operating system
-(``Client.noise``). (4) Gaussian numbers in floating point are an approximation (Mironov, "On significance of the least
-significant bits for differential privacy", 2012).
+that knows the seed can subtract it. At a site of a federation across machines it is a function of a secret of the
+site, of the rows, and of the messages that they follow from (``Client.fixed_noise``): a request that comes again, with
+the same messages before it, gets the same rows with the same noise, so that a server cannot average it away by asking
+twice. A server that sends *other* messages, such as a model that differs in one bit, gets rows with noise of their own;
+each of these is one more release, which the composition above does not count. (4) Gaussian numbers in floating point
+are an approximation (Mironov, "On significance of the least significant bits for differential privacy", 2012).
 
 **Gradients.** Where rows that go up are noised, gradients that come back are a function of what the server already has
 and cost nothing more. Where the client computes the loss (split learning whose top is at the client), the gradients it
@@ -46,7 +49,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from confed.federation.randomness import normal
+from confed.federation.keyed_noise import Noise, noise_for
 
 __all__ = ["CutPrivacy", "ProtectsCut", "cut_privacy", "first_of_each", "refuse_mixing"]
 
@@ -86,7 +89,7 @@ class CutPrivacy:
         """Whether everything passes as it is."""
         return self == CutPrivacy()
 
-    def activations(self, v: Tensor, rng: torch.Generator | None) -> Tensor:
+    def activations(self, v: Tensor, rng: Noise) -> Tensor:
         """Rows as they are sent, of the same shape, dtype and device; ``v`` itself where nothing is set.
 
         The result is a differentiable function of ``v``: a client keeps it and starts its backward pass there, so
@@ -94,12 +97,12 @@ class CutPrivacy:
 
         Args:
             v: (B, ...), one row per example.
-            rng: for the noise; one stream per kind of row, client and round, or None for the operating system's. Not
+            rng: for the noise; one stream per kind of row, client and step, or None for the operating system's. Not
                 drawn from where ``noise`` is 0.
         """
         return _release(v, self.clip, self.noise, rng)
 
-    def gradients(self, g: Tensor, rng: torch.Generator | None) -> Tensor:
+    def gradients(self, g: Tensor, rng: Noise) -> Tensor:
         """Rows of gradients as they are sent; otherwise as :meth:`activations`."""
         return _release(g, self.gradient_clip, self.gradient_noise, rng)
 
@@ -147,7 +150,7 @@ def first_of_each(labels: Tensor) -> Tensor:
     return first[first < len(labels)].sort().values
 
 
-def _release(rows: Tensor, clip: float | None, noise: float, rng: torch.Generator | None) -> Tensor:
+def _release(rows: Tensor, clip: float | None, noise: float, rng: Noise) -> Tensor:
     if clip is None:
         return rows
     # Norms of half-precision rows overflow; and a norm below the bound must neither scale nor divide by zero.
@@ -155,7 +158,7 @@ def _release(rows: Tensor, clip: float | None, noise: float, rng: torch.Generato
     norms = torch.linalg.vector_norm(wide.flatten(1), dim=1).clamp(min=clip)  # pyright: ignore
     sent = wide * (clip / norms).reshape(-1, *[1] * (rows.ndim - 1))
     if noise > 0:
-        sent = sent + (noise * clip) * normal(rows.shape, rng, wide.dtype).to(rows.device)
+        sent = sent + (noise * clip) * noise_for(rows, rng, wide.dtype, clip, noise).to(rows.device)
     return sent.to(rows.dtype)
 
 

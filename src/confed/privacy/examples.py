@@ -28,7 +28,7 @@ from typing import Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
-from confed.federation.randomness import normal
+from confed.federation.keyed_noise import Noise, noise_for
 from confed.privacy.accountant import Adjacency, epsilon
 
 __all__ = ["ExamplePrivacy", "ProtectsExamples"]
@@ -45,7 +45,8 @@ class ExamplePrivacy:
         delta: of the (epsilon, delta) that reports give; well below one over a client's number of examples.
         adjacency: what two neighbouring data sets differ in: an example is another one, or its gradient is zero.
         repeatable: noise is a function of the run's seed, so that a run can be repeated; a party that knows the seed
-            can subtract it. False: the operating system draws every number, as it does across machines in any case.
+            can subtract it. False: the operating system draws every number. Across machines a site makes it from a
+            secret of its own in either case (:mod:`confed.federation.keyed_noise`).
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
@@ -67,7 +68,7 @@ class ExamplePrivacy:
         if self.adjacency not in get_args(Adjacency):
             raise ValueError(f"{where}.adjacency must be one of {', '.join(get_args(Adjacency))}, got {self.adjacency}")
 
-    def release(self, gradients: Sequence[Tensor], batch_size: int, rng: torch.Generator | None) -> list[Tensor]:
+    def release(self, gradients: Sequence[Tensor], batch_size: int, rng: Noise) -> list[Tensor]:
         """The noised mean of clipped gradients, tensor by tensor, without the leading dimension.
 
         Args:
@@ -79,7 +80,9 @@ class ExamplePrivacy:
         norms: Tensor = torch.linalg.vector_norm(flat, dim=1)  # pyright: ignore
         total = (self.clip / norms.clamp(min=self.clip)) @ flat
         if self.noise > 0:
-            total = total + self.noise * self.clip * normal(total.shape, rng, torch.float64).to(total.device)
+            total = total + self.noise * self.clip * noise_for(total, rng, torch.float64, self.clip, self.noise).to(
+                total.device
+            )
         parts = (total / batch_size).split([g[0].numel() for g in gradients])
         return [part.view(g.shape[1:]).to(g.dtype) for part, g in zip(parts, gradients, strict=True)]
 

@@ -142,8 +142,8 @@ def test_a_new_process_for_every_call_does_at_most_two_calls_again(
     again: list[int] = []
     enter = site_session.SiteSession.enter
 
-    def counted(self: Any, request: Request) -> int:
-        again.append(enter(self, request))
+    def counted(self: Any, request: Request, *rest: Any) -> int:
+        again.append(enter(self, request, *rest))
         return again[-1]
 
     monkeypatch.setattr(site_session.SiteSession, "enter", counted)

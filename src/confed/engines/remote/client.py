@@ -18,6 +18,7 @@ from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.engines.remote.evaluation_record import EvaluationRecord, kept_policy
 from confed.engines.remote.handshake import Fingerprint, fingerprint
 from confed.engines.remote.journal import Journal
+from confed.engines.remote.noise_secret import NoiseSecret
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
@@ -42,6 +43,7 @@ from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
 from confed.privacy.evaluation_policy import EvaluationPolicy
+from confed.privacy.fixed_noise import noise_is_fixed
 from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
 from confed.privacy.secure_sum.memory import FRESH, GROUP
@@ -141,7 +143,10 @@ class Site:
         self.journal = Journal(root, self.fingerprint.terms[:16], limit)
         policy = kept_policy(root, evaluations)
         self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
-        self._setup = replace(setup, journal=self.journal, signer=signer)
+        fixed = noise_is_fixed(setup.algorithm)
+        path = root / f"noise-{self.fingerprint.terms[:16]}.key"
+        self._secret = NoiseSecret(path, self.journal.released) if fixed else None
+        self._setup = replace(setup, journal=self.journal, signer=signer, secret=self._secret)
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
@@ -270,9 +275,8 @@ class Site:
         self.store.rewind(request.base)
         self._session.rewind(request.base)
         self.store.version, self.store.kept = request.version, (*request.kept, *self._session.needed)
-        if again := self._session.enter(request):
+        if again := self._session.enter(request, asked, body):
             self._progress(Note(f"{self._when(request)} goes on after {again} calls of the round were done again"))
-        self.journal.asked = asked
         call = Call(self.client, request.action, message, session=request.session)
         store = self._session.states if request.session else self.store
         reply = answer(self._setup, self._workspace, call, store, request.round)
@@ -287,8 +291,10 @@ class Site:
         what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
         return digest(json.dumps(what).encode(), body)
 
-    def _asking(self, asked: str) -> None:
+    def _asking(self, asked: str, heard: str) -> None:
         self.journal.asked = asked
+        if self._secret is not None:
+            self._secret.heard = heard
 
     def _keep_final(self, request: Request, message: Message) -> None:
         """Keeps the final models for use at this site; a run never fails because this does."""

@@ -37,6 +37,7 @@ class Journal:
 
     Attributes:
         asked: the digest of the request in hand.
+        released: whether anything of the recipe left this site before this object was made.
 
     Raises:
         ValueError: the limit is none, cannot hold any more, or a file is damaged.
@@ -51,6 +52,7 @@ class Journal:
         self._secrets, self._costs = root / "used.jsonl", root / "privacy.jsonl"
         self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets, _SECRET)}
         costs = read_lines(self._costs, _COST)
+        self.released = any(line["run"] == run for line in costs)
         self._multipliers: list[float] = [line["noise"] for line in costs if line.get("action") != EVALUATION]
         self._evaluations: list[float] = [line["noise"] for line in costs if line.get("action") == EVALUATION]
         self._bare: set[tuple[int, str]] = {

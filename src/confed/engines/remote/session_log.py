@@ -38,6 +38,7 @@ class Record:
         session: whether it was a call of the session, rather than one in between that left another state.
         whole: whether that state holds everything that the session needs.
         size: bytes of the body.
+        heard: digest of what came in the round up to this request; empty where it does not matter.
         at: where the body begins; not written.
     """
 
@@ -52,6 +53,7 @@ class Record:
     session: bool
     whole: bool
     size: int
+    heard: str = ""
     at: int = field(default=0, compare=False)
 
     @property

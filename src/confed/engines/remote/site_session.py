@@ -1,17 +1,19 @@
 """A site's session: live objects in memory, requests on disk, and their repetition by a process that takes over."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from confed.engines.perform import Setup, Workspace, perform
-from confed.engines.remote.protocol import Refused, Request, version_of
+from confed.engines.remote.protocol import Refused, Request, digest, version_of
 from confed.engines.remote.session_log import Proof, Record, SessionLog
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call
 from confed.federation.state import ClientState
-from confed.federation.wire import decode
+from confed.federation.wire import decode, encode_state
+from confed.privacy.secure_sum.memory import GROUP
 
 __all__ = ["HeldState", "SiteSession"]
 
@@ -72,18 +74,20 @@ class SiteSession:
         store: the client's states.
         path: the file of its requests.
         proof: see :class:`confed.engines.remote.session_log.SessionLog`.
-        asking: called with the digest of a request that is done again.
+        asking: called with the digest of a request before it is done, for the first time or again, and with that of all
+            that came in its round up to it.
     """
 
     def __init__(
         self, setup: Setup, workspace: Workspace, client: ClientInfo, store: DirectoryStore, path: Path, proof: Proof,
-        asking: Callable[[str], None],
+        asking: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self._setup, self._workspace, self._client, self._store = setup, workspace, client, store
         self._log, self._asking = SessionLog(path, client.id, proof), asking
         self.states = HeldState(store)
         self._at: int | None = None
         self._found, self._worked, self._logged, self._began = -1, 0.0, 0, 0.0
+        self._heard = ""
         self._log.read()
 
     @property
@@ -103,17 +107,27 @@ class SiteSession:
         if self._log.rewind(version):
             self._drop()
 
-    def enter(self, request: Request) -> int:
+    def enter(self, request: Request, asked: str, body: bytes) -> int:
         """Begins a call: afterwards the client has in hand what the request goes on from.
 
         What it goes on from may be lost, which is a :class:`Refused`.
+
+        Args:
+            request: what is asked.
+            asked: its digest.
+            body: its message.
 
         Returns:
             How many requests were done again.
         """
         self._began, self._found = time.perf_counter(), self._version(request.base)
-        if not request.session:
-            return 0
+        self._heard = self._hears(request, body)
+        again = self._take_up(request) if request.session else 0
+        self._asking(asked, self._heard)
+        return again
+
+    def _take_up(self, request: Request) -> int:
+        """Brings back what a call of the session goes on from; how many requests were done again."""
         again = 0
         if self._at != request.base:
             self._drop()
@@ -142,7 +156,7 @@ class SiteSession:
                 live.writing, self._worked, self._logged = False, 0.0, 0
         self._log.add(
             Record(self._client.id, request.action, request.round, request.version, request.base, asked, self._found,
-                   left, request.session, whole, len(body)), body,
+                   left, request.session, whole, len(body), self._heard), body,
         )  # fmt: skip
         self._at = request.version if request.session or alive == request.base else None
 
@@ -154,6 +168,24 @@ class SiteSession:
         """The run is over: nothing goes on from here."""
         self._drop()
         self._log.clear()
+
+    def _hears(self, request: Request, body: bytes) -> str:
+        """Digest of what the client's values follow from: its state as the round began, and what came since.
+
+        A repetition has the same digest, whatever version and base it is sent with. Where nothing depends on it, it is
+        empty.
+        """
+        if self._setup.secret is None:
+            return ""
+        before = self._log.records[-1] if self._log.records else None
+        if before is not None and before.round == request.round:
+            heard = before.heard
+        else:
+            state = self._state(self._found)
+            state.tensors.pop(GROUP, None)  # keys of secure aggregation, which are removed later
+            state.scalars.pop(GROUP, None)
+            heard = digest(b"", encode_state(state))
+        return digest(json.dumps([heard, request.action, request.round]).encode(), body)
 
     def _look(self) -> None:
         """Drops what is in hand where another process has done requests since."""
@@ -184,7 +216,7 @@ class SiteSession:
             if not record.session:
                 state = self._state(record.left)
                 continue
-            self._asking(record.asked)
+            self._asking(record.asked, record.heard)
             call = Call(self._client, record.action, decode(self._log.body(record)), session=True)
             self._workspace.session(self._client.id, record.round).live.writing = True
             state = perform(self._setup, self._workspace, call, state.copy(), record.round)[1]
