@@ -23,24 +23,16 @@ from confed.federation.state import MemoryStore
 from confed.models.vilt import vilt_tiny
 from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
+from small_pictures import labelled_pictures
 
 SIZES = (5, 13, 8, 0, 13)
 LOCAL = Local(epochs=1, batch_size=4, eval_batch_size=4, lr=0.05, optimizer="sgd")
 
 
-def table(count: int, rng: torch.Generator, words: bool) -> Table:
-    columns = {"label": torch.randint(0, 4, (count,), generator=rng)}
-    if words:
-        columns["text"] = torch.randint(0, 9, (count, 4), generator=rng)
-        columns["text_mask"] = torch.ones(count, 4, dtype=torch.int64)
-    pictures = torch.randint(0, 256, (max(count, 1), 3, 16, 16), generator=rng).to(torch.uint8)
-    return Table(pictures, torch.arange(count), columns)
-
-
 def members(words: bool) -> Members:
     """Clients with 6 training examples, and as many for validation as SIZES says."""
     rng = torch.Generator().manual_seed(3)
-    made = [(table(6, rng, words), table(count, rng, words), table(2, rng, words)) for count in SIZES]
+    made = [tuple(labelled_pictures(size, rng, words) for size in (6, count, 2)) for count in SIZES]
     return Members({f"c{number}": TableData(*parts) for number, parts in enumerate(made)})
 
 
@@ -244,7 +236,7 @@ def test_one_clients_failure_is_found_one_by_one():
             raise ValueError("a torn picture")
 
     rng = torch.Generator().manual_seed(3)
-    data = {f"c{i}": TableData(*(table(6, rng, words=False) for _ in range(3))) for i in range(3)}
+    data = {f"c{i}": TableData(*(labelled_pictures(6, rng) for _ in range(3))) for i in range(3)}
     data["c2"] = Broken(*data["c2"].tables)
     whole = replace(setup(FedAvg(), Head), population=Members(data))
     with pytest.raises(RuntimeError, match="evaluation on 'c2' failed: ValueError: a torn picture"):

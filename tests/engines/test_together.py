@@ -11,7 +11,6 @@ from confed.algorithms.fedprox import FedProx
 from confed.algorithms.local import LocalOnly
 from confed.algorithms.scaffold import Scaffold
 from confed.data.examples import TableData
-from confed.data.table import Table
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.federation import stacked_passes
@@ -25,6 +24,7 @@ from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
+from small_pictures import labelled_pictures
 
 SIZES = (5, 13, 8, 13, 1)
 
@@ -32,12 +32,7 @@ SIZES = (5, 13, 8, 13, 1)
 def tables(words: bool = False) -> dict[str, TableData]:
     rng, found = torch.Generator().manual_seed(3), {}
     for number, count in enumerate(SIZES):
-        columns = {"label": torch.randint(0, 4, (count,), generator=rng)}
-        if words:
-            columns["text"] = torch.randint(0, 9, (count, 4), generator=rng)
-            columns["text_mask"] = torch.ones(count, 4, dtype=torch.int64)
-        pictures = torch.randint(0, 256, (count, 3, 16, 16), generator=rng).to(torch.uint8)
-        table = Table(pictures, torch.arange(count), columns)
+        table = labelled_pictures(count, rng, words)
         found[f"c{number}"] = TableData(table, table.take(0), table.take(0))
     return found
 

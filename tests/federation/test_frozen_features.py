@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.frozen_features import FrozenFeatures, attach
+from confed.engines.features import attach
+from confed.federation.frozen_features import FrozenFeatures
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import frozen_names
 from confed.federation.stages import Stage, expected_passes, frozen_stages, run_stages

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from confed.api.recipes import check_reached, recipe_of
 from confed.api.report import Report, write_folder_report
+from confed.api.run_folder import folder_for
 from confed.api.tracking import Trackable
 from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
 from confed.results.runs import Run as Record
 from confed.results.runs import load
-from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
 from confed.studies.study import free_folder
-from confed.system.folder_lock import without_lock
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -363,7 +362,7 @@ def run(
     if method is not None:
         instead = f"leave method={method!r} out and give algorithm with a name and keywords, or leave the setting out"
         check_reached(overrides, settings, {method: single}, instead)
-    place = free_folder(single.name) if folder is None else _checked(Path(folder), single)
+    place = free_folder(single.name) if folder is None else folder_for(Path(folder), single)
     if not RunFolder(place).summary.is_file():
         _carry_out(single, place, progress)
     return Run(place)
@@ -380,20 +379,6 @@ def load_run(folder: Path | str) -> Run:
         ('transport', 'sports', 'educational', 'natural')
     """
     return Run(folder)
-
-
-def _checked(folder: Path, recipe: Recipe) -> Path:
-    """A folder that is free, or that holds this run."""
-    if kind_of(folder) == "run":
-        before = RunFolder(folder).begun if RunFolder(folder).begun.is_file() else RunFolder(folder).recipe
-        if changed := differing_settings(load_recipe(before), recipe):
-            keys = ", ".join(f"{key}={then}, not {now}" for key, (then, now) in changed.items())
-            raise ValueError(f"{folder} holds a run with {keys}; give another folder, or none for a new one")
-    elif kind_of(folder) == "study":
-        raise ValueError(f"{folder} holds a study, which confed.load_study reads; give another folder")
-    elif folder.exists() and (not folder.is_dir() or without_lock(folder)):
-        raise ValueError(f"{folder} exists already and is no run folder; give another folder, or none for a new one")
-    return folder
 
 
 def _carry_out(recipe: Recipe, folder: Path, progress: Shown) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from confed.data.labelled import LabelDataset
 from confed.deployment.site_runner import SiteRunner
-from confed.engines.perform import Setup, Workspace, listed
+from confed.engines.perform import Setup, Workspace
+from confed.engines.population import listed
 from confed.engines.remote.protocol import Schema, schema_of
 from confed.engines.remote.server import Registered, Remote
 from confed.engines.remote.sites import Timeouts, Transport

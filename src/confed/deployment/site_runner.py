@@ -8,7 +8,8 @@ from torch import Tensor
 
 from confed.deployment.loss_watch import LossCourse
 from confed.engines.local import InProcess, RoundRecord, Simulation
-from confed.engines.perform import Setup, Workspace, listed
+from confed.engines.perform import Setup, Workspace
+from confed.engines.population import listed
 from confed.engines.remote.arrivals import SiteArrivals
 from confed.engines.remote.server import Remote
 from confed.engines.usage import cpu_seconds

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from confed.engines.participation import Participation
-from confed.engines.perform import Population
+from confed.engines.population import Population
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Exchange, Message, Reply

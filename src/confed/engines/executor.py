@@ -7,7 +7,7 @@ from confed.engines.device_data import counts_of, keep_data
 from confed.engines.features import WRITTEN_AFTER, keep_features
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
-from confed.engines.together import FEW, answer_together, evaluate_together, one_by_one
+from confed.engines.together import FEW, answer_together, one_by_one
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.evaluation import Evaluation
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
@@ -64,37 +64,33 @@ class InProcess:
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
             keep_data(self._setup, self.workspace)
-        if self._stacks(calls):
-            for start in range(0, len(calls), self._setup.batch_clients):
-                yield from self._evaluations(calls[start : start + self._setup.batch_clients], store, round)
-            return
-        for start in range(0, len(calls), self._together):
-            yield from self._answers(calls[start : start + self._together], store, round)
+        size = self._at_once(calls)
+        for start in range(0, len(calls), size):
+            yield from self._answers(calls[start : start + size], store, round)
 
-    def _stacks(self, calls: Sequence[Call]) -> bool:
-        """Whether the calls ask for evaluations that may be stacked; methods that train one by one have them too."""
+    def _at_once(self, calls: Sequence[Call]) -> int:
+        """How many of the calls are answered at once.
+
+        What decides is the same in every attempt at a round, so that a resumed run has the same numbers. Methods that
+        train one by one are evaluated at once nevertheless.
+        """
+        if all(call.action == "fit" and not call.session for call in calls):
+            return self._together
         plain = type(self._setup.algorithm).evaluate is Evaluation.evaluate
         asked = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
-        return plain and asked and len(calls) > 1
-
-    def _evaluations(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        found = evaluate_together(self._setup, self.workspace, calls, store, round, self._passes)
-        if isinstance(found, str) and found != FEW:
-            self.evaluated_one_by_one = self.evaluated_one_by_one or found
-        yield from (self._one_by_one(calls, store, round) if isinstance(found, str) else found)
+        return self._setup.batch_clients if plain and asked else 1
 
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        # What decides is the same in every attempt at a round, so that a resumed run has the same numbers.
-        if len(calls) > 1 and all(call.action == "fit" and not call.session for call in calls):
+        if len(calls) > 1:
             found = answer_together(self._setup, self.workspace, calls, store, round, self._passes)
             if not isinstance(found, str):
                 self._save()
                 yield from found
                 return
-            self.one_by_one = self.one_by_one or found
-        yield from self._one_by_one(calls, store, round)
-
-    def _one_by_one(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+            if calls[0].action == "fit":
+                self.one_by_one = self.one_by_one or found
+            elif found != FEW:
+                self.evaluated_one_by_one = self.evaluated_one_by_one or found
         for call in calls:
             with self.timeline.span(call.client.id, call.action):
                 reply = answer(self._setup, self.workspace, call, store, round)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from inspect import isroutine
 from typing import Any, Protocol, runtime_checkable
@@ -12,11 +12,12 @@ from torch import nn
 
 from confed.engines.perform import Setup, Workspace
 from confed.federation.feature_files import FeatureFiles
-from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, attach, tensors_before
-from confed.federation.stages import Staged, staged_part
+from confed.federation.feature_store import FeatureStore
+from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
+from confed.federation.stages import Staged, frozen_stages, staged_part
 from confed.system.release import VERSION
 
-__all__ = ["WRITTEN_AFTER", "added", "keep_features"]
+__all__ = ["WRITTEN_AFTER", "added", "attach", "keep_features"]
 
 WRITTEN_AFTER = 1.0
 """Seconds of computing after which features are written to files; what takes less is computed again."""
@@ -48,6 +49,40 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
 
     kept = attach(workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance)
     return kept if isinstance(kept, FrozenFeatures) else FeatureCounts(reason=kept)
+
+
+def attach(
+    model: nn.Module,
+    frozen: frozenset[str],
+    memory: int,
+    files: Callable[[FrozenFeatures], FeatureFiles | None] = lambda _: None,
+    tolerance: float = 0.0,
+) -> FrozenFeatures | str:
+    """Keeps what a model's frozen stages make from now on, or says why that is not done.
+
+    Args:
+        model: the model; a part of it may be what has stages.
+        frozen: names of its tensors that nothing changes.
+        memory: bytes for what is kept.
+        files: makes the files of a cache.
+        tolerance: see :class:`FrozenFeatures`.
+    """
+    found = staged_part(model)
+    if found is None:
+        return f"{type(model).__name__} does not say which stages its pass has"
+    start, part = found
+    assert isinstance(part, nn.Module)
+    names = [name for name in part.state_dict(keep_vars=True) if f"{start}{name}" not in frozen]
+    cut = min(frozen_stages(part, names), len(part.stages) - 1)
+    if not cut:
+        return f"the first stage ({part.stages[0].name}) is trained"
+    held = [tensor for _, _, tensor in tensors_before(part, cut)]
+    if any(tensor.device.type != "cpu" for tensor in held):
+        return "only on a processor are features kept"
+    kept = FrozenFeatures(part, cut, FeatureStore(memory), tolerance=tolerance)
+    kept.store.files = files(kept)
+    part.frozen_features = kept
+    return kept
 
 
 def added(counts: Iterable[FeatureCounts]) -> FeatureCounts:

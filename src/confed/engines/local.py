@@ -9,7 +9,8 @@ from typing import Any
 from confed.engines.buffered import BufferedRound
 from confed.engines.executor import Executor, InProcess
 from confed.engines.participation import Participation
-from confed.engines.perform import Members, Population, Setup, Workspace, perform
+from confed.engines.perform import Setup, Workspace, perform
+from confed.engines.population import Members, Population
 from confed.engines.simulation import Simulation
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.traffic import Ledger, Traffic

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from confed.engines.perform import Population, listed
+from confed.engines.population import Population, listed
 
 __all__ = ["Participation"]
 

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
 
 from torch import nn
 
+from confed.engines.population import Population
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Journal, NoiseSource, Session, SignatureCheck, Signer
 from confed.federation.client_info import ClientInfo
@@ -29,75 +29,7 @@ from confed.federation.state import ClientState, Store
 from confed.privacy import protections
 from confed.privacy.guards import check_reply, first_non_finite
 
-__all__ = ["Members", "Population", "Setup", "Workspace", "answer", "count_parameters", "listed", "perform"]
-
-_LISTED = 50
-"""Clients that an error names at most."""
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many there are besides, for messages about clients."""
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-class Population(Protocol):
-    """The registered clients; infos and data are made on demand, so that millions cost nothing."""
-
-    def __len__(self) -> int:
-        """How many clients there are."""
-        ...
-
-    def info(self, number: int) -> ClientInfo:
-        """Who client ``number`` is."""
-        ...
-
-    def data(self, client_id: str) -> ClientData:
-        """A client's examples."""
-        ...
-
-
-class Members:
-    """A population whose examples a mapping holds, or makes when they are asked for.
-
-    Args:
-        data: client id -> its examples, in the federation's fixed order.
-        modalities: what every client's examples contain, or client -> what its own do.
-        heads: client -> the model's head that answers its questions, where there are several.
-        sizes: each client's number of training examples, where it is known without making its data.
-    """
-
-    def __init__(
-        self,
-        data: Mapping[str, ClientData],
-        modalities: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
-        heads: Mapping[str, str] | None = None,
-        sizes: Sequence[int] | None = None,
-    ) -> None:
-        if sizes is not None and len(sizes) != len(data):
-            raise ValueError(f"sizes must have one entry per client ({len(data)}), got {len(sizes)}")
-        self._data, self._names, self._sizes = data, list(data), sizes
-        self._modalities, self._heads = modalities, heads or {}
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def info(self, number: int) -> ClientInfo:
-        """See :class:`Population`."""
-        name = self._names[number]
-        size = len(self._data[name]) if self._sizes is None else int(self._sizes[number])
-        owned = self._modalities if isinstance(self._modalities, tuple) else self._modalities.get(name, ())
-        return ClientInfo(name, size, owned, self._heads.get(name, ""))
-
-    def data(self, client_id: str) -> ClientData:
-        """See :class:`Population`.
-
-        Raises:
-            ValueError: no client has that id.
-        """
-        if client_id not in self._data:
-            raise ValueError(f"no client is called {client_id!r}; there are {listed(self._names)}")
-        return self._data[client_id]
+__all__ = ["Setup", "Workspace", "answer", "count_parameters", "perform"]
 
 
 class Workspace:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from confed.engines.perform import Setup, Workspace, accepted, check_secrets, client_of
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
-from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scope, copy_into
@@ -18,7 +17,7 @@ from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import ClientState, Store
 from confed.federation.train import trained
 
-__all__ = ["FEW", "answer_together", "evaluate_together", "one_by_one"]
+__all__ = ["FEW", "answer_together", "one_by_one"]
 
 
 FEW = "fewer than two have a model of their own"
@@ -42,25 +41,27 @@ def one_by_one(algorithm: Algorithm) -> str:
 def answer_together(
     setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int, passes: StackedPasses
 ) -> list[Reply] | str:
-    """Replies of several clients to ``fit``, trained at once.
+    """Replies of several clients that are trained, or whose own models are evaluated, at once.
 
     Args:
         setup: the run.
         workspace: the process's model.
-        calls: of different clients.
+        calls: of different clients, all ``fit`` or all ``evaluate``.
         store: their states.
         round: number of the round.
         passes: of the workspace's model.
 
     Returns:
-        The replies, in the order of the calls, whose clients' states are saved; or why the clients cannot be trained at
-        once, and nothing has changed.
+        The replies, in the order of the calls, whose clients' states are saved; or why it cannot be done at once, and
+        nothing has changed.
     """
+    action = calls[0].action
+    together = _fit if action == "fit" else _evaluate
     before = [store.load(call.client.id) for call in calls]
     after = [state.copy() for state in before]
     try:
-        with isolated(derive(setup.seed, round, calls[0].client.id, "fit")):
-            messages = _fit(setup, workspace, calls, after, round, passes)
+        with isolated(derive(setup.seed, round, calls[0].client.id, action)):
+            messages = together(setup, workspace, calls, after, round, passes)
     except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if isinstance(messages, str):
@@ -68,38 +69,6 @@ def answer_together(
     return [
         accepted(call, message, old, new, store)
         for call, message, old, new in zip(calls, messages, before, after, strict=True)
-    ]
-
-
-def evaluate_together(
-    setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int, passes: StackedPasses
-) -> list[Reply] | str:
-    """Replies of several clients to ``evaluate``, their own models evaluated at once.
-
-    The global model is evaluated client by client: it is one model, and its batches are large already.
-
-    Args:
-        setup: the run.
-        workspace: the process's model.
-        calls: of different clients.
-        store: their states.
-        round: number of the round.
-        passes: of the workspace's model.
-
-    Returns:
-        The replies, in the order of the calls; or why the models cannot be evaluated at once.
-    """
-    states = [store.load(call.client.id) for call in calls]
-    try:
-        with isolated(derive(setup.seed, round, calls[0].client.id, "evaluate")):
-            messages = _evaluate(setup, workspace, calls, states, round, passes)
-    except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if isinstance(messages, str):
-        return messages
-    return [
-        accepted(call, message, state, state, store)
-        for call, message, state in zip(calls, messages, states, strict=True)
     ]
 
 
@@ -111,10 +80,11 @@ def _evaluate(
     round: int,
     passes: StackedPasses,
 ) -> list[Message] | str:
+    """The global model is evaluated client by client: it is one model, and its batches are large already."""
     if setup.local.precision != "fp32":
         return f"local.precision is {setup.local.precision!r}"
-    wanted = [call.message.scalars.get("personal", True) for call in calls]
-    own = [i for i, state in enumerate(states) if wanted[i] and "personal" in state.tensors]
+    asked = [call.message.scalars.get("personal", True) for call in calls]
+    own = [i for i, state in enumerate(states) if asked[i] and "personal" in state.tensors]
     if len(own) < 2:
         return FEW
     task = setup.task_of(calls[own[0]].client.id)
@@ -129,23 +99,14 @@ def _evaluate(
     workspace.model.eval()
     examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
     personal = dict(zip(own, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
-    messages: list[Message] = []
+    replies: list[Message] = []
     for i, (call, state) in enumerate(zip(calls, states, strict=True)):
-        views: dict[str, tuple[Tallies, Params]] = {}
-        if setup.algorithm.traits.has_global:
-            workspace.set_task(setup.task_of(call.client.id))
-            views["global"] = _global_view(client_of(setup, workspace, call, state, round), call.message)
-        messages.append(evaluated(views | ({"personal": personal[i]} if i in personal else {})))
-    return messages
-
-
-def _global_view(client: Client, message: Message) -> tuple[Tallies, Params]:
-    """The global model on a client's examples."""
-    client.load(message.tensors, common=True)
-    batches, limit = asked_examples(client, message)
-    counts = dict[str, Tensor]()
-    examples = batches(client.local.eval_batch_size)
-    return evaluate(client.model, client.task, examples, limit=limit, counts=counts), counts
+        workspace.set_task(setup.task_of(call.client.id))
+        alone = Message(call.message.tensors, {**call.message.scalars, "personal": False})
+        shared = setup.algorithm.evaluate(client_of(setup, workspace, call, state, round), alone)
+        mine = evaluated({"personal": personal[i]} if i in personal else {})
+        replies.append(Message({**shared.tensors, **mine.tensors}, {**shared.scalars, **mine.scalars}))
+    return replies
 
 
 def _fit(

@@ -13,7 +13,7 @@ A tensor of the frozen stages that was changed ends it all.
 
 import math
 import time
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from confed.federation import feature_states as states
 from confed.federation.feature_counts import FeatureCounts, FeatureSettings
-from confed.federation.feature_files import FeatureFiles, Layout
+from confed.federation.feature_files import Layout
 from confed.federation.feature_states import Constants, Seen, count, tensors_before
 from confed.federation.feature_store import FeatureStore, Place, row_bytes
 from confed.federation.protocols import Batch, FromRows
-from confed.federation.stages import Staged, frozen_stages, staged_part
+from confed.federation.stages import Staged
 
-__all__ = ["FeatureCounts", "FeatureSettings", "FrozenFeatures", "attach", "tensors_before"]
+__all__ = ["FeatureCounts", "FeatureSettings", "FrozenFeatures", "tensors_before"]
 
 PATIENCE = 8
 """Batches in vain after which circumstances are given up, and batches after which costs are compared."""
@@ -376,37 +376,3 @@ class FrozenFeatures:
         """Remembers a sentence once."""
         if text not in self.counts.notes:
             self.counts.notes.append(text)
-
-
-def attach(
-    model: nn.Module,
-    frozen: frozenset[str],
-    memory: int,
-    files: Callable[[FrozenFeatures], FeatureFiles | None] = lambda _: None,
-    tolerance: float = 0.0,
-) -> FrozenFeatures | str:
-    """Keeps what a model's frozen stages make from now on, or says why that is not done.
-
-    Args:
-        model: the model; a part of it may be what has stages.
-        frozen: names of its tensors that nothing changes.
-        memory: bytes for what is kept.
-        files: makes the files of a cache.
-        tolerance: see :class:`FrozenFeatures`.
-    """
-    found = staged_part(model)
-    if found is None:
-        return f"{type(model).__name__} does not say which stages its pass has"
-    start, part = found
-    assert isinstance(part, nn.Module)
-    names = [name for name in part.state_dict(keep_vars=True) if f"{start}{name}" not in frozen]
-    cut = min(frozen_stages(part, names), len(part.stages) - 1)
-    if not cut:
-        return f"the first stage ({part.stages[0].name}) is trained"
-    held = [tensor for _, _, tensor in tensors_before(part, cut)]
-    if any(tensor.device.type != "cpu" for tensor in held):
-        return "only on a processor are features kept"
-    kept = FrozenFeatures(part, cut, FeatureStore(memory), tolerance=tolerance)
-    kept.store.files = files(kept)
-    part.frozen_features = kept
-    return kept

@@ -25,7 +25,8 @@ from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.engines.compiled import check_compiler
 from confed.engines.local import Members, Participation, Setup
-from confed.engines.perform import Workspace, listed
+from confed.engines.perform import Workspace
+from confed.engines.population import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.frozen_features import FeatureSettings

@@ -14,7 +14,7 @@ from confed.data.examples import FederatedDataset, TableData
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
 from confed.data.modalities import longest
-from confed.engines.perform import listed
+from confed.engines.population import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo, NamesClients
 from confed.federation.families.public_data import UsesPublicData

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
-from confed.engines.perform import Population
+from confed.engines.population import Population
 from confed.engines.timeline import Timeline
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client_info import ClientInfo
@@ -112,11 +112,11 @@ class _Fewer:
         return len(self._population)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.perform.Population`."""
+        """See :class:`confed.engines.population.Population`."""
         return self._population.info(number)
 
     def data(self, client_id: str) -> ClientData:
-        """See :class:`confed.engines.perform.Population`."""
+        """See :class:`confed.engines.population.Population`."""
         return self._shorten(self._population.data(client_id))
 
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from confed.engines.perform import Setup, Workspace, answer, listed
+from confed.engines.perform import Setup, Workspace, answer
+from confed.engines.population import listed
 from confed.engines.remote.evaluation_record import EvaluationRecord, kept_policy
 from confed.engines.remote.handshake import Fingerprint, fingerprint
 from confed.engines.remote.journal import Journal

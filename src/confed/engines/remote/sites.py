@@ -118,7 +118,7 @@ class Timeouts:
 
 
 class Registered:
-    """Population whose examples are at the sites; see :class:`confed.engines.perform.Population`."""
+    """Population whose examples are at the sites; see :class:`confed.engines.population.Population`."""
 
     def __init__(self, clients: Sequence[ClientInfo]) -> None:
         self._clients = list(clients)
@@ -127,7 +127,7 @@ class Registered:
         return len(self._clients)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.perform.Population`."""
+        """See :class:`confed.engines.population.Population`."""
         return self._clients[number]
 
     def data(self, client_id: str) -> ClientData:
