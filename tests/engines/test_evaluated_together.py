@@ -18,12 +18,11 @@ from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
-from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
 from confed.models.vilt import vilt_tiny
 from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
-from small_pictures import labelled_pictures
+from small_pictures import Small, labelled_pictures
 
 SIZES = (5, 13, 8, 0, 13)
 LOCAL = Local(epochs=1, batch_size=4, eval_batch_size=4, lr=0.05, optimizer="sgd")
@@ -36,30 +35,15 @@ def members(words: bool) -> Members:
     return Members({f"c{number}": TableData(*parts) for number, parts in enumerate(made)})
 
 
-class Small(nn.Module):
-    """A frozen convolution, one that learns, dropout, and a layer; counts its passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(5)
-            self.stem, self.body, self.head = nn.Conv2d(3, 4, 4, 4), nn.Conv2d(4, 6, 2, 2), nn.Linear(24, 4)
-        self.stem.requires_grad_(False)
-        self.frozen = {"stem.weight", "stem.bias"}
-        self.drop, self.passes = nn.Dropout(0.5), 0
-
-    def forward(self, batch: Batch) -> Output:
-        self.passes += 1
-        hidden = torch.relu(self.body(torch.relu(self.stem(batch["image"].float() / 255))))
-        features = self.drop(hidden.flatten(1))
-        return Output(self.head(features), features)
+def dropping() -> Small:
+    return Small(dropout=0.5)
 
 
 class Head(Small):
     """Only the layer learns, so that rows of clients are told apart without ``vmap``."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(dropout=0.5)
         self.body.requires_grad_(False)
         self.frozen |= {"body.weight", "body.bias"}
 
@@ -112,7 +96,7 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
                 assert other[view][place][metric] == (pytest.approx(total, rel=1e-4, abs=1e-4), weight)
 
 
-@pytest.mark.parametrize("build", [Small, Head, vilt], ids=["vmap", "joint", "vilt"])
+@pytest.mark.parametrize("build", [dropping, Head, vilt], ids=["vmap", "joint", "vilt"])
 @pytest.mark.parametrize("at_once", [2, 5])
 @pytest.mark.parametrize("limit", [0, 6])
 def test_models_at_once_score_what_they_score_alone(build: Callable[[], nn.Module], at_once: int, limit: int):
@@ -166,7 +150,7 @@ def test_methods_that_train_one_by_one_are_evaluated_at_once():
 
 
 def test_private_tensors_belong_to_their_client():
-    alone, at_once = (evaluated(setup(FedPer(head=("head",)), Small), k) for k in (1, 5))
+    alone, at_once = (evaluated(setup(FedPer(head=("head",)), dropping), k) for k in (1, 5))
     assert at_once[3] == 5
     same(alone[0], at_once[0])
 

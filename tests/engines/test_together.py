@@ -24,7 +24,7 @@ from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
-from small_pictures import labelled_pictures
+from small_pictures import Small, labelled_pictures
 
 SIZES = (5, 13, 8, 13, 1)
 
@@ -35,24 +35,6 @@ def tables(words: bool = False) -> dict[str, TableData]:
         table = labelled_pictures(count, rng, words)
         found[f"c{number}"] = TableData(table, table.take(0), table.take(0))
     return found
-
-
-class Small(nn.Module):
-    """Two convolutions, one of them frozen, and a layer."""
-
-    def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(5)
-            self.stem, self.body, self.head = nn.Conv2d(3, 4, 4, 4), nn.Conv2d(4, 6, 2, 2), nn.Linear(24, 4)
-        self.stem.requires_grad_(False)
-        self.frozen = {"stem.weight", "stem.bias"}
-        self.drop, self.norm = nn.Dropout(dropout), nn.BatchNorm2d(6) if norm else nn.Identity()
-
-    def forward(self, batch: Batch) -> Output:
-        hidden = self.norm(torch.relu(self.body(torch.relu(self.stem(batch["image"].float() / 255)))))
-        features = self.drop(hidden.flatten(1))
-        return Output(self.head(features), features)
 
 
 def vilt() -> nn.Module:

@@ -1,10 +1,33 @@
-"""Labelled random pictures of 16 x 16 pixels, with four words each where asked for."""
+"""Labelled random pictures of 16 x 16 pixels, with four words each where asked for, and a small network for them."""
 
 import torch
+from torch import nn
 
 from confed.data.table import Table
+from confed.federation.protocols import Batch, Output
 
-__all__ = ["labelled_pictures"]
+__all__ = ["Small", "labelled_pictures"]
+
+
+class Small(nn.Module):
+    """Two convolutions, one of them frozen, and a layer; counts its passes."""
+
+    def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.stem, self.body, self.head = nn.Conv2d(3, 4, 4, 4), nn.Conv2d(4, 6, 2, 2), nn.Linear(24, 4)
+        self.stem.requires_grad_(False)
+        self.frozen = {"stem.weight", "stem.bias"}
+        self.drop, self.norm = nn.Dropout(dropout), nn.BatchNorm2d(6) if norm else nn.Identity()
+        self.passes = 0
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores (B, 4), and what the layer reads."""
+        self.passes += 1
+        hidden = self.norm(torch.relu(self.body(torch.relu(self.stem(batch["image"].float() / 255)))))
+        features = self.drop(hidden.flatten(1))
+        return Output(self.head(features), features)
 
 
 def labelled_pictures(count: int, rng: torch.Generator, words: bool = False) -> Table:
