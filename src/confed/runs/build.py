@@ -51,8 +51,10 @@ from confed.runs.checks import (
     check_heads,
     check_lengths,
     check_local,
+    check_measures,
     check_method,
     check_modalities,
+    check_own,
     check_scores,
     check_whole,
     public_data,
@@ -107,6 +109,10 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads) if headless else ""
     fits = combination(recipe, dataset, task, reads_answers=writes)
     check_combination(replace(fits, wraps=isinstance(task, WrapsModel), heads_missing=others))
+    check_measures({recipe.sections["task"]["name"]: task, **tasks})
+    if registered_tasks.is_own(recipe.sections["task"]["name"]) or models.is_own(name):
+        first = next(iter(run_data.clients))
+        check_own(recipe, build.first, run_data.clients[first], tasks.get(first, task), _device(run.device) == "cpu")
     algorithm = _configured(recipe.construct("algorithm"), name, build, task, run_data)
     known = task_spec(task).known or 0.0
     clients: Mapping[str, ClientData] = run_data.clients
