@@ -74,11 +74,11 @@ def _own_memory(model: nn.Module) -> Iterator[str]:
                 continue
             places = _places(tensor)
             if int(places.count_nonzero()) < tensor.nbytes:
-                yield f"values of {name!r} share memory (an expanded view): give it memory of its own with .clone()"
+                yield f"values of {name!r} share memory (an expanded view): give each its own with .clone()"
             other = next((n for n, p in taken.items() if bool((p & places).any())), None)
             if other is not None:
                 yield (
-                    f"{name!r} lies in the memory of {other!r}: register one tensor under both names, or give it memory of "
+                    f"{other!r} and {name!r} share memory: register one tensor under both names, or give each memory of "
                     "its own with .clone()"
                 )
             taken[name] = places
@@ -99,7 +99,7 @@ def _copyable(model: nn.Module) -> Iterator[str]:
     try:
         twin = deepcopy(model, {id(tensor): tensor for tensor in values})
     except Exception as error:
-        why = " ".join(str(error).split())[:160]
+        why = " ".join(str(error).split())[:80]
         yield (
             f"it cannot be copied ({type(error).__name__}: {why}): keep locks, files, generators and tensors with a "
             "history out of its attributes"
