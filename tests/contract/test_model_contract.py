@@ -178,7 +178,9 @@ def test_the_trial_changes_nothing_and_names_the_error():
     assert (model.training, model.norm.training, torch.equal(state, torch.get_rng_state())) == (True, True, True)
     assert reading_fault(model, {"image": torch.zeros(2, 1, 8, 8, dtype=torch.uint8)}).startswith("raises RuntimeError")
     with pytest.raises(ContractViolation, match="must give an Output"):
-        check_model(with_(lambda m: setattr(m, "forward", lambda batch: Output(torch.zeros(1, 2), torch.zeros(1)))), batch)
+        check_model(
+            with_(lambda m: setattr(m, "forward", lambda batch: Output(torch.zeros(1, 2), torch.zeros(1)))), batch
+        )
 
 
 class TwiceUsed(ToyModel):
