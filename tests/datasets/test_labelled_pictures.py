@@ -130,7 +130,7 @@ def test_pictures_of_nobody_are_shared_out(tmp_path: Path, partition: Any, optio
         assert validation == round(0.2 * held)
     if partition in (None, "iid"):
         assert set(sizes.values()) == {(6, 2, 2)}
-    with pytest.raises(ValueError, match="partition 'user' needs a user of every picture"):
+    with pytest.raises(ValueError, match="partition 'user' needs a user of pictures"):
         labelled_pictures(tmp_path, "user", image_size=4)
 
 

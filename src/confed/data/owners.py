@@ -14,8 +14,8 @@ Row = TypeVar("Row")
 
 OWNER_NAMES = (
     "client", "hospital", "site", "clinic", "center", "centre", "institution", "organisation", "organization",
-    "company", "department", "ward", "branch", "station", "school", "sender", "owner", "user", "author", "customer", "patient",
-    "subject", "participant", "person", "writer", "speaker", "photographer", "device",
+    "company", "department", "ward", "branch", "station", "school", "sender", "owner", "user", "author", "customer",
+    "patient", "subject", "participant", "person", "writer", "speaker", "photographer", "device",
 )  # fmt: skip
 """What columns of owners are called, the likelier first; with "id", "name" or "code" behind it too."""
 _OTHER_IDS = ("image", "picture", "photo", "file", "question", "answer", "example", "sample", "row", "record", "item",

@@ -97,7 +97,7 @@ class Workspace:
         """Where each tensor lives for this client (worked out once per set of rules, head and modalities).
 
         Heads for other tasks than the client's, and what reads modalities that it does not have, are frozen for it,
-        whatever the rules say.
+        whatever the rules say. Rules that take tied weights apart are a ``ValueError``.
         """
         rules = algorithm.rules(client)
         key = (client.head, client.modalities, *rules.items())
@@ -109,8 +109,8 @@ class Workspace:
             for later, first in self.tied.items():
                 if scopes.pop(later) is not scopes[first] and self.tensors[first].requires_grad:
                     raise ValueError(
-                        f"{first!r} and {later!r} are one tensor (tied weights), and {algorithm.title} takes them apart: "
-                        "untie them, or choose parts (algorithm.head) that have both or neither"
+                        f"{first!r} and {later!r} are one tensor (tied weights), and {algorithm.title} takes them "
+                        "apart: untie them, or choose parts (algorithm.head) that have both or neither"
                     )
             self._scopes[key] = scopes
         return self._scopes[key]

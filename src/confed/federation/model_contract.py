@@ -58,7 +58,7 @@ def _frozen_alike(model: nn.Module) -> Iterator[str]:
     for later, first in tied_names(model).items():
         if tensors[first].requires_grad and (later in frozen) != (first in frozen):
             still, moved = (later, first) if later in frozen else (first, later)
-            yield f"{still!r} is frozen and {moved!r} is not, and both are one tensor (tied weights): freeze both or none"
+            yield f"{still!r} is frozen and {moved!r} is not, and both are one tensor (tied): freeze both or none"
 
 
 def _own_memory(model: nn.Module) -> Iterator[str]:
@@ -78,8 +78,8 @@ def _own_memory(model: nn.Module) -> Iterator[str]:
             other = next((n for n, p in taken.items() if bool((p & places).any())), None)
             if other is not None:
                 yield (
-                    f"{other!r} and {name!r} share memory: register one tensor under both names, or give each memory of "
-                    "its own with .clone()"
+                    f"{other!r} and {name!r} share memory: register one tensor under both names, or give each its own "
+                    "with .clone()"
                 )
             taken[name] = places
 
@@ -110,7 +110,7 @@ def _copyable(model: nn.Module) -> Iterator[str]:
             functions = value.values() if isinstance(value, dict) else (value,)
             if any(_holds_model(function) for function in functions):
                 where = f"{path}.{attribute}" if path else attribute
-                yield f"the function {where!r} holds a module or tensor, of which a copy keeps the original: make it a method"
+                yield f"the function {where!r} holds a module or tensor; copies would share it: make it a method"
 
 
 def _holds_model(value: Any) -> bool:

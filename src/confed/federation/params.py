@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
-    "Mean", "Params", "Rules", "Scalar", "Scope", "is_change", "layout", "named_tensors", "pick", "tied_names", "widest",
+    "Mean", "Params", "Rules", "Scalar", "Scope", "is_change", "layout", "named_tensors", "pick", "tied_names",
+    "widest",
 ]  # fmt: skip
 
 Params = Mapping[str, Tensor]

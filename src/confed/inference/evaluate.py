@@ -1,9 +1,9 @@
 """Finished runs on new data: any of a run's models on the test examples of another data section, with paired tests.
 
 The run's answers, labels, tokenizer and metric stay. Of new data all examples are tests but those that the run has
-learned from, unless only their test examples are asked for. Questions whose answer the models cannot give count as wrong,
-words that they do not know are read as unknown, and both are counted. Of several models, and of a second run, the mean
-over places is compared example by example.
+learned from, unless only their test examples are asked for. Questions whose answer the models cannot give count as
+wrong, words that they do not know are read as unknown, and both are counted. Of several models, and of a second run,
+the mean over places is compared example by example.
 """
 
 import json
@@ -53,8 +53,8 @@ _PART = "\0"
 """Between a client and the role of its other examples, in the names of places within this module."""
 _NAMED = 5
 """Answers and words that a note names."""
-_STRANGE = "ꙮ"
-"""A letter that no vocabulary has: its token is the one for unknown words."""
+_STRANGE = ("ꙮ", "𐍈")
+"""Letters that no vocabulary has: their token is the one for unknown words."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,9 @@ def evaluate(
             the first model is compared with each other one.
         examples: of new data "all" examples but those that the run has learned from, or those that are "test" examples
             there. A note says how many of how many.
+
+    Raises:
+        ValueError: see above, or other ``examples``.
     """
     if examples not in get_args(Used):
         raise ValueError(f"examples must be one of {', '.join(get_args(Used))}, got {examples!r}")
@@ -229,6 +232,9 @@ class _Trial:
             models: which.
             used: which of the examples; None where they are the run's own data.
             learned_from: the data of all runs that are compared.
+
+        Raises:
+            ValueError: there are no tests, or a model cannot be tried on a place.
         """
         chosen, counted = _tests_of(source.dataset, used, learned_from)
         fitted, notes = self._fitted(Source(chosen, source.fill))
@@ -383,10 +389,13 @@ class _Trial:
         words = list(dict.fromkeys(word for text in dict.fromkeys(questions) for word in _words(text)))
         if not words:
             return set()
-        ids, _ = self.run.tokenizer([_STRANGE, *words])
-        unknown = ids[0, 1] if ids.shape[1] > 1 else ids[0, 0]
-        rows = (ids[1:] == unknown).any(1).tolist()
-        return {word for word, strange in zip(words, rows, strict=True) if strange}
+        once, twice, other, *rows = self.run.tokenizer([_STRANGE[0], " ".join(_STRANGE), _STRANGE[1], *words])[
+            0
+        ].tolist()
+        if once != other:  # texts are read as bytes: there is no unknown word
+            return set()
+        unknown = {token for token in once if twice.count(token) > once.count(token)}  # not those around every text
+        return {word for word, row in zip(words, rows, strict=True) if unknown & {*row}}
 
 
 def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> tuple[Any, list[str]]:

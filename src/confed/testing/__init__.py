@@ -61,8 +61,7 @@ def check_algorithm(algorithm: Algorithm) -> list[tuple[str, str]]:
 def check_model(model: nn.Module, batch: Batch | None = None) -> list[tuple[str, str]]:
     """Results of all checks that a model must pass before a federation trains it.
 
-    A failed check is a :class:`ContractViolation`. A run makes the same checks before round 1 of every model that does
-    not come with confed.
+    A run makes the same checks before round 1 of every model that does not come with confed.
 
     Args:
         model: with its initial values; it is left as it was.
@@ -71,6 +70,9 @@ def check_model(model: nn.Module, batch: Batch | None = None) -> list[tuple[str,
 
     Returns:
         Check -> "passed".
+
+    Raises:
+        ContractViolation: a check failed; the message is one line.
     """
     for check, fault in model_faults(model):
         raise ContractViolation(f"{check}: {fault}")
