@@ -355,7 +355,8 @@ def test_labels_have_the_clients_of_their_column(
     monkeypatch.chdir(tmp_path)
     entries: list[dict[str, Any]] = []
     for number, row in enumerate(rows(tmp_path / "mine", 36)):
-        own = {**entry, **({"label": row["label"]} if "label" in entry else {}), "sender": ["x", "y", ""][number // 3 % 3]}
+        own = {**entry, "sender": ["x", "y", ""][number // 3 % 3]}
+        own |= {"label": row["label"]} if "label" in entry else {}
         entries.append({**own, "id": str(number)} if file == "texts.jsonl" else {**own, "image": row["file"]})
     lines(tmp_path / "mine" / file, entries)
     said, data = initialised(tmp_path / "mine", capfd)

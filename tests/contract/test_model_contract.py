@@ -112,7 +112,7 @@ BROKEN = {
     "alias": (lambda m: m.register_buffer("extra", m.body.weight.detach()), "'extra' and 'body.weight' share memory"),
     "lock": (lambda m: setattr(m, "lock", threading.Lock()), "it cannot be copied"),
     "history": (lambda m: setattr(m, "doubled", m.body.weight * 2), "it cannot be copied"),
-    "closure": (closure, "the function 'scaled' holds a module or tensor"),
+    "closure": (closure, "the function 'scaled' of Small holds a module or tensor"),
     "pattern": (lambda m: setattr(m, "parts", nn.ModuleDict({"a[1]": nn.Linear(2, 2)})), "read .* as patterns"),
     "first frozen": (one_frozen(("body.weight",)), "'body.weight' is frozen and 'out.weight' is not"),
     "later frozen": (one_frozen(("out.weight",)), "'out.weight' is frozen and 'body.weight' is not"),

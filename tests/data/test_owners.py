@@ -126,8 +126,11 @@ def test_every_reader_leaves_blank_owners_out_and_counts_them(read: Any, tmp_pat
 
 
 def test_rows_of_unseen_places_need_no_client(tmp_path: Path):
-    rows = [{"image": image, "question": "dark?", "answer": ["yes", "no"][n % 2], "client": "" if n < 6 else "ab"[n % 2],
-             "place": "far" if n < 5 else "near"} for n, image in enumerate(pictures(tmp_path / "data"))]  # fmt: skip
+    rows = [
+        {"image": image, "question": "dark?", "answer": ["yes", "no"][n % 2]}
+        | {"client": "" if n < 6 else "ab"[n % 2], "place": "far" if n < 5 else "near"}
+        for n, image in enumerate(pictures(tmp_path / "data"))
+    ]
     lines(tmp_path / "data" / "q.jsonl", rows)
     with pytest.warns(UserWarning, match="1 of 21 rows have no client and are left out"):
         dataset = chat_records(tmp_path / "data", unseen=["far"], image_size=8)

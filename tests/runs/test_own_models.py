@@ -128,7 +128,7 @@ def test_a_model_without_tokenizer_is_told_how_to_name_one():
         return Bag(len(answers), vocab_size)
 
     register_model(bare_bag)
-    with pytest.raises(ValueError, match="'bare_bag' names no tokenizer: .*my_model.tokenizer = WordTokenizer"):
+    with pytest.raises(ValueError, match=r"'bare_bag' names no tokenizer: .*my_model.tokenizer = WordTokenizer"):
         prepare(Recipe(model="bare_bag", data=TINY))
 
 

@@ -97,7 +97,10 @@ class Workspace:
         """Where each tensor lives for this client (worked out once per set of rules, head and modalities).
 
         Heads for other tasks than the client's, and what reads modalities that it does not have, are frozen for it,
-        whatever the rules say. Rules that take tied weights apart are a ``ValueError``.
+        whatever the rules say.
+
+        Raises:
+            ValueError: rules take tied weights apart.
         """
         rules = algorithm.rules(client)
         key = (client.head, client.modalities, *rules.items())

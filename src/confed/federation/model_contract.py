@@ -4,12 +4,12 @@
 with confed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import getclosurevars
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from confed.federation.params import named_tensors, tied_names
 from confed.federation.protocols import Batch
+from confed.federation.randomness import isolated
 from confed.federation.specs import frozen_names
 from confed.federation.wire import STORABLE
 
@@ -105,12 +106,12 @@ def _copyable(model: nn.Module) -> Iterator[str]:
             "history out of its attributes"
         )
         return
-    for path, module in twin.named_modules():
+    for module in twin.modules():
         for attribute, value in vars(module).items():
-            functions = value.values() if isinstance(value, dict) else (value,)
-            if any(_holds_model(function) for function in functions):
-                where = f"{path}.{attribute}" if path else attribute
-                yield f"the function {where!r} holds a module or tensor; copies would share it: make it a method"
+            functions: Iterable[Any] = cast("Any", value).values() if isinstance(value, dict) else (value,)
+            if any(map(_holds_model, functions)):
+                named = f"{attribute!r} of {type(module).__name__}"
+                yield f"the function {named} holds a module or tensor, which copies would share: make it a method"
 
 
 def _holds_model(value: Any) -> bool:
@@ -150,12 +151,12 @@ def check_model_kept(name: str, model: nn.Module) -> None:
 
 
 @contextmanager
-def on_trial(model: nn.Module) -> Iterator[None]:
+def on_trial(model: nn.Module) -> Generator[None]:
     """Within it a model may be run in evaluation mode; modes, buffers and random states are as before afterwards."""
     modes = {module: module.training for module in model.modules()}
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), isolated(0):
             model.eval()
             yield
     finally:
