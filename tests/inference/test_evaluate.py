@@ -16,6 +16,8 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.datasets.scenes import scenes
 from confed.inference.evaluate import Evaluation, evaluate, write_evaluation
 from confed.inference.evaluation_tests import Tried, blind_notes, corrected_tests, left_out, paired_test
+from confed.inference.trained_model import unknown_words
+from confed.models import create_tokenizer
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import register_dataset
@@ -158,6 +160,13 @@ def test_two_runs_are_compared_example_by_example(runs: tuple[Path, Path]):
     assert test["won"] == sum(int((x.correct > y.correct).sum()) for x, y in zip(a, b, strict=True))
     (self_test,) = evaluate(runs[0], ["test=30"], ["global"], against=runs[0]).tests or [{"p": 1.0}]
     assert self_test["p"] == 1.0
+
+
+def test_unknown_words_are_those_without_a_token_of_their_own():
+    words = "is the ball red is it a wombat or a wombat".split()
+    assert unknown_words(WordTokenizer(["is", "the", "ball", "red", "it", "a"]), words) == ["wombat", "or"]
+    for source in ("tiny:idefics3", "tiny:qwen2_vl"):  # which read bytes, between the tokens of a prompt
+        assert unknown_words(create_tokenizer("hf", (), source=source), words) == []
 
 
 LABELS = ["name=scene_labels", "clients=2", "train=8", "unseen=4"]

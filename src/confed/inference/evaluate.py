@@ -30,6 +30,7 @@ from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore
 from confed.inference.evaluation_tests import Tried, blind_notes, by_model, corrected_tests, left_out, paired_test
 from confed.inference.finished_run import FinishedRun
+from confed.inference.trained_model import unknown_words
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
 from confed.models.tokenizer import CountsShortened
 from confed.recipes.recipe import load_recipe
@@ -53,8 +54,6 @@ _PART = "\0"
 """Between a client and the role of its other examples, in the names of places within this module."""
 _NAMED = 5
 """Answers and words that a note names."""
-_STRANGE = ("ꙮ", "𐍈")
-"""Letters that no vocabulary has: their token is the one for unknown words."""
 
 
 @dataclass(frozen=True)
@@ -375,7 +374,7 @@ class _Trial:
                 f"as wrong: {_some(list(dict.fromkeys(strange)))}"
             )
         questions = [text for part in parts.values() for text in part.questions]
-        unknown = self._unknown(questions)
+        unknown = unknown_words(self.run.tokenizer, [word for text in questions for word in _words(text)])
         if unknown:
             hit = sum(any(word in unknown for word in _words(text)) for text in questions)
             notes.append(f"{hit} of {total} test questions have a word that the run's models do not know: "
@@ -384,18 +383,6 @@ class _Trial:
         if isinstance(tokenizer, CountsShortened) and questions and (cut := tokenizer.shortened(questions)):
             notes.append(f"{cut} of {total} test questions are longer than the run's models read and lose their end")
         return notes
-
-    def _unknown(self, questions: Sequence[str]) -> set[str]:
-        words = list(dict.fromkeys(word for text in dict.fromkeys(questions) for word in _words(text)))
-        if not words:
-            return set()
-        once, twice, other, *rows = self.run.tokenizer([_STRANGE[0], " ".join(_STRANGE), _STRANGE[1], *words])[
-            0
-        ].tolist()
-        if once != other:  # texts are read as bytes: there is no unknown word
-            return set()
-        unknown = {token for token in once if twice.count(token) > once.count(token)}  # not those around every text
-        return {word for word, row in zip(words, rows, strict=True) if unknown & {*row}}
 
 
 def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> tuple[Any, list[str]]:
