@@ -62,8 +62,8 @@ __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
     "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Run", "Scope",
     "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action", "allow_code",
-    "check_algorithm", "check_model", "create_model", "list_models", "load_exported", "load_recipe", "load_run", "load_study",
-    "register_dataset", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
+    "check_algorithm", "check_model", "create_model", "list_models", "load_exported", "load_recipe", "load_run",
+    "load_study", "register_dataset", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
 ]  # fmt: skip
 
 
