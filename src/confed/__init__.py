@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from confed.models import create_model, list_models
     from confed.recipes.recipe import Recipe, load_recipe
     from confed.registry import allow_code, register_dataset, register_model, register_task
-    from confed.testing import check_algorithm
+    from confed.testing import check_algorithm, check_model
 
 __version__ = VERSION
 
@@ -54,7 +54,7 @@ _HOMES = {
     "confed.models": ("create_model", "list_models"),
     "confed.recipes.recipe": ("Recipe", "load_recipe"),
     "confed.registry": ("allow_code", "register_dataset", "register_model", "register_task"),
-    "confed.testing": ("check_algorithm",),
+    "confed.testing": ("check_algorithm", "check_model"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -62,8 +62,8 @@ __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
     "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Run", "Scope",
     "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action", "allow_code",
-    "check_algorithm", "create_model", "list_models", "load_exported", "load_recipe", "load_run", "load_study",
-    "register_dataset", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
+    "check_algorithm", "check_model", "create_model", "list_models", "load_exported", "load_recipe", "load_run",
+    "load_study", "register_dataset", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
 ]  # fmt: skip
 
 

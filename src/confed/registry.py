@@ -211,6 +211,10 @@ class Registry:
         self._load()
         return next((name for name, entry in self._entries.items() if entry is factory), None)
 
+    def is_own(self, name: str) -> bool:
+        """Whether what has this name is the user's, and does not come with confed."""
+        return ":" in name or not str(self[name].__module__).startswith(f"{self.package}.")
+
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The constructor of that name, or of ``"module:attribute"``.
 

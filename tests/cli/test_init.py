@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import tomllib
 import warnings
@@ -272,3 +273,105 @@ def test_folders_without_readable_data_are_refused(
     assert confed("init") == 2
     assert "confed init FOLDER" in capfd.readouterr().err
     assert not list(tmp_path.glob("*.toml"))
+
+
+def initialised(folder: Path, capfd: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What init prints for a folder, and the section of data that it writes."""
+    assert confed("init", folder, "--json") == 0, capfd.readouterr().err
+    said = json.loads(capfd.readouterr().out)
+    return said, tomllib.loads(Path(said["recipe"]).read_text(encoding="utf-8"))["data"]
+
+
+def with_cells(folder: Path, **columns: Sequence[Any]) -> None:
+    """Questions with further columns; a short one begins anew."""
+    found = [
+        {"image": row["file"], "question": row["query"], "answer": row["label"]}
+        | {name: cells[number % len(cells)] for name, cells in columns.items()}
+        for number, row in enumerate(rows(folder))
+    ]
+    lines(folder / "qa.jsonl", found)
+
+
+OWNERS: Mapping[str, tuple[Mapping[str, Sequence[Any]], str, str]] = {
+    "blank first": ({"client": ["", *"abababa"]}, "client", "3 of 24 rows have no client and are left out"),
+    "null": ({"hospital": [None, *"abababa"]}, "hospital", "3 of 24 rows have no hospital and are left out"),
+    "sender_id": ({"sender_id": [11, 12, 13]}, "sender_id", "one client per sender_id: 11 8, 12 8, 13 8"),
+    "near": ({"Site": ["Oslo", "oslo ", "Rom", "Oslo"]}, "Site", "'Oslo' (12), 'oslo' (6)"),
+    "second": ({"hospital": ["one"], "patient": ["p", "q"]}, "patient", "the column 'hospital' is not taken"),
+    "floats": ({"department": [1.0, 2.0, math.nan]}, "department", "one client per department: 1 8, 2 8"),
+}
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+def test_clients_are_those_of_the_column_and_never_invented(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    columns, name, text = OWNERS[kind]
+    monkeypatch.chdir(tmp_path)
+    with_cells(tmp_path / "mine", **columns)
+    said, data = initialised(tmp_path / "mine", capfd)
+    assert data["partition"] == "client"
+    assert data.get("columns", {}).get("client", "client") == name
+    assert "clients" not in data
+    assert text in "\n".join(said["saw"])
+    assert said["read"].startswith(("2 clients", "3 clients"))
+
+
+def test_a_column_that_is_no_owners_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    with_cells(tmp_path / "mine", visit_id=[*range(24)])
+    said, data = initialised(tmp_path / "mine", capfd)
+    assert data["partition"] == "iid"
+    line = "the column 'visit_id' is not taken as that of the clients; data.columns.client = 'visit_id' does so"
+    assert line in said["saw"]
+
+
+def test_blank_cells_of_a_table_leave_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    found = rows(tmp_path / "mine")
+    found[0]["hospital"], found[0]["label"] = "", "red"
+    with (tmp_path / "mine" / "questions.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, found[0])
+        writer.writeheader()
+        writer.writerows(found)
+    said, data = initialised(tmp_path / "mine", capfd)
+    assert (data["partition"], data["columns"]["client"]) == ("client", "hospital")
+    assert "1 of 24 rows have no hospital and are left out" in said["saw"]
+    assert said["read"].startswith("2 clients")
+
+
+@pytest.mark.parametrize(("file", "entry", "partition"), [
+    ("labels.jsonl", {"labels": ["a"]}, "user"), ("labels.jsonl", {"label": "red"}, "domain"),
+    ("texts.jsonl", {"labels": ["a"], "text": "rain"}, "user"),
+])  # fmt: skip
+def test_labels_have_the_clients_of_their_column(
+    file: str, entry: dict[str, Any], partition: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    entries: list[dict[str, Any]] = []
+    for number, row in enumerate(rows(tmp_path / "mine", 36)):
+        own = {**entry, "sender": ["x", "y", ""][number // 3 % 3]}
+        own |= {"label": row["label"]} if "label" in entry else {}
+        entries.append({**own, "id": str(number)} if file == "texts.jsonl" else {**own, "image": row["file"]})
+    lines(tmp_path / "mine" / file, entries)
+    said, data = initialised(tmp_path / "mine", capfd)
+    assert (data["partition"], data[f"{partition}_key"], "clients" in data) == (partition, "sender", False)
+    assert "12 of 36 rows have no sender and are left out" in said["saw"]
+    assert said["read"].startswith("2 clients")
+
+
+def test_what_the_reader_refuses_is_not_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    with_cells(tmp_path / "mine", id=["same"])
+    assert confed("init", "mine") == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "its reader 'chat_records' refuses it, so that no recipe is written" in said
+    assert "the id 'same' is that of" in said
+    assert not (tmp_path / "mine.toml").exists()

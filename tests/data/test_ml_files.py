@@ -339,7 +339,7 @@ def test_text_lines_and_what_they_must_hold(tmp_path):
         ({"labels": []}, "row 0: expected a picture or a text, got neither"),
         ({"text": "a"}, "row 0: expected a list of texts as 'labels', got None"),
         ({"text": "a", "labels": [" "]}, "expected the names of labels, got an empty one"),
-        ({"text": "a", "labels": [], "user": 3}, "row 0: expected a text as 'user', got 3"),
+        ({"text": "a", "labels": [], "user": [3]}, r"row 0: expected a text as 'user', got \[3\]"),
         ({"image": "/etc/x.png", "labels": []}, "without a way out of its folder"),
     ]:
         with pytest.raises(ValueError, match=message):

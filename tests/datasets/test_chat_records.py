@@ -147,7 +147,11 @@ def test_unreadable_pictures_are_left_out_with_all_that_show_them_and_said(tmp_p
 FAULTS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "none": ([], {}, "expected conversations, found none"),
     "pictures": ([{"question": "q", "answer": "a"}], {}, "expected pictures in the conversations, found none"),
-    "client": ([{**plain(1)[0], "client": ""}, *plain(2)], {"partition": "client"}, "row 0: partition 'client' needs"),
+    "place": (
+        plain(2),
+        {"partition": "place"},
+        "partition 'place' needs a text as 'place', and no line has one",
+    ),
     "split": ([{**plain(1)[0], "split": "dev"}], {}, "row 0: expected the split train, validation or test, got 'dev'"),
     "twice": ([{**plain(1)[0], "id": "x"}] * 2, {}, "row 1: the id 'x' is that of"),
     "skew": (plain(), {"partition": "dirichlet", "skew": "type"}, "data.skew must be one of answer, client"),

@@ -4,8 +4,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from confed.cli import main
@@ -14,8 +16,10 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.datasets.scenes import scenes
 from confed.inference.evaluate import Evaluation, evaluate, write_evaluation
 from confed.inference.evaluation_tests import Tried, blind_notes, corrected_tests, left_out, paired_test
+from confed.inference.trained_model import unknown_words
+from confed.models import create_tokenizer
 from confed.models.tokenizer import WordTokenizer
-from confed.recipes.recipe import load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import register_dataset
 from confed.runs.run import run
 
@@ -69,8 +73,9 @@ def test_the_runs_own_data_give_its_own_results(runs: tuple[Path, Path]):
 
 
 def test_what_does_not_fit_is_counted_and_counts_as_wrong(runs: tuple[Path, Path], tmp_path: Path):
-    found = evaluate(runs[0], ["name=strange_scenes"], ["global", "personal:natural"])
+    found = evaluate(runs[0], ["name=strange_scenes"], ["global", "personal:natural"], examples="test")
     assert found.notes == (
+        "144 of 216 examples of these data are used: only those that the data hold out as tests",
         "1 of 144 test questions have an answer that the run's models cannot give and count as wrong: 'quokka'",
         "1 of 144 test questions have a word that the run's models do not know: 'wombat'",
     )
@@ -93,6 +98,57 @@ def test_what_does_not_fit_is_counted_and_counts_as_wrong(runs: tuple[Path, Path
         write_evaluation(found, tmp_path / "out")
 
 
+def test_what_a_run_has_learned_from_is_no_test(runs: tuple[Path, Path]):
+    found = evaluate(runs[0], ["test=10"])
+    assert found.notes == ("60 of 252 examples of these data are used: the models have learned from the others",)
+    assert {len(t.correct) for t in found.tried} == {10}
+    strange = evaluate(runs[0], ["name=strange_scenes"])
+    assert strange.notes[0] == "216 of 216 examples of these data are used"
+    (newcomer,) = (t for t in strange.tried if t.place == "newcomer")
+    assert (len(newcomer.correct), len(newcomer.names), len(newcomer.names.unique())) == (36, 36, 36)
+    assert newcomer.truth is not None
+    assert newcomer.truth[0] == -1
+    with pytest.raises(ValueError, match="examples must be one of all, test, got 'train'"):
+        evaluate(runs[0], ["test=10"], examples="train")  # pyright: ignore[reportArgumentType]
+
+
+def _folder(root: Path, count: int, start: int) -> Path:
+    rows = []
+    for number in range(start, start + count):
+        grey = np.full((8, 8, 3), 40 + 90 * (number % 2), np.uint8)
+        grey[0, 0] = number
+        (root / "images").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(grey).save(root / "images" / f"{number}.png")
+        rows.append({"image": f"{number}.png", "question": "is it dark?", "answer": ("yes", "no")[number % 2]})
+    (root / "q.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return root
+
+
+def test_all_rows_of_a_new_folder_are_tests_and_caps_of_the_run_do_not_count(tmp_path: Path):
+    old, new = _folder(tmp_path / "old", 24, 0), _folder(tmp_path / "new", 60, 100)
+    data = {"name": "chat_records", "root": str(old), "clients": 2, "image_size": 16, "max_test": 1, "max_train": 4}
+    made = Recipe(model={"name": "vilt_tiny", "image_size": 16}, data=data,
+                  run={"rounds": 1, "workers": 1, "controls": "none", "gallery": 0})  # fmt: skip
+    run(made, tmp_path / "run")
+    found = evaluate(tmp_path / "run", [f"root={new}"])
+    assert found.notes[0] == "60 of 60 examples of these data are used"
+    assert sum(len(t.correct) for t in found.tried) == 60
+    held_out = evaluate(tmp_path / "run", [f"root={new}"], examples="test")
+    assert held_out.notes[0] == "2 of 14 examples of these data are used: only those that the data hold out as tests"
+    told = evaluate(tmp_path / "run", [f"root={new}", "max_test=3", "max_train=2"])
+    assert sum(len(t.correct) for t in told.tried) < 20
+
+
+def test_labelled_examples_that_a_run_has_learned_from_are_no_tests(tmp_path: Path):
+    data = {"name": "scene_labels", "clients": 2, "train": 8, "validation": 2, "test": 4, "unseen": 0}
+    made = Recipe(model="resnet_multilabel_mini", data=data,
+                  run={"rounds": 1, "workers": 1, "controls": "none", "gallery": 0})  # fmt: skip
+    run(made, tmp_path / "run")
+    same = evaluate(tmp_path / "run", ["test=5"])
+    assert {len(t.correct) for t in same.tried} == {5}
+    assert "the models have learned from the others" in same.notes[0]
+
+
 def test_two_runs_are_compared_example_by_example(runs: tuple[Path, Path]):
     found = evaluate(runs[0], ["test=30"], ["global"], against=runs[1])
     (test,) = found.tests
@@ -104,6 +160,13 @@ def test_two_runs_are_compared_example_by_example(runs: tuple[Path, Path]):
     assert test["won"] == sum(int((x.correct > y.correct).sum()) for x, y in zip(a, b, strict=True))
     (self_test,) = evaluate(runs[0], ["test=30"], ["global"], against=runs[0]).tests or [{"p": 1.0}]
     assert self_test["p"] == 1.0
+
+
+def test_unknown_words_are_those_without_a_token_of_their_own():
+    words = ["is", "the", "ball", "red", "is", "it", "a", "wombat", "or", "a", "wombat"]
+    assert unknown_words(WordTokenizer(["is", "the", "ball", "red", "it", "a"]), words) == ["wombat", "or"]
+    for source in ("tiny:idefics3", "tiny:qwen2_vl"):  # which read bytes, between the tokens of a prompt
+        assert unknown_words(create_tokenizer("hf", (), source=source), words) == []
 
 
 LABELS = ["name=scene_labels", "clients=2", "train=8", "unseen=4"]

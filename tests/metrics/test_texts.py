@@ -38,7 +38,14 @@ def test_token_f1_counts_shared_words_once_each() -> None:
     assert token_f1("the red red ball", ["a red ball on grass"]) == pytest.approx(2 * 2 / (3 + 4))
     assert token_f1("blue", ["red", "Blue."]) == 1
     assert token_f1("the", ["red"]) == 0
-    assert token_f1("the", ["a"]) == 1
+    assert token_f1("A.", ["a"]) == token_f1("the ball", ["A ball"]) == 1
+
+
+def test_only_a_blank_text_has_no_words() -> None:
+    assert [squad_words(text) for text in ("A", "the a", "?!", " ")] == [["a"], ["the", "a"], ["?!"], []]
+    for blank in ("", " ", "\n"):
+        assert [token_f1(blank, [reference]) for reference in ("A", "the", "?", "red")] == [0, 0, 0, 0]
+    assert (token_f1("?", ["A"]), token_f1("the", ["A"]), token_f1("?", ["?"]), token_f1("", [""])) == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("score", [anls, token_f1])

@@ -15,7 +15,6 @@ from confed.metrics.vqa import normalise_answer, soft_targets, vqa_accuracy
         ("2,000", "2000"),
         ("U.S.", "us"),
         ("dont know", "don't know"),
-        ("a", ""),
         ("an apple, red", "apple red"),
         ("None", "0"),
         ("yes/no", "yes no"),
@@ -30,6 +29,13 @@ from confed.metrics.vqa import normalise_answer, soft_targets, vqa_accuracy
         ("(red)", "red"),
         # One apostrophe missing is restored, two are not; the table's own slip is kept.
         ("couldnt've couldn'tve couldntve", "couldn't've couldn't've couldntve"),
+        # Only a blank answer is blank in its normal form.
+        ("A", "a"),
+        ("A.", "a"),
+        ("(a)", "a"),
+        ("the a", "the a"),
+        ("?!", "?!"),
+        (" ", ""),
         ("its somebody'd", "its somebodyd"),
         ("\tThe T-shirt, two of 2,000!\n", "tshirt 2 of 2000"),
     ],
@@ -58,6 +64,14 @@ def test_score_by_matches(matches, score):
 def test_both_variants_of_the_score_have_their_values(prediction, annotations, official, always):
     assert vqa_accuracy(prediction, annotations) == official
     assert vqa_accuracy(prediction, annotations, "always") == always
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n", "?", "..."])
+def test_an_answer_that_says_nothing_is_not_an_article(blank):
+    assert vqa_accuracy(blank, ["A"] * 10, "always") == 0
+    assert vqa_accuracy(blank, ["A"] * 9 + ["B"]) == 0
+    assert vqa_accuracy("the", ["a"] * 10, "always") == 0
+    assert vqa_accuracy("a.", ["A"] * 10, "always") == 1
 
 
 def by_the_official_steps(prediction: str, annotations: list[str]) -> float:

@@ -1,5 +1,7 @@
 """Chat task: scores of written and chosen answers, the loss over tokens, and bad input."""
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState
 from confed.federation.train import train
 from confed.metrics.captions import Cider
-from confed.tasks.chat import Chat
+from confed.tasks.chat import Chat, Metric
 
 REFERENCES = [["red ball"], ["2"], ["a cat"]]
 TEXTS = ["Red ball.", "two", "dog"]
@@ -51,6 +53,14 @@ def test_other_metrics_score_the_same_answers(metric, expected: list[float]) -> 
     task = Chat(3, metric).reading(Letters(), REFERENCES)
     output, batch = written(1, 2, 3)
     torch.testing.assert_close(task.predictions(output, batch), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("metric", get_args(Metric))
+def test_an_empty_answer_is_right_in_no_metric(metric) -> None:
+    task = Chat(3, metric).reading(Letters(), [["A"] * 4, ["the"] * 4, ["?"] * 4])
+    for reference in ("A", "the", "?", "a ball"):
+        assert [task.score(text, [reference] * 4) for text in ("", " \n", "...")] == [0, 0, 0]
+    assert metric == "cider" or task.score("a", ["A"] * 4) == 1
 
 
 def test_cider_is_that_of_captions() -> None:

@@ -1,7 +1,7 @@
 """Verbs that evaluate finished runs on other data: evaluate."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -27,17 +27,21 @@ def evaluate(
         list[str] | None, typer.Option(help="global, personal:<client> or all; repeatable.", show_default="global")
     ] = None,
     against: Annotated[Path | None, typer.Option(help="A second run, compared on the same examples.")] = None,
+    examples: Annotated[
+        Literal["all", "test"],
+        typer.Option(help="Of new data: all but what the run learned from, or those that the data hold out as tests."),
+    ] = "all",
     out: Annotated[Path | None, typer.Option(help="Folder to write to. [default: RUN/evaluations/<number>]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a finished run's models on the test examples of other data, with the run's metric and a paired test."""
+    """Evaluate a finished run's models on other data, with the run's metric and a paired test."""
     from confed.inference.evaluate import evaluate as tried_on
     from confed.inference.evaluate import write_evaluation
     from confed.inference.finished_run import run_of
     from confed.report.tables.table import to_rich
 
     run = run_of(folder)
-    found = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against))
+    found = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
     files = write_evaluation(found, out or _next(run / "evaluations"))
     if as_json:
         print_json({**plain(found.content()), "files": {name: str(path) for name, path in files.items()}})

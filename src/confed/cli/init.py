@@ -1,6 +1,8 @@
 """Verb that writes a recipe for a folder of data: init."""
 
+import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,7 @@ from confed.cli.app import Json, app, print_json
 
 if TYPE_CHECKING:
     from confed.prepare.own_data import Found
+    from confed.recipes.recipe import Recipe
 
 
 @app.command(rich_help_panel="Start")
@@ -52,24 +55,51 @@ def init(
         left = sorted(p.name for p in folder.iterdir() if p.name not in chosen.uses and not p.name.startswith("."))
     words = ", ".join(left[:6]) + (f" and {len(left) - 6} more" if len(left) > 6 else "")
     text = draft(chosen, str(place), words, rounds, device)
-    _ = parse_recipe(text, place.stem)
+    read, minds = _read(parse_recipe(text, place.stem), folder, [name for name in names if name != chosen.form])
+    minds = [text for text in minds if text not in chosen.saw]
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
     others = [name for name in names if name != chosen.form]
     if as_json:
         print_json(
             {"recipe": str(place), "form": chosen.form, "dataset": chosen.dataset, "options": dict(chosen.options),
-             "saw": list(chosen.saw), "left": left, "others": others}
+             "saw": list(chosen.saw), "left": left, "others": others, "read": read, "minds": minds}
         )  # fmt: skip
         return
-    _say(folder, place, chosen, words, others)
+    _say(folder, place, chosen, words, others, [f"read: {read}", *(f"mind: {text}" for text in minds)])
 
 
-def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str]) -> None:
+def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[str]]:
+    """Numbers of clients and examples as the proposal's reader gives them, and its warnings.
+
+    Raises:
+        ValueError: the reader refuses what was proposed.
+    """
+    from confed.runs.dataset import load_dataset
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            dataset = load_dataset(json.dumps(recipe.sections["data"], default=str), recipe.run.seed)
+        except ValueError as error:
+            ways = f"; other ways of reading it: {', '.join(f'--as {name}' for name in others)}" if others else ""
+            raise ValueError(
+                f"{folder} is recognised, and its reader {recipe.sections['data']['name']!r} refuses it, so that no "
+                f"recipe is written: {error}{ways}"
+            ) from error
+    roles = ("train", "validation", "test")
+    counts = [sum(len(dataset.clients[name].roles[role]) for name in dataset.clients) for role in roles]
+    numbers = ", ".join(f"{count} {role}" for count, role in zip(counts, roles, strict=True))
+    return f"{len(dataset.clients)} clients, examples: {numbers}", [str(warning.message) for warning in told]
+
+
+def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str], read: list[str]) -> None:
     """What was found, what was left, and what comes next."""
     shown = Console(highlight=False)
     shown.print(f"[bold]{escape(str(folder))}[/] is read as {escape(chosen.form)} (dataset {escape(chosen.dataset)}):")
     for line in chosen.saw:
+        shown.print(Padding(escape(line), (0, 0, 0, 2)))
+    for line in read:
         shown.print(Padding(escape(line), (0, 0, 0, 2)))
     if left:
         shown.print(Padding(f"not read: {escape(left)}", (0, 0, 0, 2)))

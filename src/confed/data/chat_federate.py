@@ -11,6 +11,7 @@ from confed.data.chat import Said, pictures_shown, transcript
 from confed.data.chat_files import ChatRecord
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
+from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_clusters import picture_clusters
 from confed.data.picture_files import PictureFiles
@@ -97,6 +98,9 @@ def federate_chat(
         for record in records:
             if (first := seen.setdefault(record.name, record.where)) != record.where:
                 raise ValueError(f"{record.where}: the id {record.name!r} is that of {first} already")
+    has_clients = any(record.columns.get("client", "").strip() for record in records)
+    partition = how.partition or ("client" if has_clients else "iid")
+    records = _owned(records, partition, how.unseen)
     examples, owner = _examples(records, pictures, index, how.turns)
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
     if CLUSTER in (how.partition, how.skew):
@@ -105,11 +109,8 @@ def federate_chat(
         firsts = [index[record.pictures[0]] if record.pictures else -1 for record in whole]
         column[CLUSTER] = np.array(["none" if row < 0 else f"cluster {clusters[row]}" for row in firsts])
     roles = _roles(records, column["split"], how, column["client"])
-    keys = {key: column[key][owner] for key in column if key != "split" and (column[key] != "").all()}
-    partition = how.partition or ("client" if "client" in keys else "iid")
-    if partition in column and partition not in keys:
-        lacking = next(record for record, value in zip(records, column[partition], strict=True) if not value)
-        raise ValueError(f"{lacking.where}: partition {partition!r} needs a text as {partition!r} on every line")
+    whole = {key for key in column if key == partition or (column[key] != "").all()}
+    keys = {key: column[key][owner] for key in column if key != "split" and key in whole}
     skew = {"answer": np.asarray(examples.answers), **keys}
     if partition == "dirichlet" and how.skew not in skew:
         raise ValueError(f"data.skew must be one of {', '.join(skew)}, columns that every line has; got {how.skew!r}")
@@ -169,7 +170,26 @@ def _examples(
 
 
 def _column(records: Sequence[ChatRecord], key: str) -> np.ndarray:
-    return np.array([record.columns.get(key, "") for record in records], dtype=str)
+    return np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
+
+
+def _owned(records: Sequence[ChatRecord], partition: str, unseen: Sequence[str]) -> Sequence[ChatRecord]:
+    """Conversations that belong to a client or an unseen place; where a column says who the clients are, others do not.
+
+    Raises:
+        ValueError: no line has that column.
+    """
+    if partition not in ("client", "place", "type"):
+        return records
+    others = [record for record in records if record.columns.get("place", "").strip() not in unseen]
+    cells = [record.columns.get(partition, "") for record in others]
+    if not any(map(str.strip, cells)):
+        raise ValueError(
+            f"{records[0].where}: partition {partition!r} needs a text as {partition!r}, and no line has one"
+        )
+    owned = {id(record) for record in with_owner(others, cells, partition)}
+    elsewhere = {id(record) for record in records} - {id(record) for record in others}
+    return [record for record in records if id(record) in owned | elsewhere]
 
 
 def _roles(records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray) -> np.ndarray:

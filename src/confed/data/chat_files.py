@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from confed.data.chat import Role, Said, check_turns, pictures_shown
+from confed.data.owners import owner_text
 from confed.data.record_files import read_records
 
 __all__ = ["PLACEHOLDER", "ChatRecord", "asking", "chat_record", "chat_records"]
@@ -113,7 +114,8 @@ def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
             if entry.get(key):
                 raise ValueError(f"expected pictures and texts, got {key}, which are not read")
         turns, pictures = reader.finish(turns)
-        columns = {key: _text(entry, key) for key in ("client", "place", "type", "split") if entry.get(key) is not None}
+        given = {key: owner_text(entry, key) for key in ("client", "place", "type", "split")}
+        columns = {key: text for key, text in given.items() if text}
         own = entry.get("id")
         return ChatRecord(where, name if own is None else str(own), turns, answers, pictures, columns)
     except ValueError as error:
@@ -240,10 +242,3 @@ def _path(part: Mapping[str, Any]) -> str:
     given = next((part[key] for key in ("image", "path", "url", "image_url") if part.get(key)), "")
     given = given.get("url", "") if isinstance(given, dict) else given
     return given.removeprefix("file://") if isinstance(given, str) else ""
-
-
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry[key]
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"expected a text as {key!r}, got {value!r:.80}")
-    return str(value)

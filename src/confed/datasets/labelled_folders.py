@@ -27,6 +27,7 @@ import numpy as np
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
 from confed.data.json_lines import read_jsonl
+from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
@@ -57,6 +58,7 @@ def labelled_folders(
     pictures: str = "",
     domains: bool = False,
     class_key: str = "label",
+    domain_key: str = "domain",
     shots: int | None = 8,
     validation_shots: int = 4,
     shots_in_total: bool = False,
@@ -84,6 +86,7 @@ def labelled_folders(
         pictures: folder below ``root`` that the paths of the split file begin in.
         domains: whether the upper folders are domains.
         class_key: what ``labels.jsonl`` calls a picture's class.
+        domain_key: what it calls a picture's domain, such as whose it is; by "domain" pictures of none are left out.
         shots: training examples per class and client; 0 or None for all.
         validation_shots: further ones to validate on.
         shots_in_total: whether ``shots`` are those of a class in all, shared out by "iid" and "dirichlet", and not of
@@ -120,8 +123,10 @@ def labelled_folders(
         raise ValueError(f"validation must lie in [0, 1), got {validation}")
     check_unreadable(unreadable, "decoded")
     validation = 0.0 if shots else validation
-    rows = _read(folder, split_file, pictures, domains, class_key)
-    pool = _pool("labelled_folders", *rows, image_size, test_share, validation)
+    source, rows = _read(folder, split_file, pictures, domains, class_key, domain_key)
+    if partition == "domain" and any(row.domain for row in rows):
+        rows = with_owner(rows, [row.domain for row in rows], domain_key)
+    pool = _pool("labelled_folders", source, rows, image_size, test_share, validation)
     facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
     dataset = few_shot(
         pool, partition, shots=shots or None, validation_shots=validation_shots,
@@ -157,7 +162,7 @@ def _pool(
         labels,
         _roles(rows, labels, test_share, validation),
         [row.path for row in rows],
-        np.array([row.domain for row in rows]) if any(row.domain for row in rows) else None,
+        np.array([row.domain.strip() for row in rows]) if any(row.domain for row in rows) else None,
     )
 
 
@@ -180,7 +185,9 @@ def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validati
     return roles
 
 
-def _read(folder: Path, split_file: str, pictures: str, domains: bool, class_key: str) -> tuple[Path, list[_Row]]:
+def _read(
+    folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str = "domain"
+) -> tuple[Path, list[_Row]]:
     """The source of pictures and all rows.
 
     Raises:
@@ -194,7 +201,7 @@ def _read(folder: Path, split_file: str, pictures: str, domains: bool, class_key
         source = next((p for p in (folder / "images.tar", folder / "images") if p.exists()), None)
         if source is None:
             raise ValueError(f"labelled_folders: expected pictures in {folder / 'images'} or images.tar, found neither")
-        return source, list(_of_lines(folder / "labels.jsonl", class_key))
+        return source, list(_of_lines(folder / "labels.jsonl", class_key, domain_key))
     rows = list(_of_folders(folder, domains))
     if not rows:
         form = "domain/class/picture" if domains else "class/picture"
@@ -212,7 +219,7 @@ def _of_folders(folder: Path, domains: bool) -> Iterator[_Row]:
         yield _Row("/".join(parts), below[1] if domains else below[0], role, below[0] if domains else "")
 
 
-def _of_lines(file: Path, class_key: str) -> Iterator[_Row]:
+def _of_lines(file: Path, class_key: str, domain_key: str) -> Iterator[_Row]:
     """Rows of ``labels.jsonl``.
 
     Raises:
@@ -225,7 +232,9 @@ def _of_lines(file: Path, class_key: str) -> Iterator[_Row]:
         label = entry[class_key]
         if not isinstance(label, str | int) or isinstance(label, bool):
             raise ValueError(f"{file}, row {row}: expected the name of a class in {class_key!r}, got {label!r:.80}")
-        yield _Row(str(entry["image"]), str(label), ROLES.get(role, ""), str(entry.get("domain", "")))
+        yield _Row(
+            str(entry["image"]), str(label), ROLES.get(role, ""), owner_text(entry, domain_key, f"{file}, row {row}: ")
+        )
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:

@@ -40,6 +40,7 @@ from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import collect
+from confed.data.owners import with_owner
 from confed.data.picture_files import Check
 from confed.data.vl_files.records import Distinct
 from confed.registry import register_dataset
@@ -58,6 +59,7 @@ def labelled_pictures(
     root: Path | str,
     partition: Literal["user", "iid", "dirichlet", "label_skew"] | None = None,
     *,
+    user_key: str = "user",
     clients: int = 10,
     alpha: float = 0.5,
     minimum: int = 10,
@@ -78,6 +80,7 @@ def labelled_pictures(
         partition: "user", one client per user who has training pictures: the test pictures of the others are the place
             "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
             labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
+        user_key: what ``labels.jsonl`` calls whose a picture is; pictures that are nobody's are left out by "user".
         clients: number of clients, but for "user".
         alpha: concentration of the skewed partitions.
         minimum: fewest training pictures of a client, of the skewed partitions.
@@ -93,28 +96,32 @@ def labelled_pictures(
 
     Raises:
         ValueError: a file is missing or faulty, a line has no picture, another one's picture or an unknown split
-            (names it), only some lines have users, a label is not in ``labels.txt`` (the first few are listed, with
+            (names it), a label is not in ``labels.txt`` (the first few are listed, with
             their counts), there is no label at all, too many pictures cannot be read, or an option is out of range.
     """
     folder = Path(root)
-    records = _records(folder)
+    records = _records(folder, user_key)
+    known = any(record.user for record in records)
+    chosen = partition or ("user" if known else "iid")
+    if chosen == "user":
+        if not known:
+            raise ValueError(f"partition 'user' needs a {user_key} of pictures, and {folder / 'labels.jsonl'} has none")
+        records = with_owner(records, [record.user for record in records], user_key)
     # Identifiers are the keys here: a table puts the rows of a user together, and unreadable ones are left out of it.
     found = {record.name: record for record in records}
     listed = folder / "labels.txt"
     labels = listed_labels(listed) if listed.is_file() else None
     # One table for all splits, of pictures alone: splits are dealt with here, and texts are for tagged_texts.
-    whole = collect((replace(record, split="", text="") for record in records), labels)[""]
+    owned = all(record.user.strip() for record in records)
+    bare = (replace(record, split="", text="", user=record.user.strip() if owned else "") for record in records)
+    whole = collect(bare, labels)[""]
     if not whole.labels:
         raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
     source = _source(folder)
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
     roles = np.array([ROLES[found[name].split] for name in table.names], dtype=str)
-    users = np.array([found[name].user for name in table.names], dtype=str)
-    known = bool(len(table.users))
-    if partition == "user" and not known:
-        raise ValueError(f"partition 'user' needs a user of every picture, and {folder / 'labels.jsonl'} has none")
-    chosen = partition or ("user" if known else "iid")
-    pool = LabelPool(table, pictures, roles, keys={"user": users} if known else {})
+    users = np.array([found[name].user.strip() for name in table.names], dtype=str)
+    pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {})
     splits = federate_labels(
         pool,
         chosen,
@@ -133,14 +140,14 @@ def labelled_pictures(
     return LabelDataset("labelled_pictures", table.labels, splits, places, facts)
 
 
-def _records(folder: Path) -> list[LabelRecord]:
-    """The lines, each with a picture of its own and a known split, and all with a user or none."""
+def _records(folder: Path, user_key: str) -> list[LabelRecord]:
+    """The lines, each with a picture of its own and a known split."""
     file = folder / "labels.jsonl"
     if not file.is_file():
         raise ValueError(
             f"labelled_pictures: expected labels.jsonl, and images/ or images.tar, in {folder}, found no {file}"
         )
-    records, distinct = list(line_records(file)), Distinct("image")
+    records, distinct = list(line_records(file, user=user_key)), Distinct("image")
     for record in records:
         if not record.picture:
             raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")
@@ -148,12 +155,6 @@ def _records(folder: Path) -> list[LabelRecord]:
         distinct.add(str(PurePosixPath(record.picture)), file, record.row)
         if record.split not in ROLES:
             raise ValueError(f"{record.where}: expected the split train, validation or test, got {record.split!r}")
-    nobodys = [record for record in records if not record.user]
-    if 0 < len(nobodys) < len(records):
-        raise ValueError(
-            f"{nobodys[0].where}: expected a user of every picture, or of none; {len(nobodys)} of {len(records)} lines "
-            "have none"
-        )
     return records
 
 

@@ -23,6 +23,7 @@ from confed.data.examples import Examples, FederatedDataset, Split, presence
 from confed.data.federate import floors, words
 from confed.data.modalities import modalities_in
 from confed.data.modality_names import in_order, set_names
+from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_tables import NoPictures
 from confed.data.ragged import end_to_end
@@ -70,6 +71,7 @@ def sensor_series(
         raise ValueError(f"validation must be a share in [0, 1), got {validation}")
     root = Path(root)
     rows = list(_rows(root / "examples.csv"))
+    rows = with_owner(rows, [row.values["client"] for row in rows], "client")
     names = dict.fromkeys(row.values["client"] for row in rows)
     for place in unseen:
         if place not in names:
@@ -128,7 +130,7 @@ def _rows(file: Path) -> Iterator[_Row]:
     seen: set[str] = set()
     for number, values in _csv(file, _COLUMNS):
         where = f"{file} line {number}"
-        for column in ("id", "client", "label"):
+        for column in ("id", "label"):
             if not values[column]:
                 raise ValueError(f"{where}: {column} must not be empty")
         if values["id"] in seen:

@@ -19,6 +19,7 @@ from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import collect
+from confed.data.owners import with_owner
 from confed.data.seeding import generator
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, SCENES, Object, objects, sample
 from confed.registry import register_dataset
@@ -73,6 +74,7 @@ def tagged_texts(
     root: Path | str | None = None,
     partition: Literal["label_skew", "iid", "user"] = "label_skew",
     *,
+    user_key: str = "user",
     clients: int = 20,
     alpha: float = 1.0,
     minimum: int = 10,
@@ -90,7 +92,8 @@ def tagged_texts(
         root: a folder with ``texts.jsonl``; None for the built-in captions.
         partition: skew of single tags (:func:`confed.data.label_partitions.label_skew`); equal random shares; or one
             client per user of the file who has training texts. The test texts of the others are the place
-            "newcomers", their validation texts are left out.
+            "newcomers", their validation texts are left out, and so are texts that are nobody's.
+        user_key: what the file calls whose a text is.
         clients: number of clients, but for "user".
         alpha: concentration of "label_skew".
         minimum: fewest training texts of a client ("label_skew").
@@ -116,18 +119,20 @@ def tagged_texts(
         wanted = {"train": train, "validation": validation, "test": test}
         records, labels = _built_in({role: clients * number for role, number in wanted.items()}, seed), TAGS
     else:
-        records, labels = _of_folder(Path(root))
+        records, labels = _of_folder(Path(root), user_key)
     texts = list(records)
+    if partition == "user":
+        if not any(record.user for record in texts):
+            raise ValueError(f"partition 'user' needs a {user_key} of texts, and no row has one")
+        texts = with_owner(texts, [record.user for record in texts], user_key)
     if silent := [record for record in texts if not record.text]:
         raise ValueError(f"{silent[0].where}: expected a text, got none ({len(silent)} such rows)")
     table = collect((replace(record, split="", user="") for record in texts), labels)[""]
     roles = np.array([{"validation": "val"}.get(record.split, record.split) or "train" for record in texts])
-    users = np.array([record.user for record in texts])
-    if partition == "user" and not users.all():
-        raise ValueError("partition 'user' needs a user of every text")
+    users = np.array([record.user.strip() for record in texts])
     pictures = {name: number for number, name in enumerate(dict.fromkeys(r.picture for r in texts if r.picture))}
     together = np.array([pictures.get(r.picture, -1 - row) for row, r in enumerate(texts)]) if pictures else None
-    pool = LabelPool(table, None, roles, keys={"user": users} if users.all() else {}, together=together)
+    pool = LabelPool(table, None, roles, keys={"user": users} if partition == "user" else {}, together=together)
     splits = federate_labels(
         pool,
         partition,
@@ -197,6 +202,6 @@ def _built_in(numbers: Mapping[str, int], seed: int) -> Iterator[LabelRecord]:
         yield from captions(role, number, TEST_SEED if role == "test" else seed)
 
 
-def _of_folder(root: Path) -> tuple[Iterator[LabelRecord], tuple[str, ...] | None]:
+def _of_folder(root: Path, user_key: str) -> tuple[Iterator[LabelRecord], tuple[str, ...] | None]:
     listed = root / "labels.txt"
-    return line_records(root / "texts.jsonl"), listed_labels(listed) if listed.is_file() else None
+    return line_records(root / "texts.jsonl", user=user_key), listed_labels(listed) if listed.is_file() else None

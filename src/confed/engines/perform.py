@@ -21,7 +21,7 @@ from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.ownership import unowned
-from confed.federation.params import Scope, layout, named_tensors
+from confed.federation.params import Scope, layout, named_tensors, tied_names
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.specs import PlacesItself, TaskAware, frozen_names, model_spec
@@ -55,7 +55,7 @@ class Workspace:
             model.place(device)
         else:
             model.to(device)
-        self.tensors = named_tensors(self.model)
+        self.tensors, self.tied = named_tensors(self.model), tied_names(self.model)
         self.frozen = frozen_names(model)
         self.heads: Mapping[str, str] = model_spec(model).heads_of_tasks
         self.initial = {n: t.detach().clone() for n, t in self.tensors.items() if n not in self.frozen}
@@ -98,14 +98,24 @@ class Workspace:
 
         Heads for other tasks than the client's, and what reads modalities that it does not have, are frozen for it,
         whatever the rules say.
+
+        Raises:
+            ValueError: rules take tied weights apart.
         """
         rules = algorithm.rules(client)
         key = (client.head, client.modalities, *rules.items())
         if key not in self._scopes:
             foreign = tuple(f"{part}." for head, part in self.heads.items() if client.head and head != client.head)
-            frozen = self.frozen | {n for n in self.tensors if foreign and n.startswith(foreign)}
-            frozen |= unowned(self.tensors, client.modalities)
-            self._scopes[key] = layout(self.tensors, rules, frozen=frozen)
+            names = [*self.tensors, *self.tied]
+            frozen = self.frozen | {n for n in names if foreign and n.startswith(foreign)}
+            scopes = layout(names, rules, frozen=frozen | unowned(names, client.modalities))
+            for later, first in self.tied.items():
+                if scopes.pop(later) is not scopes[first] and self.tensors[first].requires_grad:
+                    raise ValueError(
+                        f"{first!r} and {later!r} are one tensor (tied weights), and {algorithm.title} takes them "
+                        "apart: untie them, or choose parts (algorithm.head) that have both or neither"
+                    )
+            self._scopes[key] = scopes
         return self._scopes[key]
 
     def set_task(self, task: Task) -> None:

@@ -8,7 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mean", "Params", "Rules", "Scalar", "Scope", "is_change", "layout", "named_tensors", "pick", "widest"]
+__all__ = [
+    "Mean", "Params", "Rules", "Scalar", "Scope", "is_change", "layout", "named_tensors", "pick", "tied_names",
+    "widest",
+]  # fmt: skip
 
 Params = Mapping[str, Tensor]
 """A model as a flat mapping of names to tensors: its parameters and its persistent buffers."""
@@ -87,8 +90,20 @@ def pick(params: Params, scopes: Mapping[str, Scope], *wanted: Scope) -> dict[st
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's live parameters and persistent buffers under their ``state_dict`` names."""
-    return model.state_dict(keep_vars=True)
+    """The model's live parameters and persistent buffers under their ``state_dict`` names.
+
+    A tensor with several names, such as tied weights, is there once, under its first name: it is sent once and takes
+    one step.
+    """
+    tied = tied_names(model)
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in tied}
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Later name of a tensor that the model has under several names -> its first one."""
+    first_names: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    return {n: first for n, t in state.items() if (first := first_names.setdefault(id(t), n)) != n}
 
 
 class Mean:

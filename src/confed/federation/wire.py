@@ -16,13 +16,15 @@ from confed.federation.params import Scalar
 from confed.federation.reading import faults_of
 from confed.federation.state import ClientState
 
-__all__ = ["decode", "decode_state", "encode", "encode_state", "size"]
+__all__ = ["STORABLE", "decode", "decode_state", "encode", "encode_state", "size"]
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+STORABLE = tuple(_DTYPES)
+"""Dtypes that messages, states and files hold."""
 _encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # making an encoder takes longer
 # safetensors lays tensors out by decreasing rank of their dtype, then by name.
 _RANK = {t: r for r, t in enumerate(["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64"])}

@@ -1,24 +1,28 @@
 """Finished runs on new data: any of a run's models on the test examples of another data section, with paired tests.
 
-The run's answers, labels, tokenizer and metric stay. Questions whose answer the models cannot give count as wrong,
-words that they do not know are read as unknown, and both are counted. Of several models, and of a second run, the mean
-over places is compared example by example.
+The run's answers, labels, tokenizer and metric stay. Of new data all examples are tests but those that the run has
+learned from, unless only their test examples are asked for. Questions whose answer the models cannot give count as
+wrong, words that they do not know are read as unknown, and both are counted. Of several models, and of a second run,
+the mean over places is compared example by example.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from confed.data.examples import Examples, FederatedDataset, Split, TableData
-from confed.data.labelled import LabelDataset
-from confed.engines.local import InProcess
+from confed.data.examples import Examples, FederatedDataset, Split, TableData, presence
+from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
+from confed.data.table_concatenation import concatenate_tables
+from confed.engines.local import InProcess, Setup
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
 from confed.federation.messages import Call, Message
@@ -26,6 +30,7 @@ from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore
 from confed.inference.evaluation_tests import Tried, blind_notes, by_model, corrected_tests, left_out, paired_test
 from confed.inference.finished_run import FinishedRun
+from confed.inference.trained_model import unknown_words
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
 from confed.models.tokenizer import CountsShortened
 from confed.recipes.recipe import load_recipe
@@ -41,10 +46,14 @@ from confed.tasks.vqa import summarise
 __all__ = ["Evaluation", "evaluate", "write_evaluation"]
 
 PERSONAL = "personal:"
+Used = Literal["all", "test"]
+"""Which examples of new data are tests: all that the run has not learned from, or those that the data hold out."""
+CAPS = ("max_train", "max_test")
+"""Keys of data that thin examples out; of new data they count only where they are given with it."""
+_PART = "\0"
+"""Between a client and the role of its other examples, in the names of places within this module."""
 _NAMED = 5
 """Answers and words that a note names."""
-_STRANGE = "ꙮ"
-"""A letter that no vocabulary has: its token is the one for unknown words."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,9 @@ def evaluate(
     data: Sequence[str] = (),
     models: Sequence[str] = ("global",),
     against: Path | None = None,
+    examples: Used = "all",
 ) -> Evaluation:
-    """Accuracy of finished models on the test examples of other data.
+    """Accuracy of finished models on other data.
 
     A folder without a finished run, a model that does not exist, or data that do not fit the run's model are refused
     with a ValueError that says what does not fit.
@@ -129,15 +139,28 @@ def evaluate(
             on all places where the data have none.
         against: a second run, whose models of the same names are tried on the same examples and compared; without it
             the first model is compared with each other one.
+        examples: of new data "all" examples but those that the run has learned from, or those that are "test" examples
+            there. A note says how many of how many.
+
+    Raises:
+        ValueError: see above, or other ``examples``.
     """
+    if examples not in get_args(Used):
+        raise ValueError(f"examples must be one of {', '.join(get_args(Used))}, got {examples!r}")
     first = _Trial(folder)
     recipe = load_recipe(RunFolder(folder).recipe, [f"data.{change}" for change in data])
     section, seed = recipe.sections["data"], recipe.run.seed
+    used: Used | None = examples if data else None
+    if used == "all":
+        given = {change.partition("=")[0].strip() for change in data}
+        section = {**section, **{key: None for key in CAPS if key in section and key not in given}}
     source = load_source(json.dumps(section, default=str), seed)
-    tried, notes = first.on(source, models)
+    runs = [first] if against is None else [first, _Trial(against)]
+    learned_from = [run.run.dataset for run in runs]
+    tried, notes = first.on(source, models, used, learned_from)
     if against is not None:
-        second = _Trial(against)
-        others, more = second.on(source, models)
+        second = runs[1]
+        others, more = second.on(source, models, used, learned_from)
         notes = list(dict.fromkeys([*notes, *more]))
         of, against_of = by_model(tried), by_model(others)
         for model in [m for m in (*of, *against_of) if (m in of) != (m in against_of)]:
@@ -198,15 +221,28 @@ class _Trial:
         self.run.load()
         self.setup = self.run.setup
 
-    def on(self, source: Source, models: Sequence[str]) -> tuple[list[Tried], list[str]]:
-        """Results of every model, and notes on examples that were left out."""
-        fitted, notes = self._fitted(source)
+    def on(
+        self, source: Source, models: Sequence[str], used: Used | None, learned_from: Sequence[Any]
+    ) -> tuple[list[Tried], list[str]]:
+        """Results of every model, and notes on examples that were left out.
+
+        Args:
+            source: the data.
+            models: which.
+            used: which of the examples; None where they are the run's own data.
+            learned_from: the data of all runs that are compared.
+
+        Raises:
+            ValueError: there are no tests, or a model cannot be tried on a place.
+        """
+        chosen, counted = _tests_of(source.dataset, used, learned_from)
+        fitted, notes = self._fitted(Source(chosen, source.fill))
+        notes = counted + notes
         recipe = self.run.recipe
         run_data = encoded(fitted, recipe.sections["model"], self.run.tokenizer)
         self._check_shapes(run_data)
         task, tasks = tasks_of(recipe, run_data)
-        places: dict[str, TableData] = {**run_data.unseen}
-        places |= {name: data for name, data in run_data.clients.items() if len(data.tables[2])}
+        places, names = _places_of(run_data)
         if not places:
             raise ValueError(f"the data {fitted.dataset.name!r} have no test examples")
         jobs = [(model, place) for model in self._models(models) for place in self._places(model, places)]
@@ -222,20 +258,20 @@ class _Trial:
             (reply,) = ask([Call(ClientInfo(place, 0), "examine", message)], MemoryStore(), setup.rounds + 2)
             if reply.error is not None:
                 raise ValueError(f"{model} of {self.folder} cannot be tried on {place!r}: {reply.error}")
-            found.append(self._tried(model, place, run_data, reply.message, setup.task_of(place).metric))
+            found.append(self._tried(model, place, names[place], places[place], reply.message, setup))
         return found, notes
 
-    def _tried(self, model: str, place: str, run_data: RunData, said: Message, metric: str) -> Tried:
-        dataset = run_data.dataset
-        examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
-        table = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
+    def _tried(
+        self, model: str, place: str, named: Iterable[str], data: TableData, said: Message, setup: Setup
+    ) -> Tried:
+        metric, table = setup.task_of(place).metric, data.tables[2]
         values = summarise(read_tallies(said.scalars, "examined"))
         if "probabilities" in said.tensors:
             undefined = task_spec(self.setup.task).undefined
             truth = said.tensors["labels"]
             found = class_average_precision(said.tensors["probabilities"], truth)
             values["C-AP"] = mean_over_classes(found, truth.sum(0, dtype=torch.int64).numpy(), undefined)
-        names = torch.from_numpy(name_hashes(examples.names))
+        names = torch.from_numpy(name_hashes(named))
         # Of an examination with some modalities only, rows may be left out: then nothing says which ones are there.
         whole = len(said.tensors["correct"]) == len(names)
         return Tried(
@@ -313,7 +349,8 @@ class _Trial:
                 )
             return source, []
         clients = {name: Split(s.train.take([]), s.validation.take([]), s.test) for name, s in new.clients.items()}
-        answer_sets = {name: known.answer_set(name) for name in (*clients, *new.unseen) if name in known.answer_sets}
+        owners = {place: place.partition(_PART)[0] for place in (*clients, *new.unseen)}
+        answer_sets = {p: known.answer_set(owner) for p, owner in owners.items() if owner in known.answer_sets}
         tasks = {name: known.tasks[name] for name in clients if name in known.tasks}
         fitted = replace(
             new, answers=known.answers, clients=clients, answer_sets=answer_sets, tasks=tasks, outside=True, mixture=(),
@@ -337,7 +374,7 @@ class _Trial:
                 f"as wrong: {_some(list(dict.fromkeys(strange)))}"
             )
         questions = [text for part in parts.values() for text in part.questions]
-        unknown = self._unknown(questions)
+        unknown = unknown_words(self.run.tokenizer, [word for text in questions for word in _words(text)])
         if unknown:
             hit = sum(any(word in unknown for word in _words(text)) for text in questions)
             notes.append(f"{hit} of {total} test questions have a word that the run's models do not know: "
@@ -347,14 +384,104 @@ class _Trial:
             notes.append(f"{cut} of {total} test questions are longer than the run's models read and lose their end")
         return notes
 
-    def _unknown(self, questions: Sequence[str]) -> set[str]:
-        words = list(dict.fromkeys(word for text in dict.fromkeys(questions) for word in _words(text)))
-        if not words:
-            return set()
-        ids, _ = self.run.tokenizer([_STRANGE, *words])
-        unknown = ids[0, 1] if ids.shape[1] > 1 else ids[0, 0]
-        rows = (ids[1:] == unknown).any(1).tolist()
-        return {word for word, strange in zip(words, rows, strict=True) if strange}
+
+def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> tuple[Any, list[str]]:
+    """New data whose tests are the examples to be used, and a note on how many of how many these are.
+
+    Further examples of a client are in a place of their own, named with :data:`_PART`, until they are tables.
+    """
+    if used is None or dataset.elsewhere is not None:
+        return dataset, []
+    labelled = isinstance(dataset, LabelDataset)
+    alike = [data for data in learned_from if isinstance(data, LabelDataset) == labelled]
+    splits: dict[str, Any] = {name: dataset.clients[name] for name in dataset.clients}
+    roles = ("train", "validation") if used == "all" else ()
+    further = {f"{name}{_PART}{role}": split.roles[role] for name, split in splits.items() for role in roles}
+    fresh = _not_learned(further, alike, *((_label_texts, _label_seen) if labelled else (_texts, _seen)))
+    if isinstance(dataset, LabelDataset):
+        chosen = replace(dataset, clients={name: _joined(name, split, fresh) for name, split in splits.items()})
+        used_rows = sum(len(split.test) for split in chosen.clients.values())
+    else:
+        chosen = replace(dataset, unseen={**dataset.unseen, **fresh})
+        used_rows = sum(len(split.test) for split in splits.values()) + sum(map(len, fresh.values()))
+    unseen = sum(map(len, dataset.unseen.values()))
+    total = unseen + sum(len(part) for split in splits.values() for part in split.roles.values())
+    why = "the models have learned from the others" if used == "all" else "only those that the data hold out as tests"
+    note = f"{used_rows + unseen} of {total} examples of these data are used"
+    return chosen, [note if used_rows + unseen == total else f"{note}: {why}"]
+
+
+def _joined(client: str, split: LabelSplit, fresh: Mapping[str, LabelExamples]) -> LabelSplit:
+    """A client whose further examples are tests too, as far as they are rows of one table."""
+    further = [fresh[name] for role in split.roles if (name := f"{client}{_PART}{role}") in fresh]
+    rows = [split.test.rows, *(part.rows for part in further if part.table is split.test.table)]
+    return LabelSplit(split.train.take([]), split.validation.take([]), replace(split.test, rows=np.concatenate(rows)))
+
+
+def _not_learned(
+    parts: Mapping[str, Any], data: Sequence[Any], texts: Callable[[Any], list[str]], seen: Callable[[Any, int], bytes]
+) -> dict[str, Any]:
+    """Of each part the examples whose pictures, texts and answers no run has learned from or chosen settings on.
+
+    Args:
+        parts: name -> examples.
+        data: what runs have learned from.
+        texts: what is said in each of some examples.
+        seen: digest of what is shown in one of them, which takes longer.
+    """
+    known = [part for one in data for name in one.clients for part in list(one.clients[name].roles.values())[:2]]
+    wanted = {text for part in parts.values() for text in texts(part)}
+    learned = {(text, seen(part, row)) for part in known for row, text in enumerate(texts(part)) if text in wanted}
+    known_texts = {text for text, _ in learned}
+    fresh: dict[str, Any] = {}
+    for name, part in parts.items():
+        said = enumerate(texts(part))
+        rows = [row for row, text in said if text not in known_texts or (text, seen(part, row)) not in learned]
+        fresh |= {name: part.take(rows)} if rows else {}
+    return fresh
+
+
+def _texts(part: Examples) -> list[str]:
+    before = part.conversations or [()] * len(part)
+    return [repr(said) for said in zip(part.questions, part.answers, before, strict=True)]
+
+
+def _seen(part: Examples, row: int) -> bytes:
+    """Digest of an example's pictures; of one without, its name."""
+    if not part.images.shape[1] or not presence(part.take([row]))[0, 0]:
+        return part.names[row].encode()
+    return _digest(part.images[number] for number in np.ravel(part.image_index[row]).tolist())
+
+
+def _label_texts(part: LabelExamples) -> list[str]:
+    texts = part.table.texts
+    return [repr((part.table.labels_of(row), "" if texts is None else texts[row])) for row in part.rows.tolist()]
+
+
+def _label_seen(part: LabelExamples, row: int) -> bytes:
+    return b"" if part.pictures is None else _digest([part.pictures[int(part.rows[row])]])
+
+
+def _digest(pictures: Iterable[np.ndarray]) -> bytes:
+    digest = blake2b(digest_size=16)
+    for picture in pictures:
+        digest.update(picture.tobytes())
+    return digest.digest()
+
+
+def _places_of(run_data: RunData) -> tuple[dict[str, TableData], dict[str, list[str]]]:
+    """Test examples of clients and unseen places as tables, and their names; a client's further examples with them."""
+    data = run_data.dataset
+    places = {name: tables for name, tables in run_data.unseen.items() if _PART not in name}
+    names = {name: [*data.unseen[name].names] for name in places}
+    for client, own in run_data.clients.items():
+        more = [name for name in run_data.unseen if name.startswith(f"{client}{_PART}")]
+        tables = [own.tables[2], *(run_data.unseen[name].tables[2] for name in more)]
+        if sum(map(len, tables)):
+            test = concatenate_tables([table for table in tables if len(table)]) if more else tables[0]
+            places[client] = TableData(*own.tables[:2], test) if more else own
+            names[client] = [*data.clients[client].test.names, *(n for name in more for n in data.unseen[name].names)]
+    return places, names
 
 
 def _places(names: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
-from confed.federation.params import copy_into, named_tensors
+from confed.federation.params import copy_into
 from confed.federation.randomness import generator
 from confed.federation.reading import check_entries, faults_of
 from confed.federation.specs import ComparesCaptions, RanksTexts, TaskAware, WrapsModel, WritesAnswers, task_spec
@@ -137,7 +137,7 @@ def backbone_of(model: nn.Module) -> dict[str, Tensor]:
     heads = tuple(f"{head}." for head in heads_of(model).values())
     return {
         name.replace(".base_layer.", "."): tensor
-        for name, tensor in named_tensors(model).items()
+        for name, tensor in model.state_dict(keep_vars=True).items()  # digests have tied tensors under all their names
         if not name.startswith((*heads, "prompts."))
         and not any(part in name for part in inside)
         and not _INJECTED.fullmatch(name)
@@ -331,7 +331,7 @@ def _fill_backbone(model: nn.Module, directory: Path, facts: Mapping[str, Any]) 
 
 
 def _fill(model: nn.Module, tensors: Mapping[str, Tensor], needed: Sequence[str], source: str) -> None:
-    _copy(named_tensors(model), tensors, needed, source)
+    _copy(model.state_dict(keep_vars=True), tensors, needed, source)
 
 
 def _copy(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], source: str) -> None:

@@ -1,7 +1,7 @@
 """A trained model with everything that turns a picture and a question into answers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,23 @@ from confed.data.pictures import PictureSource, read_picture, resize
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import model_spec
 
-__all__ = ["TrainedModel"]
+__all__ = ["TrainedModel", "unknown_words"]
 
-_STRANGE = "ꙮ"
-"""A letter that no vocabulary has: its token is the one for unknown words."""
+_STRANGE = ("ꙮ", "𐍈")
+"""Letters that no vocabulary has: their token is the one for unknown words."""
+
+
+def unknown_words(tokenizer: Any, words: Iterable[str]) -> list[str]:
+    """Those of some words that a tokenizer reads as unknown, each once; none of one that reads bytes."""
+    distinct = list(dict.fromkeys(words))
+    if not distinct:
+        return []
+    ids, _ = tokenizer([_STRANGE[0], " ".join(_STRANGE), _STRANGE[1], *distinct])
+    once, twice, other, *rows = ids.tolist()
+    if once != other:
+        return []
+    unknown = {token for token in once if twice.count(token) > once.count(token)}  # not those around every text
+    return [word for word, row in zip(distinct, rows, strict=True) if unknown & {*row}]
 
 
 @dataclass(frozen=True)
@@ -107,10 +120,7 @@ class TrainedModel:
         """The words of a question that the tokenizer turns into its token for unknown words."""
         if model_spec(self.model).converses:  # its tokens are of any text
             return []
-        words = list(dict.fromkeys(re.findall(r"[^\W_]+", question)))
-        ids, _ = self.tokenizer([_STRANGE, *words])
-        unknown = ids[0, 1]  # position 0 is the token that begins every text
-        return [word for word, row in zip(words, ids[1:], strict=True) if bool((row == unknown).any())]
+        return unknown_words(self.tokenizer, re.findall(r"[^\W_]+", question))
 
     def seen(self, file: PictureSource) -> dict[str, Tensor]:
         """What the network reads of a picture: itself, or its regions."""

@@ -49,8 +49,12 @@ def token_f1(written: str, references: Sequence[str]) -> float:
 
 
 def squad_words(text: str) -> list[str]:
-    """Words in SQuAD's normal form: lower case, without punctuation marks and articles."""
-    return _ARTICLES.sub(" ", text.lower().translate(_MARKS)).split()
+    """Words in SQuAD's normal form: lower case, without punctuation marks and articles.
+
+    Only a blank text has none: where nothing else is left, articles stay, and so do marks.
+    """
+    without_marks = text.lower().translate(_MARKS)
+    return _ARTICLES.sub(" ", without_marks).split() or without_marks.split() or text.lower().split()
 
 
 def edits(one: str, other: str) -> int:

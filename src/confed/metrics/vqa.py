@@ -47,7 +47,8 @@ def normalise_answer(answer: str) -> str:
     In this order: line breaks and tabs become spaces; a punctuation mark vanishes if it touches a space
     somewhere in the answer or if the answer has digit-comma-digit, else it becomes a space; periods not
     followed by a digit vanish; lower case; number words up to ten become digits; articles vanish; apostrophes
-    return to known contractions.
+    return to known contractions. Unlike the official form, only a blank answer is blank in it: an answer of articles
+    keeps them, so that saying nothing is not "A", and one of punctuation marks stays as it is.
 
     Example:
         >>> normalise_answer("The T-shirt, two of 2,000!")
@@ -60,8 +61,9 @@ def normalise_answer(answer: str) -> str:
         if mark in answer:
             vanishes = has_thousands or f"{mark} " in answer or f" {mark}" in answer
             text = text.replace(mark, "" if vanishes else " ")
-    words = (_NUMBERS.get(word, word) for word in _PERIOD.sub("", text).lower().split())
-    return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
+    words = [_NUMBERS.get(word, word) for word in _PERIOD.sub("", text).lower().split()] or [answer.lower()]
+    without_articles = [word for word in words if word not in _ARTICLES] or words
+    return " ".join(_CONTRACTIONS.get(word, word) for word in without_articles)
 
 
 def vqa_accuracy(prediction: str, annotations: Sequence[str], variant: Variant = "official") -> float:

@@ -37,7 +37,10 @@ def create_tokenizer(name: str, words: Sequence[str], **options: Any) -> Tokeniz
     """
     builder = model_spec(models[name]).tokenizer
     if builder is None:
-        raise ValueError(f"the model {name!r} names no tokenizer; build one from confed.models.tokenizer")
+        raise ValueError(
+            f"the model {name!r} names no tokenizer: give its class the attribute tokenizer, or write behind its "
+            "function, such as: from confed.models.tokenizer import WordTokenizer; my_model.tokenizer = WordTokenizer"
+        )
     return builder(words, **options)
 
 

@@ -4,16 +4,17 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from confed.data.json_lines import read_jsonl
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
+from confed.data.owners import by_likelihood, notes_on_owners, says_owners
 from confed.datasets.labelled_folders import ENDINGS as PICTURES
 from confed.datasets.labelled_folders import ROLES
-from confed.prepare.own_questions import questions_in, saved_datasets
+from confed.prepare.own_questions import cells_of, not_taken, questions_in, saved_datasets
 
 __all__ = ["FORMS", "Found", "recognise"]
 
@@ -25,6 +26,8 @@ FORMS = (
 """What is recognised, for messages."""
 MOST_FILES = 500_000
 """Files that are looked at."""
+DEALT = ("partition", "clients", "alpha")
+"""Keys of :func:`dealt`."""
 FEW = 100
 """Examples per client below which equal shares are proposed in place of skewed ones."""
 
@@ -225,18 +228,39 @@ def _labels(folder: Path, clients: int) -> Found | None:
         labels = Counter(
             str(label) for entry in entries for label in entry["labels"] if isinstance(entry["labels"], list)
         )
-        users = len({entry["user"] for entry in entries if entry.get("user")})
-        shares = {} if users > 1 else {**dealt(len(entries), clients), "minimum": 2}
         saw = [f"labels.jsonl: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
-        saw += [f"{users} users, each a client"] if users > 1 else []
+        shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
         options = {"root": str(folder.resolve()), **shares, "image_size": 64}
         return Found("labels", "labelled_pictures", options, saw, uses)
     if not all("label" in entry for entry in entries):
         return None
     classes = Counter(str(entry["label"]) for entry in entries)
-    domains = {str(entry["domain"]) for entry in entries if entry.get("domain")}
+    owners: list[str] = []
+    shares = _by_owner(entries, "domain", owners)
     roles = {ROLES.get(str(entry.get("split", "")), "") for entry in entries}
-    return _of_classes(folder, classes, domains, roles, clients, "labels.jsonl", uses)
+    found = _of_classes(folder, classes, set(), roles, clients, "labels.jsonl", uses)
+    kept = {key: value for key, value in found.options.items() if not shares or key not in DEALT}
+    return replace(found, options={**kept, **shares}, saw=[*found.saw, *owners])
+
+
+def _by_owner(entries: Sequence[Mapping[str, Any]], usual: str, saw: list[str]) -> dict[str, Any]:
+    """Keys that make a client of each name in a column of owners; none where there is no such column.
+
+    Args:
+        entries: the rows.
+        usual: the column that the dataset takes by default, after which it calls such clients.
+        saw: lines on what is there, to which those on the column are added.
+    """
+    names = {name: None for entry in entries for name in entry}
+    called = [*([usual] if usual in names else []), *(name for name in by_likelihood(names) if name != usual)]
+    cells = {name: cells_of(entries, name) for name in called}
+    taken = next((name for name in called if says_owners(cells[name])), "")
+    if taken:
+        counts = Counter(filter(None, map(str.strip, cells[taken])))
+        saw += [f"one client per {taken}: {_most(counts)}", *notes_on_owners(cells[taken], taken)]
+    saw += not_taken([name for name in called if name != taken], f"{usual}_key")
+    keys = {f"{usual}_key": taken} if taken and taken != usual else {}
+    return {"partition": usual, **keys} if taken else {}
 
 
 def _classes(folder: Path, clients: int) -> Found | None:
@@ -291,9 +315,8 @@ def _texts(folder: Path, clients: int) -> Found | None:
     if not file.is_file():
         return None
     entries = [entry for _, entry in read_jsonl(file, ("text", "labels"))]
-    users = len({entry["user"] for entry in entries if entry.get("user")})
-    saw = [f"texts.jsonl: {len(entries)} texts", *([f"{users} users"] if users > 1 else [])]
-    shares = {} if users > 1 else {**dealt(len(entries), clients), "minimum": 2}
+    saw = [f"texts.jsonl: {len(entries)} texts"]
+    shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
     return Found(
         "texts", "tagged_texts", {"root": str(folder.resolve()), **shares}, saw, frozenset({file.name, "labels.txt"})
     )

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.chat_files import ChatRecord, asking, chat_record
+from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 from confed.data.record_files import COLUMNS, ENDINGS, read_records
 
 __all__ = ["Questions", "questions_in", "saved_datasets"]
 
 QUESTION = "what is this?"
 """Asked where rows have pictures and labels but no question."""
+LOOKED_AT = 1000
+"""Rows in which columns are looked for: cells of the first one may be blank."""
 MOST = 20_000
 """Rows of each file that are looked at."""
 
@@ -22,12 +25,11 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "image": ("img", "picture", "photo", "file", "filename", "file_name", "image_path", "image_file", "path"),
     "question": ("query", "q", "instruction", "problem", "input"),
     "answer": ("label", "a", "target", "class", "response", "output", "caption"),
-    "client": ("hospital", "site", "clinic", "owner", "user", "user_id", "center", "centre", "institution"),
     "place": ("domain", "scene", "location"),
     "type": ("question_type", "category", "answer_type"),
     "split": ("partition", "fold", "set", "subset"),
 }
-"""What columns are called elsewhere, in the order in which they are taken."""
+"""What columns are called elsewhere, in the order in which they are taken; for clients: :mod:`confed.data.owners`."""
 
 _LAYOUTS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"question", "answer"}, {"question", "answers"})
 
@@ -99,20 +101,21 @@ def _columns_of(file: Path) -> dict[str, str] | None:
         "["
     ):
         return None  # an object, such as somebody's settings
-    first = next((entry for _, entry in read_records(file)), None)
-    return mapped(first) if isinstance(first, dict) else None
+    rows = [entry for _, entry in islice(read_records(file), LOOKED_AT)]
+    names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
+    return mapped(names) if names else None
 
 
 def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool) -> Questions:
     """What files with questions hold."""
-    columns = next(iter(files.values()))
+    columns = dict(next(iter(files.values())))
     if other := next((file for file, own in files.items() if own != columns), None):
         first = next(iter(files))
         raise ValueError(f"{other} names its columns in another way than {first.name}; put one of them elsewhere")
-    question, records, names = "", list[ChatRecord](), set[str]()
+    question, records, entries = "", list[ChatRecord](), list[Mapping[str, Any]]()
     for file in files:
         for row, entry in islice(read_records(file, columns), MOST):
-            names |= set(entry)
+            entries.append(entry)
             question = question or ("" if asking(entry, QUESTION) is entry else QUESTION)
             records.append(chat_record(asking(entry, question), f"{file}, row {row}", f"{file.stem}/{row}"))
     shown = list(dict.fromkeys(picture for record in records for picture in record.pictures))
@@ -124,7 +127,12 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
             f"{next(iter(files))}: expected pictures below {folder} or its folder images/, found none; {what}"
         )
     single = all(len(r.turns) == 2 and len(r.turns[0].parts) == 2 and r.turns[0].parts[0] is None for r in records)
-    owner = next((key for key in ("client", "place") if _everywhere(records, key)), "")
+    names = {name for entry in entries for name in entry}
+    called = by_likelihood(names)
+    cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
+    taken = next((name for name in cells if says_owners(cells[name])), "")
+    owner = taken if taken in ("", "place") else "client"
+    columns |= {"client": taken} if owner == "client" != taken else {}
     options: dict[str, Any] = {"columns": columns} if columns else {}
     options |= {"question": question} if question else {}
     options |= {"partition": owner} if owner else {}
@@ -137,7 +145,9 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     saw += [f"columns: {', '.join(f'{name} is the {key}' for key, name in columns.items())}"] if columns else []
     saw += [f"rows have no question: {question!r} is asked of all"] if question else []
     if owner:
-        saw.append(f"one client per {columns.get(owner, owner)}: {_listed(r.columns[owner] for r in records)}")
+        saw.append(f"one client per {columns.get(owner, owner)}: {_listed(filter(None, map(str.strip, cells[taken])))}")
+        saw += notes_on_owners(cells[taken], columns.get(owner, owner))
+    saw += not_taken([name for name in called if name != taken], "columns.client")
     saw += [f"{len(absent)} pictures are not there, such as {absent[0]!r}"] if absent else []
     uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in there if p is not None}
     form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
@@ -151,9 +161,22 @@ def _place(folder: Path, name: str) -> Path | None:
         return None
 
 
-def _everywhere(records: Sequence[ChatRecord], key: str) -> bool:
-    values = {record.columns.get(key, "") for record in records}
-    return "" not in values and len(values) > 1
+def cells_of(entries: Iterable[Mapping[str, Any]], name: str) -> list[str]:
+    """A column as texts; of one with lists or objects nothing."""
+    try:
+        return [owner_text(entry, name) for entry in entries]
+    except ValueError:
+        return []
+
+
+def not_taken(names: Iterable[str], key: str) -> list[str]:
+    """What is said of columns that are called like owners and are none, or come behind another one.
+
+    Args:
+        names: of the columns.
+        key: of ``[data]``, by which one of them is taken.
+    """
+    return [f"the column {name!r} is not taken as that of the clients; data.{key} = {name!r} does so" for name in names]
 
 
 def _listed(values: Iterable[str]) -> str:
@@ -192,6 +215,8 @@ def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence
     if shown and shown not in ("image", "images"):
         columns["image"] = shown
     columns.pop("split", None)
+    called = by_likelihood(names)
+    columns |= {"client": called[0]} if called[:1] not in ([], ["client"]) else {}
     there = {key for key in COLUMNS if key in names} | set(columns)
     question = "" if there & {"question", "messages", "conversations", "prompt"} else QUESTION
     owner = next((key for key in ("client", "place") if key in there), "")
@@ -201,6 +226,8 @@ def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence
     saw = [f"a dataset with the columns {', '.join(names)}" + (f" in the splits {', '.join(splits)}" if splits else "")]
     saw += [f"columns: {', '.join(f'{name} is the {key}' for key, name in columns.items())}"] if columns else []
     saw += [f"rows have no question: {question!r} is asked of all"] if question else []
+    saw += [f"one client per {columns.get(owner, owner)}"] if owner else []
+    saw += not_taken(called[1:], "columns.client")
     form = "conversations" if there & {"messages", "conversations", "prompt"} else "questions"
     return Questions(form, options, saw, count, None, owner, there)
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from confed.federation.specs import model_spec
 from confed.prepare.own_data import Found, stated
+from confed.registry import models
 
 __all__ = ["draft"]
 
@@ -34,7 +36,7 @@ _TRAINING: Mapping[str, _Training] = {
     "classes": _Training(
         {"name": "vit_mini", "trainable": "all"}, _VQA, _STEPS,
         'published weights: name = "vit_b16" with data.image_size = 224; or name = "clip", source = '
-        '"openai/clip-vit-base-patch32", trainable = "prompt" with the methods promptfl and fedpgp',
+        '"openai/clip-vit-base-patch32", trainable = "prompt" with the methods promptfl and fedpgp, without image_size',
     ),
     "labels": _Training(
         {"name": "resnet_multilabel_mini"}, {"name": "multilabel"}, {**_STEPS, "optimizer": "adam", "batch_size": 16},
@@ -49,7 +51,7 @@ _TRAINING: Mapping[str, _Training] = {
         {"name": "hf", "source": "smolvlm_mini", "trainable": "lora"},
         {"name": "chat", "metric": "f1", "max_new_tokens": 16}, {"epochs": 1, "batch_size": 16, "lr": 1e-2},
         'the packaged smolvlm_mini is for trials; published weights: source = "HuggingFaceTB/SmolVLM-256M-Instruct" '
-        "with data.image_size = 512 and local.lr = 2e-4",
+        "with local.lr = 2e-4; pictures have the size that the model reads, or data.image_size",
     ),
     "captions": _Training(
         {"name": "caption_transformer_mini", "max_length": 48}, {"name": "captioning"},
@@ -113,7 +115,15 @@ def draft(found: Found, name: str, left: str = "", rounds: int = 5, device: str 
         f"confed tune {name} --budget 6  searches settings on validation data before anything is claimed",
         "confed list, confed show NAME: methods, models and all their settings",
     ]
-    data = {"name": found.dataset, **{key: value for key, value in found.options.items() if value is not None}}
+    sized = model_spec(models[training.model["name"]]).picture_side is not None
+    data = {
+        "name": found.dataset,
+        **{
+            key: value
+            for key, value in found.options.items()
+            if value is not None and not (sized and key == "image_size")
+        },
+    }
     comments = {key: text.format(dataset=found.dataset) for key, text in _KEYS.items()}
     local = {"epochs": "passes over a client's examples per round", "lr": "learning rate; the first thing to tune"}
     run = {

@@ -30,12 +30,13 @@ import tomli_w
 
 from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
+from confed.federation.specs import model_spec
 from confed.recipes.objects import content_of
 from confed.recipes.overrides import NAMED, Overrides, apply_overrides, kept_keys
 from confed.recipes.run_section import Run
 from confed.recipes.schema import plain, validate
 from confed.recipes.sections import named_section, taken_part, without_local
-from confed.registry import SESSION
+from confed.registry import SESSION, models
 
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes", "parse_recipe"]
 
@@ -351,6 +352,10 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
         if not isinstance(values, Mapping):
             raise ValueError(f"{section} must be a section of keys, got {values!r}")
     sections = {section: named_section(section, content.get(section, {})) for section in NAMED}
+    if "image_size" in sections["data"] and "image_size" not in content.get("data", {}):
+        own_side = model_spec(models[sections["model"]["name"]]).picture_side
+        if own_side is not None and (side := own_side(sections["model"])) is not None:
+            sections["data"] = {**sections["data"], "image_size": side}
     sections["local"] = validate(Local, content.get("local", {}), "local", set())
     sections["run"] = validate(Run, content.get("run", {}), "run", set())
     study = validate(_Study, content.get("study", {}), "study", set())
@@ -369,13 +374,13 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
                 f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}; study.methods "
                 "must name it"
             )
-    models, variants = tuple(study["models"]), {str(k): dict(v) for k, v in content.get("models", {}).items()}
+    rows_of_models, variants = tuple(study["models"]), {str(k): dict(v) for k, v in content.get("models", {}).items()}
     for model in variants:
-        if model not in models:
-            raise ValueError(f"[models.{model}] is not one of study.models: {', '.join(models) or 'none'}")
+        if model not in rows_of_models:
+            raise ValueError(f"[models.{model}] is not one of study.models: {', '.join(rows_of_models) or 'none'}")
     recipe = Recipe(
         name=name, sections=sections, methods=methods, overrides=overrides, table=tuple(study["table"]),
-        lr=tuple(study["lr"]), headline=study["headline"] or "", models=models, variants=variants,
+        lr=tuple(study["lr"]), headline=study["headline"] or "", models=rows_of_models, variants=variants,
         score=study["score"],
     )  # fmt: skip
     # Their constructors check values that types cannot.
@@ -383,7 +388,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     # The table may be long; its other rows are checked when they are asked for.
     for method in dict.fromkeys([*methods, *overrides]):
         recipe.check_row(method)
-    for model in models:
+    for model in rows_of_models:
         recipe.with_model(model)
     return recipe
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from confed.data.examples import FederatedDataset
 from confed.data.labelled import LabelDataset
+from confed.federation.model_contract import check_model_kept
 from confed.federation.params import named_tensors
 from confed.federation.specs import model_spec
 from confed.recipes.overrides import NAMED
@@ -32,6 +33,7 @@ def session_name(section: str, value: Any) -> str:
         value: a module, a dataset, or a function or class that no other process can import.
     """
     if isinstance(value, nn.Module):
+        check_model_kept(type(value).__name__, value)
         name = f"{SESSION}{type(value).__name__}@{digest_of((str(value), named_tensors(value)))}"
         NAMED[section].add(name, _model(value))
     elif isinstance(value, FederatedDataset | LabelDataset):

@@ -51,8 +51,10 @@ from confed.runs.checks import (
     check_heads,
     check_lengths,
     check_local,
+    check_measures,
     check_method,
     check_modalities,
+    check_own,
     check_scores,
     check_whole,
     public_data,
@@ -107,7 +109,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads) if headless else ""
     fits = combination(recipe, dataset, task, reads_answers=writes)
     check_combination(replace(fits, wraps=isinstance(task, WrapsModel), heads_missing=others))
-    algorithm = _configured(recipe.construct("algorithm"), name, build, task, run_data)
+    algorithm = _configured(recipe, build, task, tasks, run_data)
     known = task_spec(task).known or 0.0
     clients: Mapping[str, ClientData] = run_data.clients
     sizes: Sequence[int] | None = None
@@ -172,8 +174,14 @@ class _Models:
         return model
 
 
-def _configured(algorithm: Algorithm, name: str, build: "_Models", task: Any, run_data: RunData) -> Algorithm:
+def _configured(recipe: Recipe, build: "_Models", task: Any, tasks: Mapping[str, Any], run_data: RunData) -> Algorithm:
     """A method that has looked at the model, and the model at pictures of the data's size."""
+    algorithm, name = recipe.construct("algorithm"), recipe.sections["model"]["name"]
+    check_measures({recipe.sections["task"]["name"]: task, **tasks})
+    if registered_tasks.is_own(recipe.sections["task"]["name"]) or models.is_own(name):
+        client = next(iter(run_data.clients))
+        on_cpu = _device(recipe.run.device) == "cpu"
+        check_own(recipe, build.first, run_data.clients[client], tasks.get(client, task), on_cpu)
     known = task_spec(task).known or 0.0
     looks = model_spec(models[name]).converses
     if not known and not looks and type(algorithm).configure is Algorithm.configure:  # a model may take long to read

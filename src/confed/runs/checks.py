@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from math import ceil
+from typing import Any
 
+import torch
 from torch import nn
 
 from confed.data.examples import FederatedDataset, TableData
@@ -19,23 +21,27 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo, NamesClients
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.local import Local
+from confed.federation.model_contract import check_model_kept, on_trial, reading_fault
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
+from confed.federation.reports import Measured
 from confed.federation.specs import WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
 from confed.recipes.run_section import Run
-from confed.registry import models
+from confed.registry import models, tasks
 
 __all__ = [
     "check_class_lists",
     "check_heads",
     "check_lengths",
     "check_local",
+    "check_measures",
     "check_method",
     "check_modalities",
+    "check_own",
     "check_scores",
     "check_whole",
     "public_data",
@@ -207,6 +213,64 @@ def public_data(
                 f"{'+'.join(strange)} only, and client {client!r} has {'+'.join(own)}"
             )
     return data, {other: kept for other, kept in unseen.items() if other != place}
+
+
+# Models and tasks of one's own -----------------------------------------------------------------------------------
+
+
+def check_own(recipe: Recipe, model: nn.Module, data: ClientData, task: Any, on_cpu: bool) -> None:
+    """Check of a model or a task that does not come with confed, before it is trained or asked for scores.
+
+    Args:
+        recipe: names both.
+        model: the model; left as it was.
+        data: any client's examples, of which the first two are tried where the run computes on a processor.
+        task: the task.
+        on_cpu: whether it does.
+
+    Raises:
+        ValueError: the model breaks its contract or cannot read the examples, or the task scores what it does not
+            declare.
+    """
+    name, task_name = recipe.sections["model"]["name"], recipe.sections["task"]["name"]
+    if models.is_own(name):
+        check_model_kept(name, model)
+    batch = next(iter(data.train(2, torch.Generator().manual_seed(0))), None)
+    if not on_cpu or batch is None:
+        return
+    if fault := reading_fault(model, batch):
+        height, width = batch["image"].shape[-2:] if "image" in batch else (0, 0)
+        seen = f" with pictures of {height} x {width} pixels" if height else ""
+        raise ValueError(
+            f"the model {name!r} {fault}, for two examples{seen}: set data.image_size to what the model reads, or let "
+            "its function take the keyword picture_size, (height, width)"
+        )
+    tests = next(iter(data.test(2)), None)
+    if tasks.is_own(task_name) and tests is not None:
+        with on_trial(model):
+            scored = task.tally(model(tests), tests)
+        if missing := sorted(scored.keys() - task.measures.keys()):
+            raise ValueError(
+                f"the task {task_name!r} scores {missing[0]!r} and does not declare it: its measures must have "
+                f"{missing[0]!r} -> (lowest, highest value), as they have {', '.join(task.measures) or 'nothing'}"
+            )
+
+
+def check_measures(named: Mapping[str, Any]) -> None:
+    """Check that tasks declare what they score (:class:`confed.federation.reports.Measured`).
+
+    Args:
+        named: name -> task.
+
+    Raises:
+        ValueError: one does not.
+    """
+    for name, task in named.items():
+        if not isinstance(task, Measured):
+            raise ValueError(
+                f"the task {name!r} does not declare what it scores: give it measures, a mapping of each name in its "
+                'tally to its lowest and highest value, such as {"loss": (0.0, 1e12), "accuracy": (0.0, 1.0)}'
+            )
 
 
 # Model x modalities of the data ---------------------------------------------------------------------------------

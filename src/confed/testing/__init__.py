@@ -1,15 +1,20 @@
-"""The contract that every method keeps, as executable checks.
+"""Contracts of methods and models, as executable checks.
 
 ``check_algorithm(MyMethod())`` runs all of them on the toy federation in a second or two and raises
-:class:`ContractViolation` at the first that fails. The test suite runs it for every registered method.
+:class:`ContractViolation` at the first that fails; ``check_model(my_model)`` does so for a model. The test suite runs
+them for everything that is registered.
 """
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
+from torch import nn
+
 from confed.engines.buffered import unsupported_reason
 from confed.engines.together import one_by_one
 from confed.federation.algorithm import Algorithm
+from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
+from confed.federation.protocols import Batch
 from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
 from confed.testing.known_cases import neutral_is_fedavg, one_step_is_gradient_descent, stacked_equals_one_by_one
 from confed.testing.privacy import (
@@ -28,7 +33,7 @@ from confed.testing.steadiness import (
 )
 from confed.testing.trial import ContractViolation
 
-__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "checks", "contract"]
+__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "check_model", "checks", "contract"]
 
 Check = Callable[[Algorithm], None]
 
@@ -51,6 +56,29 @@ def check_algorithm(algorithm: Algorithm) -> list[tuple[str, str]]:
             check(algorithm)
         verdicts.append((name, reason or "passed"))
     return verdicts
+
+
+def check_model(model: nn.Module, batch: Batch | None = None) -> list[tuple[str, str]]:
+    """Results of all checks that a model must pass before a federation trains it.
+
+    A run makes the same checks before round 1 of every model that does not come with confed.
+
+    Args:
+        model: with its initial values; it is left as it was.
+        batch: a few examples as tensors, such as ``{"image": uint8 (B, 3, H, W), "text": int64 (B, T), "text_mask":
+            int64 (B, T)}``, which the model is to answer; without it what the model answers is not checked.
+
+    Returns:
+        Check -> "passed".
+
+    Raises:
+        ContractViolation: a check failed; the message is one line.
+    """
+    for check, fault in model_faults(model):
+        raise ContractViolation(f"{check}: {fault}")
+    if batch is not None and (fault := reading_fault(model, batch)):
+        raise ContractViolation(f"answers a batch: the model {fault}")
+    return [(check, "passed") for check in (*MODEL_CHECKS, *(("answers a batch",) if batch is not None else ()))]
 
 
 def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from confed.data.json_lines import read_jsonl
+from confed.data.owners import owner_text
 from confed.data.vl_files.records import Distinct, text, texts
 
 __all__ = ["LabelRecord", "line_records", "listed_labels", "optional_text"]
@@ -73,7 +74,7 @@ def line_records(file: Path, *, user: str = "user", prefix: str = "") -> Iterato
 
     One object a line: ``labels``, a list of names that may be empty, and ``image`` (a picture's path below the
     folder of pictures), ``text``, or both. Optional: ``id`` (text; by default the picture's name, or the line's
-    number), ``fine_labels`` (list), ``user`` and ``split`` (texts). Other keys are left alone.
+    number), ``fine_labels`` (list), ``user`` (text or number) and ``split`` (text). Other keys are left alone.
 
     Raises ``ValueError``: a missing or cut-off file, a faulty line, or an identifier twice (the message names file and
     row).
@@ -96,7 +97,7 @@ def line_records(file: Path, *, user: str = "user", prefix: str = "") -> Iterato
             tuple(texts(entry, "fine_labels", file, row)) if "fine_labels" in entry else (),
             picture,
             words,
-            optional_text(entry, user, file, row) if user else "",
+            owner_text(entry, user, f"{file}, row {row}: ") if user else "",
             optional_text(entry, "split", file, row),
         )
 

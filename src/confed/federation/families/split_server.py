@@ -18,7 +18,7 @@ from confed.federation.families.split import restored, stored
 from confed.federation.local import Local
 from confed.federation.messages import Call, Flow
 from confed.federation.optimizer import make_optimizer, scheduled_step
-from confed.federation.params import Params, Scope, copy_into, pick
+from confed.federation.params import Params, Scope, copy_into, named_tensors, pick
 from confed.federation.state import ServerState
 
 __all__ = ["MISFITS", "ServerPart", "TwoServers", "left_out"]
@@ -89,7 +89,7 @@ class ServerPart:
         moments: Params | None = None,
     ) -> None:  # fmt: skip
         self.modules: Any = copy.deepcopy(modules).train()
-        self._tensors = self.modules.state_dict(keep_vars=True)
+        self._tensors = named_tensors(self.modules)
         copy_into([self._tensors[name] for name in params], list(params.values()))
         self._trained = dict(self.modules.named_parameters())
         self._optimizer = make_optimizer(list(self._trained.values()), local)

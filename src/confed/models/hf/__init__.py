@@ -18,6 +18,7 @@ from confed.models.hf.quantised import Quantised, quantise
 from confed.models.hf.soft_prompt import LearnedTokens
 from confed.models.hub_names import hub_name
 from confed.models.hub_revision import gated
+from confed.models.picture_side import picture_side
 from confed.models.pretrained import WEIGHTS
 from confed.models.published import without_progress_bars
 from confed.registry import register_model
@@ -142,6 +143,7 @@ def _tokenizer(
     return ChatTokenizer(_processor(source, revision), max_length)
 
 
+hf.picture_side = picture_side  # pyright: ignore[reportFunctionMemberAccess]
 hf.tokenizer = _tokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 

@@ -24,8 +24,8 @@ class LibraryParts(Finetunable):
     @property
     def frozen(self) -> set[str]:
         """Names of all tensors that do not learn, the scales of quantised weights among them."""
-        learning = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        return set(self.state_dict(keep_vars=True)) - learning | {name for name, _ in self.named_buffers()}
+        fixed = {name for name, tensor in self.state_dict(keep_vars=True).items() if not tensor.requires_grad}
+        return fixed | {name for name, _ in self.named_buffers()}
 
     def part(self, name: str) -> str:
         """Name of the submodule of the language part or of the picture encoder.
