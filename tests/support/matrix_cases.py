@@ -1,4 +1,4 @@
-"""Cases of the equivalence matrix: a visible value of every field, a visible override of every hook, and what runs give."""
+"""Cases of the equivalence matrix: visible values of every field, visible overrides of every hook, what runs give."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -348,9 +348,7 @@ def setup(name: str) -> Setup:
 
 
 def setup_of(algorithm: Algorithm, local: Local, **options: Any) -> Setup:
-    data = {
-        f"c{i}": TableData(pictures(n, i), pictures(5, 10 + i), pictures(6, 20 + i)) for i, n in enumerate(SIZES)
-    }
+    data = {f"c{i}": TableData(pictures(n, i), pictures(5, 10 + i), pictures(6, 20 + i)) for i, n in enumerate(SIZES)}
     task = Counted(4)
     return Setup(algorithm.configure(Chain(), task), Members(data), task, local, Chain, rounds=2, **options)
 
@@ -441,4 +439,3 @@ def apart(one: Outcome, other: Outcome) -> float:
         if not torch.equal(tensor, other.tensors[name]):
             worst = max(worst, float((tensor.double() - other.tensors[name].double()).abs().max()))
     return worst
-

@@ -115,22 +115,15 @@ def _fit(
         return "clients have tasks of their own"
     workspace.set_task(first)
     clients = [
-        client_of(setup, workspace, call, state, round, Session())
-        for call, state in zip(calls, states, strict=True)
+        client_of(setup, workspace, call, state, round, Session()) for call, state in zip(calls, states, strict=True)
     ]
     if any(client.scopes is not clients[0].scopes for client in clients):
         return "clients have tensors of their own"
     values = _loaded(clients, [call.message.tensors for call in calls])
     if not trained(clients[0]):
         return "nothing is trained"
-    workspace.model.train()
-    for module in workspace.model.modules():
-        if isinstance(module, _DROPOUTS):
-            if module.p > 0:
-                return "the model has dropout, whose random numbers would be others"
-            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
-    if needs_two(clients[0]):
-        return "the model normalises over the examples of a batch, or the loss compares them"
+    if reason := _unstacked_model(clients[0]):
+        return reason
     replies: list[Message] = []
     plain = type(setup.algorithm).objective is Algorithm.objective
     with refuse_random_numbers():
@@ -144,6 +137,17 @@ def _fit(
         check_secrets(client, message)
         replies.append(message)
     return replies
+
+
+def _unstacked_model(client: Client) -> str:
+    """Why a client's model, which is in training mode from now on, cannot be stacked; "" where it can."""
+    client.model.train()
+    for module in client.model.modules():
+        if isinstance(module, _DROPOUTS):
+            if module.p > 0:
+                return "the model has dropout, whose random numbers would be others"
+            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
+    return "the model normalises over the examples of a batch, or the loss compares them" if needs_two(client) else ""
 
 
 def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
