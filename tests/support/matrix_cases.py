@@ -23,11 +23,13 @@ from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.robust_mean import RobustMean
+from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.stages import Stage, run_stages
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
+from confed.federation.update_privacy import UpdatePrivacy
 from confed.tasks.vqa import VQA
 from small_pictures import labelled_pictures
 
@@ -286,6 +288,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "accumulator": ("float64",),
     "server": (ServerOptimizer("adam"), ServerOptimizer("momentum", lr=0.5)),
     "robust": (RobustMean("median"),),
+    "update_privacy": (UpdatePrivacy(clip=0.05),),
+    "secure_sum": (SecureSum(),),
 }
 """Field of every method -> values with an effect."""
 
@@ -295,6 +299,7 @@ class Case:
     """A run and the same run without one setting.
 
     Attributes:
+        table: "local", "algorithm" or "hook".
         name: of the field or hook.
         value: of the field.
         algorithm: the method.
@@ -302,39 +307,43 @@ class Case:
         without: method and settings without it.
     """
 
+    table: str
     name: str
     value: Any
     algorithm: Algorithm
     local: Local
     without: tuple[Algorithm, Local]
 
+    @property
+    def visible(self) -> bool:
+        """Whether the effect is more than rounding."""
+        return self.name not in ("accumulator", "secure_sum")
+
 
 def field_case(name: str, value: Any) -> Case:
     """A case of a field of :class:`Local`."""
     local = replace(SGD, **FIELDS[name][0])
-    return Case(name, value, Plain(), replace(local, **{name: value}), (Plain(), local))
+    return Case("local", name, value, Plain(), replace(local, **{name: value}), (Plain(), local))
 
 
 def option_case(name: str, value: Any) -> Case:
     """A case of a field of every method."""
-    return Case(name, value, Plain(**{name: value}), SGD, (Plain(), SGD))
+    return Case("algorithm", name, value, Plain(**{name: value}), SGD, (Plain(), SGD))
 
 
 def hook_case(name: str) -> Case:
     """A case of a hook; one that is not asked raises."""
     given = OVERRIDES.get(name, Override(_refused))
     method = dataclass(frozen=True)(type(f"With_{name}", (given.base,), {name: given.value, "traits": Plain.traits}))
-    return Case(name, None, method(), SGD, (given.base(), SGD))
-
-
-def cases() -> dict[str, Case]:
-    """All cases by name."""
-    found = {f"local.{name} = {value!r}": field_case(name, value) for name in FIELDS for value in FIELDS[name][1]}
-    found |= {f"algorithm.{name} {i}": option_case(name, v) for name in OPTIONS for i, v in enumerate(OPTIONS[name])}
-    return found | {f"hook {name}": hook_case(name) for name in (*OVERRIDES, *UNASKED)}
+    return Case("hook", name, None, method(), SGD, (given.base(), SGD))
 
 
 UNASKED = ("deployed_model", "reports", "search_space", "effective_value")
+"""Hooks that are not asked in a round."""
+
+CASES = {f"local.{name} = {value!r}": field_case(name, value) for name in FIELDS for value in FIELDS[name][1]}
+CASES |= {f"algorithm.{n} {i}": option_case(n, value) for n, own in OPTIONS.items() for i, value in enumerate(own)}
+CASES |= {f"hook {name}": hook_case(name) for name in (*OVERRIDES, *UNASKED)}
 
 
 def pictures(count: int, seed: int) -> Any:
@@ -343,7 +352,7 @@ def pictures(count: int, seed: int) -> Any:
 
 def setup(name: str) -> Setup:
     """The run of a case, by its name; for processes that make their own."""
-    case = cases()[name]
+    case = CASES[name]
     return setup_of(case.algorithm, case.local)
 
 
