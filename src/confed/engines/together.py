@@ -151,12 +151,7 @@ def _unstacked_model(client: Client) -> str:
 
 
 def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
-    """Values of all tensors that clients may have their own of; the workspace gets all others.
-
-    Args:
-        clients: with one set of scopes.
-        shared: each client's values of the shared tensors.
-    """
+    """Values of all tensors that clients of equal scopes may have their own of; the workspace gets all others."""
     found = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
     scopes = clients[0].scopes
     own = [name for name in found[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]

@@ -18,7 +18,7 @@ Result = Literal["equal bits", "within 1e-5", "one by one", "refused", "not aske
 
 WAYS: Mapping[str, str] = {
     "stacked": "`run.batch_clients` > 1: several clients in one pass",
-    "workers": "`run.workers` > 1: forked processes; spawned ones make their setup from its source, as actors on Ray do",
+    "workers": "`run.workers` > 1: forked processes; spawned ones make their setup as actors on Ray do",
     "Ray": '`run.engine = "ray"`',
     "buffered": "`run.buffer` = `run.cohort` = all clients, equal delays: asynchronous rounds with nothing late",
     "resumed": "a checkpoint after the first round, and another process",

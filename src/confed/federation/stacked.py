@@ -116,14 +116,7 @@ def _per_example(task: Task | None) -> LossPerExample | None:
 
 
 class _Losses:
-    """Losses of several clients from the outputs of all their examples.
-
-    Args:
-        clients: all of them; their tensors are what the losses read from now on, and none has a model.
-        objective: of a client, with one loss per batch.
-        task: where the objective is the mean of its losses per example; None otherwise.
-        names: what clients have their own of.
-    """
+    """Losses of clients from the outputs of all their examples; the clients' tensors are what the losses read."""
 
     def __init__(
         self,
@@ -146,15 +139,7 @@ class _Losses:
         batch: Batch,
         each: Sequence[Batch],
     ) -> Tensor:
-        """The losses of K clients, (K,).
-
-        Args:
-            group: which of the clients.
-            tensors: their stacked tensors.
-            output: of all their examples, end to end.
-            batch: the same examples.
-            each: the same, client by client.
-        """
+        """The losses of a group of K clients, (K,), from outputs and examples end to end, and client by client."""
         known = None if self._task is None else self._task.example_losses(output, batch)
         if known is not None:
             return known.view(len(group), -1).mean(1)
@@ -206,12 +191,7 @@ class _Shares:
 
 
 class _Own(Mapping[str, Tensor]):
-    """One client's tensors; those of its own can be read while the loss of a batch is computed.
-
-    Args:
-        common: the tensors that the clients share.
-        names: what they have their own of.
-    """
+    """One client's tensors; those of its own, ``names``, can be read while the loss of a batch is computed."""
 
     def __init__(self, common: Mapping[str, Tensor], names: Collection[str]) -> None:
         self._common, self._names = common, names
@@ -253,12 +233,7 @@ def alike(batches: Mapping[int, Batch]) -> list[list[int]]:
 
 
 class _Steps:
-    """Steps of the optimisers of several clients, as :func:`confed.federation.optimizer.make_optimizer` makes them.
-
-    Args:
-        client: any of them.
-        stack: what they train.
-    """
+    """Steps of the optimisers of several clients, as :func:`confed.federation.optimizer.make_optimizer` makes them."""
 
     def __init__(self, client: "Client", stack: Mapping[str, Tensor]) -> None:
         self.local = client.local
@@ -279,14 +254,7 @@ class _Steps:
     def take(
         self, own: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rows: Tensor | None, number: int
     ) -> None:
-        """One step of each client of a group, in place.
-
-        Args:
-            own: the group's stacked values.
-            gradients: of what they train; what has none stays as it is.
-            rows: which of all clients they are; None for all.
-            number: of the step, from 1, the same for all of them.
-        """
+        """Step number ``number``, from 1, of each client of a group (None: of all), in place of its values."""
         if self.clip is not None:
             gradients = _clipped(gradients, self.clip)
         moments = self.moments
