@@ -166,3 +166,10 @@ def test_an_undeclared_option_is_trained_one_by_one(monkeypatch: pytest.MonkeyPa
 def test_plain_clients_are_trained_and_evaluated_at_once():
     assert one_by_one(Plain(), SGD) == ("", "")
     assert InProcess(setup_of(Plain(), SGD)).notes == []
+
+
+def test_a_round_of_several_parts_is_not_asynchronous():
+    # With late updates the second part would be sent what the first asks for.
+    case = CASES["hook phases"]
+    with pytest.raises(ValueError, match="it overrides 'phases', and a late client is sent what the first part"):
+        matrix_cases.buffered(setup_of(case.algorithm, case.local))

@@ -93,8 +93,7 @@ def _evaluate(
     for i, (call, state) in enumerate(zip(calls, states, strict=True)):
         workspace.set_task(setup.task_of(call.client.id))
         alone = Message(call.message.tensors, {**call.message.scalars, "personal": False})
-        with isolated(derive(setup.seed, round, call.client.id, "evaluate")):
-            shared = setup.algorithm.evaluate(client_of(setup, workspace, call, state, round), alone)
+        shared = setup.algorithm.evaluate(client_of(setup, workspace, call, state, round), alone)
         mine = evaluated({"personal": personal[i]} if i in personal else {})
         replies.append(Message({**shared.tensors, **mine.tensors}, {**shared.scalars, **mine.scalars}))
     return replies
