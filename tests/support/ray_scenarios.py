@@ -41,7 +41,7 @@ def scenario(name: str, timeout: float = 280) -> dict[str, Any]:
     """What a scenario prints, run in a process of its own."""
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", SUPPORT))), "RAY_USAGE_STATS_ENABLED": "0",
-        "CONFED_ALLOW_CODE": "ray_scenarios,setup_sources,toy_federation",
+        "CONFED_ALLOW_CODE": "ray_scenarios,setup_sources,toy_federation,matrix_cases",
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__)), name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
@@ -347,6 +347,24 @@ def study() -> Mapping[str, Any]:
         ]  # fmt: skip
         seen["left"] = [str(path) for path in two_nodes.rglob("error.txt")]
     return seen
+
+
+def matrix() -> Mapping[str, Any]:
+    """Every case of the equivalence matrix on one actor, against one by one: differences and numbers of errors."""
+    import ray
+    import torch
+
+    import matrix_cases as cases
+
+    torch.set_num_threads(1)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    found = dict[str, dict[str, float]]()
+    for name, case in cases.CASES.items():
+        given = cases.setup_of(case.algorithm, case.local)
+        there = cases.outcome(given, actors(SetupSource("matrix_cases:setup", {"name": name}), 1))
+        found[name] = {"errors": len(there.errors), "apart": cases.apart(cases.outcome(given), there)}
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
 
 
 if __name__ == "__main__":

@@ -37,17 +37,15 @@ class FedProx(Algorithm):
 
     def objective(self, client: Client) -> Objective:
         """The task's loss plus (mu / 2) ||theta - w||^2 over the trained shared tensors."""
-        pairs = [
-            (client.tensors[name], value.to(client.tensors[name].device))
-            for name, value in client.incoming.items()
-            if client.tensors[name].requires_grad
-        ]
-        local, received = [p for p, _ in pairs], [w for _, w in pairs]
+        received = dict[str, Tensor]()
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             loss = client.task.loss(model(batch), batch)
             if self.mu:
-                loss = loss + self.mu * half_squared_distance(local, received)
+                learning = {n: client.tensors[n] for n in client.incoming if client.tensors[n].requires_grad}
+                if not received:  # once a round
+                    received.update((name, client.incoming[name].to(loss.device)) for name in learning)
+                loss = loss + self.mu * half_squared_distance(list(learning.values()), list(received.values()))
             yield loss
 
         return losses

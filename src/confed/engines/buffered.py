@@ -25,6 +25,7 @@ from confed.engines.participation import Participation
 from confed.engines.population import Population
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
+from confed.federation.equivalence import unbuffered_hook
 from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Params, is_change
 from confed.federation.randomness import derive
@@ -73,7 +74,7 @@ def unsupported_reason(algorithm: Algorithm) -> str:
         return f"{why}; leave algorithm.update_privacy out"
     if algorithm.unsupported_reason("robust") and not algorithm.traits.synchronous:
         return "its server uses more of the clients' replies than the mean of their updates"
-    return algorithm.traits.synchronous
+    return algorithm.traits.synchronous or unbuffered_hook(algorithm)
 
 
 def check_buffered(

@@ -7,9 +7,9 @@ from confed.engines.device_data import counts_of, keep_data
 from confed.engines.features import WRITTEN_AFTER, keep_features
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
-from confed.engines.together import FEW, answer_together, one_by_one
+from confed.engines.together import FEW, answer_together
 from confed.federation.device_tables import DeviceCounts
-from confed.federation.evaluation import Evaluation
+from confed.federation.equivalence import evaluates_one_by_one, trains_one_by_one
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Call, Reply
 from confed.federation.stacked_passes import StackedPasses
@@ -53,9 +53,10 @@ class InProcess:
         self._setup = setup
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
-        self.one_by_one = one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
-        self.evaluated_one_by_one = ""
+        self.one_by_one = trains_one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
+        self.evaluated_one_by_one = evaluates_one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
         self._together = 1 if self.one_by_one else setup.batch_clients
+        self._evaluated_together = 1 if self.evaluated_one_by_one else setup.batch_clients
         self._features: FrozenFeatures | FeatureCounts | None = None
         self._passes = StackedPasses(self.workspace.model)
 
@@ -76,9 +77,8 @@ class InProcess:
         """
         if all(call.action == "fit" and not call.session for call in calls):
             return self._together
-        plain = type(self._setup.algorithm).evaluate is Evaluation.evaluate
         asked = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
-        return self._setup.batch_clients if plain and asked else 1
+        return self._evaluated_together if asked else 1
 
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         if len(calls) > 1:

@@ -2,20 +2,23 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from inspect import isroutine
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
 
 from confed.engines.perform import Setup, Workspace
+from confed.engines.ray.fingerprint import fingerprint
 from confed.federation.feature_files import FeatureFiles
 from confed.federation.feature_store import FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
 from confed.federation.stages import Staged, frozen_stages, staged_part
-from confed.system.release import VERSION
 
 __all__ = ["WRITTEN_AFTER", "added", "attach", "keep_features"]
 
@@ -45,7 +48,11 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
             return None
         found = staged_part(workspace.model)
         assert found is not None
-        return FeatureFiles(settings.folder / _address(found[1], kept.cut), settings.disk, kept.note)
+        address = _address(found[1], kept.cut)
+        if not address:
+            kept.note("a part of the model has no source file, so that features are kept for this run alone")
+            return None
+        return FeatureFiles(settings.folder / address, settings.disk, kept.note)
 
     kept = attach(workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance)
     return kept if isinstance(kept, FrozenFeatures) else FeatureCounts(reason=kept)
@@ -108,12 +115,20 @@ class _Configuration(Protocol):
 
 
 def _address(model: Staged, cut: int) -> str:
-    """Digest of all that decides what the first stages of a model make of an example."""
+    """Digest of all that decides what the first stages of a model make of an example; "" where that is not known."""
     assert isinstance(model, nn.Module)
-    library = sys.modules.get("transformers")
-    versions = [VERSION, torch.__version__, str(library.__version__) if library is not None else ""]
-    machine = [torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())]
-    known = sha256(json.dumps([versions, machine, [stage.name for stage in model.stages[:cut]]]).encode())
+    files = {getattr(sys.modules.get(type(module).__module__), "__file__", None) for module in model.modules()}
+    sources = [file for file in files if file is not None]
+    if len(sources) < len(files):
+        return ""  # a class of a notebook, say, which may have another pass next time
+    arithmetic = [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    arithmetic += [torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic]
+    made_by = [fingerprint(torch.get_num_threads()), version("pillow"), arithmetic]
+    stages = [stage.name for stage in model.stages[:cut]]
+    # What a processor makes of pictures is decided by its settings, which the variant stands for.
+    known = sha256(json.dumps([made_by, stages, model.stage_variant]).encode())
+    for file in sorted(sources):
+        known.update(Path(file).read_bytes())
     described = [f"{name} {type(module).__name__} {_settings(module)}" for name, module in model.named_modules()]
     known.update("\n".join(described).encode())
     for _, key, tensor in tensors_before(model, cut):
@@ -125,14 +140,22 @@ def _address(model: Staged, cut: int) -> str:
 
 def _settings(module: nn.Module) -> str:
     """The plain values among a module's attributes, which are no part of its tensors, and its configuration."""
-    plain = {
-        name: value
-        for name, value in vars(module).items()
-        if name != "training" and isinstance(value, bool | int | float | str | tuple)
-    }
-    configurations = [value.to_dict() for value in vars(module).values() if isinstance(value, _Configuration)]
-    return json.dumps([plain, configurations], default=_name, sort_keys=True)
+    of_torch = {"training", "frozen_features", *vars(nn.Module())}
+    return json.dumps({name: _plain(value) for name, value in vars(module).items() if name not in of_torch})
 
 
-def _name(value: object) -> str:
+def _plain(value: object) -> object:
+    """A value as JSON; of what is no value its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in cast("Sequence[object]", value)]
+    if isinstance(value, _Configuration):  # which leaves out how attention is computed
+        attention = vars(value).get("_attn_implementation_internal")
+        return {"attention": str(attention), **cast("dict[str, object]", _plain(value.to_dict()))}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        entries = cast("dict[object, object]", value)
+        return {str(key): _plain(entry) for key, entry in sorted(entries.items(), key=lambda pair: str(pair[0]))}
     return value.__qualname__ if isinstance(value, type) or isroutine(value) else type(value).__qualname__

@@ -17,7 +17,8 @@ from confed.engines.perform import Setup, Workspace
 from confed.engines.timeline import Timeline
 from confed.engines.traffic import Ledger
 from confed.federation.client_info import ClientInfo
-from confed.federation.evaluation import Evaluation, read_counts, read_tallies
+from confed.federation.equivalence import evaluates_one_by_one
+from confed.federation.evaluation import read_counts, read_tallies
 from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Scalar, Scope, layout, pick, widest
@@ -180,7 +181,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         if algorithm.traits.has_global and not algorithm.traits.private_heads:  # there is no head for an unseen place
             infos += [self.observer(name) for name in self.setup.observers]
         # Methods that evaluate in their own way may show a personal model what others have learned.
-        alone = not self.lenient and type(algorithm).evaluate is Evaluation.evaluate
+        alone = not self.lenient and not evaluates_one_by_one(algorithm)
         key = split, limit
         scalars: dict[str, Scalar] = {"split": split, "limit": limit}
         known = {c.id: own[key] for c in infos if key in (own := self._personal.get(c.id, {}))}

@@ -6,36 +6,25 @@ from torch import Tensor, nn
 
 from confed.engines.perform import Setup, Workspace, accepted, check_secrets, client_of
 from confed.federation.algorithm import Algorithm
-from confed.federation.client import Client
+from confed.federation.client import Client, Session
+from confed.federation.equivalence import unstacked_setting
 from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scope, copy_into
-from confed.federation.randomness import derive, isolated
-from confed.federation.stacked import stack_unsupported, train_stacked
+from confed.federation.randomness import derive, isolated, refuse_random_numbers
+from confed.federation.stacked import train_stacked
 from confed.federation.stacked_evaluation import evaluate_stacked
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import ClientState, Store
-from confed.federation.train import trained
+from confed.federation.train import needs_two, trained
 
-__all__ = ["FEW", "answer_together", "one_by_one"]
+__all__ = ["FEW", "answer_together"]
 
 
 FEW = "fewer than two have a model of their own"
 """No reason for a note: there is nothing to stack."""
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-
-
-def one_by_one(algorithm: Algorithm) -> str:
-    """Why the clients of a method must be trained one by one, as the end of a sentence; "" where they need not."""
-    kind = type(algorithm)
-    if algorithm.traits.one_by_one:
-        return algorithm.traits.one_by_one
-    if kind.fit is not Algorithm.fit:
-        return f"{kind.__name__} trains in its own way"
-    if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
-        return "each update is protected before it leaves its client"
-    return ""
 
 
 def answer_together(
@@ -81,8 +70,8 @@ def _evaluate(
     passes: StackedPasses,
 ) -> list[Message] | str:
     """The global model is evaluated client by client: it is one model, and its batches are large already."""
-    if setup.local.precision != "fp32":
-        return f"local.precision is {setup.local.precision!r}"
+    if reason := unstacked_setting(setup.local, only=("precision", "eval_batch_size")):
+        return reason
     asked = [call.message.scalars.get("personal", True) for call in calls]
     own = [i for i, state in enumerate(states) if asked[i] and "personal" in state.tensors]
     if len(own) < 2:
@@ -98,7 +87,8 @@ def _evaluate(
     values = _loaded(clients, [states[i].tensors["personal"] for i in own])
     workspace.model.eval()
     examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
-    personal = dict(zip(own, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
+    with refuse_random_numbers():
+        personal = dict(zip(own, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
     replies: list[Message] = []
     for i, (call, state) in enumerate(zip(calls, states, strict=True)):
         workspace.set_task(setup.task_of(call.client.id))
@@ -117,29 +107,28 @@ def _fit(
     round: int,
     passes: StackedPasses,
 ) -> list[Message] | str:
+    if reason := unstacked_setting(setup.local):
+        return reason
     first = setup.task_of(calls[0].client.id)
     if any(setup.task_of(call.client.id) is not first for call in calls):
         return "clients have tasks of their own"
     workspace.set_task(first)
-    clients = [client_of(setup, workspace, call, state, round) for call, state in zip(calls, states, strict=True)]
+    clients = [
+        client_of(setup, workspace, call, state, round, Session()) for call, state in zip(calls, states, strict=True)
+    ]
     if any(client.scopes is not clients[0].scopes for client in clients):
         return "clients have tensors of their own"
     values = _loaded(clients, [call.message.tensors for call in calls])
     if not trained(clients[0]):
         return "nothing is trained"
-    workspace.model.train()
-    for module in workspace.model.modules():
-        if isinstance(module, _DROPOUTS):
-            if module.p > 0:
-                return "the model has dropout, whose random numbers would be others"
-            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
-    if reason := stack_unsupported(clients[0]):
+    if reason := _unstacked_model(clients[0]):
         return reason
     replies: list[Message] = []
     plain = type(setup.algorithm).objective is Algorithm.objective
-    found = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
+    with refuse_random_numbers():
+        found = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
     for client, (own, loss) in zip(clients, found, strict=True):
-        client.tensors = {**client.tensors, **own}
+        client.tensors = {**workspace.tensors, **own}
         client.remember()
         # As an upload, without a copy: nobody else has these tensors.
         shared = {name: client.tensors[name].detach().cpu() for name in client.names(Scope.SHARED)}
@@ -149,13 +138,19 @@ def _fit(
     return replies
 
 
-def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
-    """Values of all tensors that clients may have their own of; the workspace gets all others.
+def _unstacked_model(client: Client) -> str:
+    """Why a client's model, which is in training mode from now on, cannot be stacked; "" where it can."""
+    client.model.train()
+    for module in client.model.modules():
+        if isinstance(module, _DROPOUTS):
+            if module.p > 0:
+                return "the model has dropout, whose random numbers would be others"
+            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
+    return "the model normalises over the examples of a batch, or the loss compares them" if needs_two(client) else ""
 
-    Args:
-        clients: with one set of scopes.
-        shared: each client's values of the shared tensors.
-    """
+
+def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
+    """Values of all tensors that clients of equal scopes may have their own of; the workspace gets all others."""
     found = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
     scopes = clients[0].scopes
     own = [name for name in found[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]

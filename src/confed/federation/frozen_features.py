@@ -266,10 +266,19 @@ class FrozenFeatures:
             self._refuse(number, "the frozen layers draw random numbers in training, such as dropout")
         elif not self._plain(model, batch):
             self._refused.add(number)
+        elif self._learns(model, batch, state):
+            self._end("what the frozen layers give depends on a tensor that is trained")
         else:
             self._reorder(model, {key: batch[key] for key in seen.read if key in batch}, number, state)
             torch.set_rng_state(after)
         return state
+
+    def _learns(self, model: Staged, batch: Batch, state: Any) -> bool:
+        """Whether a state has a gradient: something in the frozen stages learns, such as a hook."""
+        if not torch.is_grad_enabled():
+            with torch.enable_grad():
+                state = model.through(None, 0, self.cut, batch)
+        return any(tensor.requires_grad for tensor in states.tensors_in(state))
 
     def _reorder(self, model: Staged, batch: Batch, number: int, state: Any) -> None:
         """Circumstances are refused where an example's state depends on its place in the batch, or on nothing."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["derive", "generator", "isolated", "normal", "normal_of", "sample_cohort"]
+__all__ = ["derive", "generator", "isolated", "normal", "normal_of", "refuse_random_numbers", "sample_cohort"]
 
 
 def derive(seed: int, round: int, client: str, purpose: str) -> int:
@@ -43,6 +43,23 @@ def isolated(seed: int) -> Generator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+@contextmanager
+def refuse_random_numbers() -> Generator[None]:
+    """Block for several clients at once, of which none has a stream of torch's global generators.
+
+    Raises:
+        RuntimeError: something drew from them.
+    """
+    before = _global_states()
+    yield
+    if not all(map(torch.equal, before, _global_states())):
+        raise RuntimeError("torch's global generators are drawn from, whose numbers would be others")
+
+
+def _global_states() -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
 
 
 def normal(shape: Sequence[int], rng: torch.Generator | None, dtype: torch.dtype = torch.float32) -> Tensor:

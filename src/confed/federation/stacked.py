@@ -7,7 +7,8 @@ those of training one by one but for rounding, as the kernels for stacked matric
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,32 +16,15 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from confed.federation.augment import training_batches
 from confed.federation.batches import to_device
 from confed.federation.protocols import Batch, LossPerExample, Output, Task
 from confed.federation.stacked_passes import StackedPasses
-from confed.federation.train import Objective, check_examples, needs_two, trained
+from confed.federation.train import Objective, check_examples, step_batches, trained
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-__all__ = ["alike", "stack_unsupported", "train_stacked"]
-
-
-def stack_unsupported(client: "Client") -> str:
-    """Why a client's training cannot be stacked with others', as the end of a sentence; "" where it can."""
-    local = client.local
-    if local.optimizer not in ("sgd", "adam", "adamw"):
-        return f"local.optimizer is {local.optimizer!r}; stacked are 'sgd', 'adam' and 'adamw'"
-    if local.accumulate > 1:
-        return "local.accumulate is more than 1"
-    if local.precision != "fp32":
-        return f"local.precision is {local.precision!r}"
-    if local.schedule != "constant" or local.warmup > 0:
-        return "the learning rate has a schedule"
-    if needs_two(client):
-        return "the model normalises over the examples of a batch, or the loss compares them"
-    return ""
+__all__ = ["alike", "train_stacked"]
 
 
 def train_stacked(
@@ -72,17 +56,21 @@ def train_stacked(
     with warnings.catch_warnings():  # of operations that are computed one client after the other
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         stack = {name: torch.stack([own[name] for own in values]) for name in values[0]}
-        losses = _Losses(clients, objective, _per_example(task))
-        means = _train_stacked(clients, stack, losses, passes)
+        learning = [name for name in trained(clients[0]) if name in stack]
+        losses = _Losses(clients, objective, _per_example(task), stack)
+        means = _train_stacked(clients, stack, learning, losses, passes)
     apart = {name: tensor.unbind() for name, tensor in stack.items()}
     return [({name: parts[i] for name, parts in apart.items()}, mean) for i, mean in enumerate(means)]
 
 
 def _train_stacked(
-    clients: Sequence["Client"], stack: dict[str, Tensor], losses_of: "_Losses", passes: StackedPasses
+    clients: Sequence["Client"],
+    stack: dict[str, Tensor],
+    learning: Sequence[str],
+    losses_of: "_Losses",
+    passes: StackedPasses,
 ) -> list[float]:
     first, everyone = clients[0], list(range(len(clients)))
-    learning = [name for name in trained(first) if name in stack]
     steps = _Steps(first, {name: stack[name] for name in learning})
     device = stack[learning[0]].device
     total, count = torch.zeros(len(clients), device=device), [0] * len(clients)
@@ -111,8 +99,8 @@ def _train_stacked(
                     total += losses.detach()
                 else:
                     total[rows] += losses.detach()
-                    for name in learning:
-                        stack[name][rows] = own[name]
+                    for name, tensor in own.items():  # what is counted in a pass, too
+                        stack[name][rows] = tensor
             for i in group:
                 count[i] += 1
     sums: list[float] = cast("Any", total).tolist()
@@ -128,22 +116,20 @@ def _per_example(task: Task | None) -> LossPerExample | None:
 
 
 class _Losses:
-    """Losses of several clients from the outputs of all their examples.
-
-    Args:
-        clients: all of them.
-        objective: of a client, with one loss per batch.
-        task: where the objective is the mean of its losses per example; None otherwise.
-    """
+    """Losses of clients from the outputs of all their examples; the clients' tensors are what the losses read."""
 
     def __init__(
         self,
         clients: Sequence["Client"],
         objective: Callable[["Client"], Objective],
         task: LossPerExample | None,
+        names: Collection[str],
     ) -> None:
         self._clients, self._objective, self._task = clients, objective, task
-        self._common = clients[0].tensors
+        self._own = [_Own(clients[0].tensors, names) for _ in clients]
+        self._objectives = list[Objective]()
+        for client, own in zip(clients, self._own, strict=True):
+            client.tensors, client.model = own, cast(nn.Module, _NoModel())
 
     def __call__(
         self,
@@ -153,28 +139,21 @@ class _Losses:
         batch: Batch,
         each: Sequence[Batch],
     ) -> Tensor:
-        """The losses of K clients, (K,).
-
-        Args:
-            group: which of the clients.
-            tensors: their stacked tensors.
-            output: of all their examples, end to end.
-            batch: the same examples.
-            each: the same, client by client.
-        """
+        """The losses of a group of K clients, (K,), from outputs and examples end to end, and client by client."""
         known = None if self._task is None else self._task.example_losses(output, batch)
         if known is not None:
             return known.view(len(group), -1).mean(1)
-        shares, found = _Shares(tensors, self._common), list[Tensor]()
+        if not self._objectives:  # once a round, as one by one: an objective may count its batches
+            self._objectives = [self._objective(client) for client in self._clients]
+        shares, losses = _Shares(tensors), list[Tensor]()
         parts = zip(*(part.chunk(len(group)) for part in output), strict=True)
         for place, (i, own, examples) in enumerate(zip(group, parts, each, strict=True)):
-            client = self._clients[i]
-            client.tensors = shares.of(place)
-            found.append(_one_loss(self._objective(client), Output(*own), examples))
-        return torch.stack(found)
+            self._own[i].begin(shares, place)
+            losses.append(_one_loss(self._objectives[i], self._own[i], Output(*own), examples))
+        return torch.stack(losses)
 
 
-def _one_loss(objective: Objective, output: Output, batch: Batch) -> Tensor:
+def _one_loss(objective: Objective, own: "_Own", output: Output, batch: Batch) -> Tensor:
     """The loss of one client's batch, whose outputs have been computed with those of the others."""
 
     def model(asked: Batch) -> Output:
@@ -182,58 +161,67 @@ def _one_loss(objective: Objective, output: Output, batch: Batch) -> Tensor:
             raise RuntimeError("the method runs the model on other batches than the one it is given")
         return output
 
-    losses = objective(cast(nn.Module, model), batch)
+    losses = iter(objective(cast(nn.Module, model), batch))
     loss = next(losses)
+    own.end()  # what follows the loss would see the values after the step
     if next(losses, None) is not None:
         raise RuntimeError("the method yields several losses per batch")
     return loss
 
 
+class _NoModel:
+    """In place of a client's model, which holds nobody's values: it may not be read."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"the method reads {name!r} of the client's model beside the pass of a batch")
+
+
 class _Shares:
-    """Each client's tensors out of the stacks, taken apart when a method first reads them.
+    """Each client's tensors out of the stacks, taken apart when a method first reads them."""
 
-    Args:
-        stacks: name -> the stacked tensors of a group of clients.
-        common: the tensors that the clients share.
-    """
-
-    def __init__(self, stacks: Mapping[str, Tensor], common: Mapping[str, Tensor]) -> None:
-        self.stacks, self.common = stacks, common
+    def __init__(self, stacks: Mapping[str, Tensor]) -> None:
+        self._stacks = stacks
         self._apart: dict[str, tuple[Tensor, ...]] = {}
-
-    def of(self, place: int) -> "_Own":
-        """Those of one client."""
-        return _Own(self, place)
 
     def read(self, name: str, place: int) -> Tensor:
         """One tensor of one client."""
-        if name not in self.stacks:
-            return self.common[name]
         if name not in self._apart:
-            self._apart[name] = self.stacks[name].unbind()
+            self._apart[name] = self._stacks[name].unbind()
         return self._apart[name][place]
 
 
 class _Own(Mapping[str, Tensor]):
-    """One client's tensors; see :class:`_Shares`."""
+    """One client's tensors; those of its own, ``names``, can be read while the loss of a batch is computed."""
 
-    def __init__(self, shares: _Shares, place: int) -> None:
-        self._shares, self._place = shares, place
+    def __init__(self, common: Mapping[str, Tensor], names: Collection[str]) -> None:
+        self._common, self._names = common, names
+        self._read: Callable[[str], Tensor] | None = None
+
+    def begin(self, shares: _Shares, place: int) -> None:
+        """The values of a step, for the time of its loss."""
+        self._read = partial(shares.read, place=place)
+
+    def end(self) -> None:
+        """The loss is computed."""
+        self._read = None
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._shares.read(name, self._place)
+        if name not in self._names:
+            return self._common[name]
+        if self._read is None:
+            raise RuntimeError(f"the method reads {name!r} before or after the loss of a batch")
+        return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shares.common)
+        return iter(self._common)
 
     def __len__(self) -> int:
-        return len(self._shares.common)
+        return len(self._common)
 
 
 def _batches(client: "Client", device: torch.device) -> Iterator[Batch]:
-    for epoch in range(client.local.epochs):
-        for batch in training_batches(client, f"order/{epoch}"):
-            yield to_device(batch, device)
+    for (batch,) in step_batches(client):
+        yield to_device(batch, device)
 
 
 def alike(batches: Mapping[int, Batch]) -> list[list[int]]:
@@ -245,20 +233,20 @@ def alike(batches: Mapping[int, Batch]) -> list[list[int]]:
 
 
 class _Steps:
-    """Steps of the optimisers of several clients, as :func:`confed.federation.optimizer.make_optimizer` makes them.
-
-    Args:
-        client: any of them.
-        stack: what they train.
-    """
+    """Steps of the optimisers of several clients, as :func:`confed.federation.optimizer.make_optimizer` makes them."""
 
     def __init__(self, client: "Client", stack: Mapping[str, Tensor]) -> None:
         self.local = client.local
         self.clip = client.local.clip
-        # Vectors are not decayed; a stack has one dimension more.
-        matrices = [name for name, tensor in stack.items() if tensor.ndim > 2]
-        vectors = [name for name, tensor in stack.items() if tensor.ndim <= 2]
-        self.groups = [(matrices, self.local.weight_decay), (vectors, 0.0)]
+        # Names, weight decay and rate; vectors are not decayed, and a stack has one dimension more.
+        self.groups = list[tuple[list[str], float, float]]()
+        scales = {name: client.lr_factor(name) for name in stack}
+        for scale in dict.fromkeys(scales.values()):
+            of_scale = [name for name in stack if scales[name] == scale]
+            matrices = [name for name in of_scale if stack[name].ndim > 2]
+            vectors = [name for name in of_scale if stack[name].ndim <= 2]
+            rate = self.local.lr * scale
+            self.groups += [(matrices, self.local.weight_decay, rate), (vectors, 0.0, rate)]
         moments = 0 if self.local.optimizer == "sgd" and not self.local.momentum else 1
         moments += self.local.optimizer != "sgd"
         self.moments = [{name: torch.zeros_like(t) for name, t in stack.items()} for _ in range(moments)]
@@ -266,30 +254,30 @@ class _Steps:
     def take(
         self, own: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rows: Tensor | None, number: int
     ) -> None:
-        """One step of each client of a group, in place.
-
-        Args:
-            own: the group's stacked values.
-            gradients: of what they train; what has none stays as it is.
-            rows: which of all clients they are; None for all.
-            number: of the step, from 1, the same for all of them.
-        """
+        """Step number ``number``, from 1, of each client of a group (None: of all), in place of its values."""
         if self.clip is not None:
             gradients = _clipped(gradients, self.clip)
         moments = self.moments
         if rows is not None:
             moments = [{name: tensor[rows] for name, tensor in moment.items()} for moment in moments]
-        for group, decay in self.groups:
+        for group, decay, rate in self.groups:
             if names := [name for name in group if name in gradients]:
                 values, slopes = [own[name] for name in names], [gradients[name] for name in names]
-                self._step(values, slopes, [[moment[name] for name in names] for moment in moments], decay, number)
+                own_moments = [[moment[name] for name in names] for moment in moments]
+                self._step(values, slopes, own_moments, decay, rate, number)
         if rows is not None:
             for whole, part in zip(self.moments, moments, strict=True):
                 for name, tensor in part.items():
                     whole[name][rows] = tensor
 
     def _step(
-        self, values: list[Tensor], slopes: list[Tensor], moments: list[list[Tensor]], decay: float, number: int
+        self,
+        values: list[Tensor],
+        slopes: list[Tensor],
+        moments: list[list[Tensor]],
+        decay: float,
+        rate: float,
+        number: int,
     ) -> None:
         local = self.local
         if local.optimizer == "sgd":
@@ -300,14 +288,14 @@ class _Steps:
                     moment.mul_(local.momentum).add_(slope)  # the first one is the gradient itself
                 slopes = moments[0]
             for value, slope in zip(values, slopes, strict=True):
-                value.add_(slope, alpha=-local.lr)
+                value.add_(slope, alpha=-rate)
             return
         slopes = [slope.contiguous() for slope in slopes]  # fused steps read memory as it lies
         taken = [torch.tensor(float(number - 1), device=values[0].device) for _ in values]
         step = adamw if local.optimizer == "adamw" else adam
         step(
             values, slopes, moments[0], moments[1], [], taken, fused=True, amsgrad=False, beta1=local.betas[0],
-            beta2=local.betas[1], lr=local.lr, weight_decay=decay, eps=1e-8, maximize=False,
+            beta2=local.betas[1], lr=rate, weight_decay=decay, eps=1e-8, maximize=False,
         )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "needs_two",
     "once_per_round",
     "scheduled_step",
+    "step_batches",
     "teacher",
     "to_device",
     "train",
@@ -125,7 +126,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     # Fine-tuning after the last round has a separate schedule.
     begun, rounds = (client.round, client.rounds) if client.round < client.rounds else (0, 1)
     total, taken = torch.zeros((), device=device), 0
-    for step, batches in enumerate(_groups(client, order, epochs, pairs)):
+    for step, batches in enumerate(step_batches(client, order, epochs, pairs)):
         group = [to_device(batch, device) for batch in batches]
         for loss in _gradients(objective, client, group, parameters):
             if scheduled:
@@ -141,7 +142,9 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     return float(total) / max(taken, 1)
 
 
-def _groups(client: "Client", order: str, epochs: int | None, pairs: bool) -> Iterator[list[Batch]]:
+def step_batches(
+    client: "Client", order: str = "order", epochs: int | None = None, pairs: bool = False
+) -> Iterator[list[Batch]]:
     """Batches of each step of a round, those whose gradients are accumulated together.
 
     Args:

@@ -52,7 +52,7 @@ class Traits:
         has_steps: clients train by steps of an optimiser; where they do not, no learning rate is searched.
         one_by_one: why clients cannot be trained at once (``run.batch_clients``), as the end of a sentence; "" where
             ``objective`` yields one loss per batch, for which it runs the model once, on that batch, and reads trained
-            values from ``client.tensors`` only.
+            values from ``client.tensors`` only, while it computes that loss.
     """
 
     label: str = ""

@@ -1,5 +1,7 @@
 """Input preparation of backbones: pictures as patches, and attention masks."""
 
+import json
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -8,13 +10,18 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch
 
-__all__ = ["additive_mask", "checked_image", "patch_tokens"]
+__all__ = ["additive_mask", "checked_image", "patch_tokens", "processor_settings"]
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask (B, S) of ones and zeros as what is added to attention scores, (B, 1, 1, S)."""
     # Plain arithmetic, because the library's mask builder looks at the data and so prevents vmap.
     return (mask[:, None, None, :] == 0).to(dtype) * torch.finfo(dtype).min
+
+
+def processor_settings(processor: Any) -> str:
+    """Digest of the settings of a processor of ``transformers``, by which it makes inputs of pictures."""
+    return sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:

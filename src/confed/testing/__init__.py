@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from torch import nn
 
 from confed.engines.buffered import unsupported_reason
-from confed.engines.together import one_by_one
 from confed.federation.algorithm import Algorithm
+from confed.federation.equivalence import trains_one_by_one
 from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
 from confed.federation.protocols import Batch
 from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
@@ -105,7 +105,7 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
     """Reason why a check does not apply to a method, in the method's own words; None if it applies."""
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
-    reasons = {"asynchronous rounds": unsupported_reason, "clients trained at once equal one by one": one_by_one}
+    reasons = {"asynchronous rounds": unsupported_reason, "clients trained at once equal one by one": trains_one_by_one}
     if check in reasons:
         return reasons[check](algorithm) or None
     if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):

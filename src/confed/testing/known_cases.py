@@ -6,8 +6,8 @@ import torch
 
 from confed.algorithms.fedavg import FedAvg
 from confed.data.table_concatenation import concatenate_tables
-from confed.engines.together import one_by_one
 from confed.federation.algorithm import Algorithm
+from confed.federation.equivalence import trains_one_by_one
 from confed.federation.local import Local
 from confed.federation.ownership import modalities_of
 from confed.federation.params import named_tensors
@@ -31,11 +31,11 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
 
 def stacked_equals_one_by_one(algorithm: Algorithm) -> None:
     """Training two clients at once gives what training one by one gives (without BatchNorm and dropout)."""
-    if one_by_one(algorithm):
+    if trains_one_by_one(algorithm):
         return
     for local in (
         Local(epochs=2, batch_size=5, lr=0.05, optimizer="sgd", momentum=0.5, clip=1.0),
-        Local(epochs=1, batch_size=4, lr=0.01, optimizer="adamw"),
+        Local(iterations=4, batch_size=4, lr=0.01, optimizer="adamw"),
     ):
         alone = toy_setup(algorithm, local=local, rounds=ROUNDS, noisy=False, kind=algorithm.traits.made_for)
         both = run(replace(alone, batch_clients=2), Together)

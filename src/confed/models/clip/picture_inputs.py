@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confed.models.inputs import processor_settings
+
 __all__ = ["PictureInputs"]
 
 KEPT = 256 * 2**20
@@ -30,6 +32,11 @@ class PictureInputs:
     def bytes_kept(self) -> int:
         """Bytes of all that is kept."""
         return self._bytes
+
+    @property
+    def settings(self) -> str:
+        """Digest of those of the processor."""
+        return processor_settings(self._images)
 
     def prepared(self, images: Tensor) -> dict[str, Tensor]:
         """Inputs of the library's picture tower, each (B, ...).

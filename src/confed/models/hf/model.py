@@ -198,8 +198,8 @@ class HuggingFaceVLM(LibraryParts):
 
     @property
     def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+        """The settings by which inputs are made of pictures."""
+        return self.tokenizer.placeholder.settings
 
     def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is a :class:`PictureStates`.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from confed.data.chat import Conversation, Said, asked, pictures_shown
 from confed.models.hf.literal import LiteralEncoder
+from confed.models.inputs import processor_settings
 
 __all__ = [
     "SAMPLE",
@@ -68,6 +69,11 @@ class Placeholder:
             (i for i, pair in enumerate(zip(there, without, strict=False)) if pair[0] != pair[1]), len(without)
         )
         return there[start : start + len(there) - len(without)]
+
+    @property
+    def settings(self) -> str:
+        """Digest of those of the processor."""
+        return processor_settings(self._processor)
 
     def processed(self, *pictures: np.ndarray) -> dict[str, Tensor]:
         """What the processor makes of the pictures of one prompt.

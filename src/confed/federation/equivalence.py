@@ -1,0 +1,190 @@
+"""Equivalence of the ways of execution: what each makes of every field of local training and every hook of a method.
+
+The reference is one client after the other in one process. A way of execution follows what is declared here and nothing
+else: stacked training and asynchronous rounds read these tables before they begin. ``docs/equivalence.md`` is made from
+them, and tests that are generated from the same dataclasses prove every cell.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.evaluation import Evaluation
+from confed.federation.local import Local
+
+Result = Literal["equal bits", "within 1e-5", "one by one", "refused", "not asked"]
+"""A cell. "one by one" has the reference's bits, as the way steps aside; "not asked" is no part of a round."""
+
+WAYS: Mapping[str, str] = {
+    "stacked": "`run.batch_clients` > 1: several clients in one pass",
+    "workers": "`run.workers` > 1: forked processes; spawned ones make their setup as actors on Ray do",
+    "Ray": '`run.engine = "ray"`',
+    "buffered": "`run.buffer` = `run.cohort` = all clients, equal delays: asynchronous rounds with nothing late",
+    "resumed": "a checkpoint after the first round, and another process",
+    "kept features": '`run.features = "auto"`: outputs of frozen layers kept',
+}
+"""Ways of execution, and the settings that choose them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Declared results of one field or hook; whatever is not said otherwise has equal bits.
+
+    Attributes:
+        stacked: result of stacked training, for the values that it follows.
+        stacks: the values that stacked training follows; None for all. Any other is trained one by one.
+        buffered: result of asynchronous rounds with nothing late.
+        asked: False where nothing that happens in a round depends on it.
+        reason: why a way steps aside or refuses, as the end of a sentence.
+    """
+
+    stacked: Result = "within 1e-5"
+    stacks: tuple[Any, ...] | None = None
+    buffered: Result = "equal bits"
+    asked: bool = True
+    reason: str = ""
+
+    def result(self, way: str, value: Any = None) -> Result:
+        """The cell of one way of execution, for one value of a field."""
+        if way == "stacked" and self.stacks is not None and value not in self.stacks:
+            return "one by one"
+        if way == "buffered" and self.buffered != "equal bits":
+            return self.buffered
+        if not self.asked:
+            return "not asked"
+        return self.stacked if way == "stacked" else "equal bits"
+
+
+_RATES = "the rates of clients with different numbers of steps differ"
+_PROTECTED = "each update is protected before it leaves its client"
+_OUTSIDE = Row(asked=False)
+
+LOCAL: Mapping[str, Row] = {
+    "epochs": Row(),
+    "batch_size": Row(),
+    "accumulate": Row(stacks=(1,), reason="gradients of several batches are not added up there"),
+    "lr": Row(),
+    "optimizer": Row(stacks=("sgd", "adam", "adamw"), reason="other optimisers have no stacked step"),
+    "weight_decay": Row(),
+    "betas": Row(),
+    "momentum": Row(),
+    "clip": Row(),
+    "schedule": Row(stacks=("constant",), reason=_RATES),
+    "warmup": Row(stacks=(0.0,), reason=_RATES),
+    "stairs": Row(stacks=(0,), reason=_RATES),
+    "milestones": Row(stacks=((0.5, 0.75),), reason=_RATES),
+    "decay": Row(stacks=(0.2,), reason=_RATES),
+    "augment": Row(),
+    "precision": Row(stacks=("fp32",), reason="autocast is not tried there"),
+    "eval_batch_size": Row(),
+    "iterations": Row(),
+    "horizon": Row(stacks=(0,), reason=_RATES),
+}
+"""Fields of :class:`confed.federation.local.Local`."""
+
+OPTIONS: Mapping[str, Row] = {
+    "accumulator": Row(),
+    "server": Row(),
+    "robust": Row(),
+    "update_privacy": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
+    "secure_sum": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
+}
+"""Fields of every method, :class:`confed.federation.algorithm.Algorithm`."""
+
+HOOKS: Mapping[str, Row] = {
+    "configure": Row(),
+    "add_modules": Row(),
+    "rules": Row(),
+    "initial_private": Row(),
+    "lr_factor": Row(),
+    "init": Row(),
+    "phases": Row(buffered="refused", reason="a late client is sent what the first part of a round asks for"),
+    "round": Row(),
+    "finish": Row(),
+    "broadcast": Row(),
+    "aggregate": Row(),
+    "average": Row(),
+    "weight": Row(),
+    "accumulator_dtype": Row(),
+    "objective": Row(),
+    "fit": Row(stacked="one by one", reason="stacked training takes the place of the plain action"),
+    "personalise": Row(),
+    "actions": Row(stacked="one by one", reason="stacked training takes the place of the plain actions"),
+    "evaluate": Row(reason="own models are evaluated one by one, in the method's way"),
+    "examine": Row(),
+    "unsupported_reason": Row(asked=False, buffered="refused", reason="a method without a robust mean has none"),
+    "deployed_model": _OUTSIDE,
+    "reports": _OUTSIDE,
+    "search_space": _OUTSIDE,
+    "effective_value": _OUTSIDE,
+    "title": _OUTSIDE,
+}
+"""Hooks of methods: public functions and properties of :class:`confed.federation.algorithm.Algorithm`."""
+
+
+def hooks() -> list[str]:
+    """Names of all that a method may override, in the order of the classes."""
+    options = {field.name for field in fields(Algorithm)} | {"traits"}
+    public = [name for name in {**vars(Algorithm), **vars(Evaluation)} if not name.startswith("_")]
+    return [name for name in public if name not in options]
+
+
+def overridden(algorithm: Algorithm) -> list[str]:
+    """Names of the hooks that a method overrides."""
+    return [name for name in hooks() if getattr(type(algorithm), name) is not getattr(Algorithm, name)]
+
+
+def trains_one_by_one(algorithm: Algorithm) -> str:
+    """Why stacked training does not follow a method, as the end of a sentence; "" where it does."""
+    if algorithm.traits.one_by_one:
+        return algorithm.traits.one_by_one
+    title = type(algorithm).__name__
+    for name in overridden(algorithm):
+        if name not in HOOKS:
+            return f"{title} overrides {name!r}, which stacked training does not know"
+        if HOOKS[name].stacked == "one by one":
+            return f"{title} overrides {name!r}, and {HOOKS[name].reason}"
+    return _unfollowed(algorithm, OPTIONS, "algorithm", [field.name for field in fields(Algorithm)])
+
+
+def evaluates_one_by_one(algorithm: Algorithm) -> str:
+    """Why models of several clients are not evaluated at once, as the end of a sentence; "" where they are."""
+    for name in overridden(algorithm):
+        if name not in HOOKS or name in ("evaluate", "actions"):
+            return f"{type(algorithm).__name__} overrides {name!r}, and may evaluate in its own way"
+    return ""
+
+
+def unstacked_setting(local: Local, only: Sequence[str] | None = None) -> str:
+    """Why stacked training does not follow settings of local training, as the end of a sentence; "" where it does.
+
+    Args:
+        local: the settings.
+        only: the fields that matter; None for all. A field that nobody has declared matters always.
+    """
+    names = [field.name for field in fields(local) if only is None or field.name in only or field.name not in LOCAL]
+    return _unfollowed(local, LOCAL, "local", names)
+
+
+def unbuffered_hook(algorithm: Algorithm) -> str:
+    """Why asynchronous rounds do not follow a method's hooks, as the end of a sentence; "" where they do."""
+    for name in overridden(algorithm):
+        if name not in HOOKS:
+            return f"it overrides {name!r}, which asynchronous rounds do not know"
+        # What `unsupported_reason` says is for the engine to ask.
+        if HOOKS[name].buffered == "refused" and HOOKS[name].asked:
+            return f"it overrides {name!r}, and {HOOKS[name].reason}"
+    return ""
+
+
+def _unfollowed(holder: object, rows: Mapping[str, Row], section: str, names: Sequence[str]) -> str:
+    for name in names:
+        value = getattr(holder, name)
+        if name not in rows:
+            return f"{section}.{name} is not known to stacked training"
+        stacks = rows[name].stacks
+        if stacks is not None and value not in stacks:
+            which = "" if stacks == (None,) else f"is {value!r}, stacked are {', '.join(map(repr, stacks))}: "
+            return f"{section}.{name} {which or 'is set: '}{rows[name].reason}"
+    return ""

@@ -1,0 +1,175 @@
+"""The equivalence matrix: every field and hook in every way of execution, as ``federation/equivalence.py`` declares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import matrix_cases
+from confed.engines.executor import InProcess
+from confed.federation.algorithm import Algorithm
+from confed.federation.equivalence import HOOKS, LOCAL, OPTIONS, WAYS, Row, hooks
+from confed.federation.frozen_features import FrozenFeatures
+from confed.federation.local import Local
+from matrix_cases import CASES, FIELDS, OVERRIDES, SGD, UNASKED, Outcome, Plain, apart, outcome, setup_of
+
+TABLES = {"local": LOCAL, "algorithm": OPTIONS, "hook": HOOKS}
+RUNS: dict[str, Callable[..., Outcome]] = {
+    "stacked": matrix_cases.stacked,
+    "workers": matrix_cases.workers,
+    "buffered": matrix_cases.buffered,
+    "kept features": matrix_cases.kept,
+}
+
+
+def row_of(name: str) -> Row:
+    case = CASES[name]
+    return TABLES[case.table][case.name]
+
+
+@pytest.fixture(autouse=True)
+def kept_although_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FrozenFeatures, "_weigh", lambda self: None)
+
+
+@cache
+def without(algorithm: Algorithm, local: Local) -> Outcome:
+    return outcome(setup_of(algorithm, local))
+
+
+@cache
+def reference(name: str) -> Outcome:
+    """One by one; the case has an effect where anything of a round may depend on it, or its cells could not fail."""
+    case = CASES[name]
+    found = outcome(setup_of(case.algorithm, case.local))
+    effect = apart(found, without(*case.without))
+    assert found.errors == {}
+    if row_of(name).asked:
+        assert effect > (1e-3 if case.visible else 0.0)
+    else:
+        assert effect == 0.0
+    return found
+
+
+def of_training(run: Outcome) -> dict[str, Any]:
+    """Bits that training decides; own models may be evaluated at once all the same."""
+    return {name: tensor for name, tensor in run.tensors.items() if not name.startswith("examined")}
+
+
+def compare(name: str, way: str, run: Callable[..., Outcome]) -> None:
+    case, one_by_one = CASES[name], reference(name)
+    result = row_of(name).result(way, case.value)
+    given = setup_of(case.algorithm, case.local)
+    if result == "refused":
+        with pytest.raises(ValueError, match=r"run\.buffer must be 0 for .+, got 4: .+"):
+            run(given)
+        return
+    found = run(given)
+    assert found.errors == {}
+    if way == "stacked":
+        assert bool(found.executor.one_by_one) == (result == "one by one"), found.executor.notes
+        assert apart(one_by_one, found) < 1e-5
+        if result == "one by one":
+            assert all(torch.equal(t, of_training(found)[n]) for n, t in of_training(one_by_one).items())
+    else:
+        assert apart(one_by_one, found) == 0.0
+    if way == "kept features":
+        counts = found.executor.features
+        assert (counts.exact, counts.reason, counts.reused > 50) == (True, "", True)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("way", RUNS)
+def test_cell(name: str, way: str):
+    compare(name, way, RUNS[way])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resumed_cell(name: str, tmp_path: Path):
+    compare(name, "resumed", lambda given: outcome(given, folder=tmp_path))
+
+
+@pytest.fixture(scope="module")
+def on_ray() -> dict[str, dict[str, float]]:
+    pytest.importorskip("ray")
+    from ray_scenarios import scenario
+
+    return scenario("matrix", 1800)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", CASES)
+def test_cell_on_ray(name: str, on_ray: dict[str, dict[str, float]]):
+    result = "equal bits" if row_of(name).asked else "not asked"
+    assert row_of(name).result("Ray", CASES[name].value) == result
+    assert on_ray[name] == {"errors": 0, "apart": 0.0}
+
+
+# The tables are whole, and what they lack is not followed ----------------------------------------------------------
+
+
+def test_every_field_and_hook_has_a_row_and_a_case():
+    assert set(LOCAL) == {field.name for field in fields(Local)} == set(FIELDS)
+    assert set(OPTIONS) == {field.name for field in fields(Algorithm)} == set(matrix_cases.OPTIONS)
+    assert set(HOOKS) == set(hooks()) == {*OVERRIDES, *UNASKED}
+    assert {*RUNS, "Ray", "resumed"} == set(WAYS)
+
+
+def test_every_cell_that_is_no_equality_has_a_reason():
+    for row in (*LOCAL.values(), *OPTIONS.values(), *HOOKS.values()):
+        aside = row.stacks is not None or "one by one" in row.stacked or row.buffered == "refused"
+        assert bool(row.reason) >= aside
+
+
+@dataclass(frozen=True)
+class Smoothed(Local):
+    """Local training with a field that nobody has declared."""
+
+    smoothing: float = 0.1
+
+
+def one_by_one(algorithm: Algorithm, local: Local) -> tuple[str, str]:
+    executor = matrix_cases.stacked(setup_of(algorithm, local)).executor
+    return executor.one_by_one, executor.evaluated_one_by_one
+
+
+def test_an_undeclared_field_is_trained_and_evaluated_one_by_one():
+    why = "local.smoothing is not known to stacked training"
+    assert one_by_one(Plain(), Smoothed(**vars(SGD))) == (why, why)
+
+
+def test_an_undeclared_hook_is_not_followed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Algorithm, "late", lambda self: 0, raising=False)
+    assert one_by_one(Plain(), SGD) == ("", "")
+
+    class Early(Plain):
+        def late(self) -> int:
+            return 1
+
+    trained, evaluated = one_by_one(Early(), SGD)
+    assert trained == "Early overrides 'late', which stacked training does not know"
+    assert "Early overrides 'late'" in evaluated
+    with pytest.raises(ValueError, match="it overrides 'late', which asynchronous rounds do not know"):
+        matrix_cases.buffered(setup_of(Early(), SGD))
+
+
+def test_an_undeclared_option_is_trained_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(OPTIONS, "accumulator")  # type: ignore[arg-type]
+    assert one_by_one(Plain(), SGD)[0] == "algorithm.accumulator is not known to stacked training"
+
+
+def test_plain_clients_are_trained_and_evaluated_at_once():
+    assert one_by_one(Plain(), SGD) == ("", "")
+    assert InProcess(setup_of(Plain(), SGD)).notes == []
+
+
+def test_a_round_of_several_parts_is_not_asynchronous():
+    # With late updates the second part would be sent what the first asks for.
+    case = CASES["hook phases"]
+    with pytest.raises(ValueError, match="it overrides 'phases', and a late client is sent what the first part"):
+        matrix_cases.buffered(setup_of(case.algorithm, case.local))
