@@ -235,9 +235,15 @@ def _asked(folder: Path, client: str | None) -> "tuple[FinishedRun, str | None]"
     from confed.inference.exported_run import ExportedRun, is_exported
     from confed.inference.finished_run import FinishedRun
     from confed.inference.hub import PREFIX, fetch, hub_name
+    from confed.inference.load import SOURCES
+    from confed.runs.grants import check_grants
 
     if str(folder).startswith(PREFIX):
-        return ExportedRun(fetch(hub_name(str(folder)))), client
+        exported = ExportedRun(fetch(hub_name(str(folder))))
+        replaced = SOURCES if exported.facts["backbone"]["source"] is None else ()
+        unread = ["data", *(f"model.{key}" for key in replaced)]
+        check_grants(exported.recipe, str(folder), exported.folder, given=unread)
+        return exported, client
     if is_exported(folder):
         return ExportedRun(folder), client
     folder, client = _run_of(folder, client)

@@ -22,6 +22,7 @@ from string import Template
 from confed.data.card_files import read_card
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import Name
 from confed.recipes.recipe import Recipe
 from confed.runs.build import load_data
 from confed.system.release import VERSION
@@ -71,6 +72,7 @@ class Federation:
         for name in self.sites:
             if not re.fullmatch(r"[\w][\w.@+-]{0,63}", name):
                 raise ValueError(f"a site's name has up to 64 letters, digits and _ . @ + -, got {name!r}")
+            Name(name, "a site's name")
             if name.lower() == "server":
                 raise ValueError(f"no site can be called {name!r}: so is the server's folder and process")
         if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 
+from confed.federation.file_names import Name, Title
 from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
 from confed.recipes.objects import content_of
@@ -120,8 +121,9 @@ class Recipe:
             given = {"algorithm": algorithm, "model": model, "data": data, "task": task, "local": local, "run": run}
             sections = _resolve(name, content_of(given)).sections
         values = {
-            "name": name, "sections": sections, "methods": methods, "overrides": overrides or {}, "table": table,
-            "lr": lr, "headline": headline, "models": models, "variants": variants or {}, "score": score,
+            "name": Name(name, "a recipe's name"), "sections": sections, "methods": methods, "table": table, "lr": lr,
+            "overrides": overrides or {}, "headline": headline, "models": models, "variants": variants or {},
+            "score": score,
         }  # fmt: skip
         for key, value in values.items():
             object.__setattr__(self, key, value)
@@ -198,10 +200,11 @@ class Recipe:
             ValueError: no such model, or faulty keywords of it.
         """
         where = f"models.{row}"
-        if not re.fullmatch(r"[\w+-][\w.+-]*", row):
+        if not re.fullmatch(r"[\w.+-]+", row):
             raise ValueError(f"study.models: a model's row has letters, digits and _ . + - only, got {row!r}")
         given = dict(self.variants.get(row, {}))
-        given.pop("label", None)
+        Name(row, "study.models: a model's row")
+        Title(given.pop("label", row), f"{where}.label")
         local = taken_part(given, "local", where)
         sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
         if local:
@@ -239,13 +242,15 @@ class Recipe:
         Raises:
             ValueError: the name or the keywords are faulty.
         """
-        if not re.fullmatch(r"[\w+-][\w.:+-]*", row):
+        if not re.fullmatch(r"[\w.:+-]+", row) or row.startswith(":"):
             raise ValueError(
                 "study.methods: a row's name has letters, digits and _ . : + - only, and begins with none of . :, "
                 f"got {row!r}"
             )
         if re.fullmatch(r".*\.(json|toml|html|md|csv|tex|txt|part)|figures|filter_size", row, re.IGNORECASE):
             raise ValueError(f"study.methods: a row must not be called like a file of a study's folder, got {row!r}")
+        Name(row.replace(":", "."), "study.methods: a row's name")  # "module:attribute"
+        Title(self.overrides.get(row, {}).get("label", row), f"methods.{row}.label")
         if self.deploys(row) not in ("", *get_args(Headline)):
             raise ValueError(
                 f"methods.{row}.headline must be one of {', '.join(get_args(Headline))}, got {self.deploys(row)!r}"

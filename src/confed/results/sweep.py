@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import Name
 from confed.results.folder import SWEEPS
 
 __all__ = ["MODELS", "Point", "Sweep", "number_of", "read_sweep", "write_sweep_index"]
@@ -97,7 +98,7 @@ def read_sweep(root: Path) -> Sweep:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{file} is no index of a sweep: {type(error).__name__}: {error}") from error
     for point in sweep.points:
-        if not re.fullmatch(r"[\w+-][\w.+-]*", point.folder):
+        if not re.fullmatch(r"[\w.+-]+", Name(point.folder, f"{file}: a study's folder")):
             raise ValueError(f"{file}: a study must lie in the sweep's folder, got {point.folder!r}")
     return sweep
 

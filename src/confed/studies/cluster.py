@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import Name
 
 __all__ = [
     "GRACE", "SCRIPT", "Options", "array_index", "parse_options", "parse_time", "ranges", "requeue", "script_of",
@@ -155,12 +156,22 @@ def script_of(
         options: of Slurm; other schedulers take their own on the command line.
         before: lines of shell that each task runs first, such as "module load cuda".
         allowed: modules that recipes may name (``--allow-code``).
+
+    Raises:
+        ValueError: a folder that a script cannot name.
     """
     place, log = root.resolve(), root.resolve() / "cells-%A_%a.log"
+    for path in (place, Path.cwd()):
+        if not str(path).isprintable() or '"' in str(path):
+            raise ValueError(f"a job script needs folders without control characters and quotes, got {str(path)!a}")
     command = " ".join(map(shlex.quote, (sys.executable, "-m", "confed.cli")))
     more = "".join(f" --allow-code {shlex.quote(module)}" for module in allowed)
     given = {re.split(r"[ =]", line.lstrip("-"))[0] for line in options.lines}
-    lines = {"job-name": f"confed-{root.resolve().name}", "output": str(log), "open-mode": "append"}
+    lines = {
+        "job-name": Name(re.sub(r"[^\w .+-]", "_", f"confed-{place.name}")[:80].strip()),
+        "output": str(log),
+        "open-mode": "append",
+    }
     own = [f"--{key}={_quoted(value)}" for key, value in lines.items() if key not in given]
     own += [f"--array={ranges(numbers)}{options.throttle}", "--requeue", f"--signal=B:USR1@{options.lead}"]
     head = "\n".join(f"#SBATCH {line}" for line in [*own, *options.lines])

@@ -17,12 +17,13 @@ from urllib.request import HTTPRedirectHandler, build_opener
 import numpy as np
 import tomli_w
 
-from confed.federation.file_names import file_name
+from confed.federation.file_names import Name, Title, file_name
 from confed.federation.reading import check_entries, faults_of
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
+from confed.runs.grants import check_grants
 from confed.studies.published import BITS, FORMAT, MEANS, row_of
 from confed.studies.published_tables import DIGITS, TABLE, check_digits, heads, row_in
 
@@ -59,6 +60,11 @@ class Published:
     row: Mapping[str, Any]
     predictions: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict[int, Mapping[str, np.ndarray]])
     folder: Path | None = None
+
+    @property
+    def places(self) -> list[Path]:
+        """The folder that the row came in; none for an address."""
+        return [] if _is_address(self.source) else [Path(self.source).parent, *filter(None, [self.folder])]
 
     @property
     def seeds(self) -> list[int]:
@@ -98,6 +104,7 @@ class Published:
             text = tomli_w.dumps(dict(self.row["resolved"]))
         here = [f"run.seed={seed}", 'run.engine="local"', 'run.address=""']  # never another's cluster
         recipe = parse_recipe(text, self.row["recipe"], [*here, *overrides])
+        check_grants(recipe, self.source, *self.places, given=overrides)
         if recipe.run.seed != seed:
             raise ValueError(f"run.seed must be that of the published run, {seed}, got {recipe.run.seed}; use --seed")
         return recipe
@@ -116,7 +123,7 @@ def read_published(source: str, method: str = "") -> Published:
     Raises:
         ValueError: there is nothing, or something else.
     """
-    if source.lower().startswith(("http://", "https://")):
+    if _is_address(source):
         content = _fetched(source)
         return _of_text(content, source, method, lambda name: _fetched(urljoin(source, quote(name))))
     path = Path(source)
@@ -127,6 +134,10 @@ def read_published(source: str, method: str = "") -> Published:
     if not path.is_file():
         raise ValueError(f"no published result at {source!r}: give a results file, a run folder or its summary.json")
     return _of_text(path.read_bytes(), source, method, lambda name: (path.parent / name).read_bytes())
+
+
+def _is_address(source: str) -> bool:
+    return source.lower().startswith(("http://", "https://"))
 
 
 def _wanted(published: Published, method: str) -> Published:
@@ -183,6 +194,8 @@ def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes])
             f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r} and {TABLE!r}"
         )
     check_entries(row, _KEYS, source)
+    for key, kind in (("recipe", Name), ("method", Name), ("label", Title)):
+        kind(row[key].replace(":", "."), f"{source}: {key}")  # a method may be "module:attribute"
     _check_figures(row["metrics"], f"{source}: metrics")
     check_headline(row.get("deploys", ""), f"{source}: deploys")
     check_digits(row.get("digits", DIGITS), source)

@@ -111,7 +111,7 @@ class Study:
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     """``runs/NAME``, or ``runs/NAME-2`` and so on if that is taken."""
-    number = 1
+    number, name = 1, file_name(name)
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
         if not path.exists():

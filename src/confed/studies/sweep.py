@@ -90,7 +90,7 @@ def points_of(over: Axis, along: Sequence[Axis] = (), by: Axis | None = None) ->
 
 def _named(key: str, value: str, number: int) -> str:
     """A setting's value as a part of a folder's name."""
-    return f"{key.rpartition('.')[2]}-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', value).strip('_.') or number}"
+    return f"{key.rpartition('.')[2]}-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', value)[:60].strip('_.') or number}"
 
 
 def models_of(recipe: Recipe, wanted: str) -> tuple[str, ...]:
