@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.reading import read_bounded
 
 __all__ = ["MANIFEST", "SIGNATURE", "Manifest", "check_site", "digest_of", "public_half", "sign", "verified"]
 
@@ -110,7 +111,8 @@ def verified(folder: Path, authority: bytes) -> Manifest:
 
     path = folder / MANIFEST
     try:
-        data, signature = path.read_bytes(), base64.b64decode((folder / SIGNATURE).read_bytes().strip(), validate=True)
+        data = read_bounded(path)
+        signature = base64.b64decode(read_bounded(folder / SIGNATURE, 2**16).strip(), validate=True)
     except OSError as error:
         raise ValueError(
             f"the coordinator's signature is missing: {error.filename} cannot be read; ask the coordinator for "

@@ -23,6 +23,7 @@ from confed.data.card_files import read_card
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
+from confed.federation.reading import read_bounded
 from confed.recipes.recipe import Recipe
 from confed.runs.build import load_data
 from confed.system.release import VERSION
@@ -210,7 +211,7 @@ def read_sites(path: Path) -> dict[str, str]:
         ValueError: there is no such file, or it does not map names to public keys.
     """
     try:
-        sites = json.loads(path.read_text(encoding="utf-8"))
+        sites = json.loads(read_bounded(path).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} must hold the sites' names and public keys as JSON: {error}") from error
     if not isinstance(sites, dict) or not all(isinstance(key, str) for key in sites.values()):  # pyright: ignore

@@ -1,13 +1,37 @@
 """One-line errors of readers: damaged or foreign content becomes a ValueError that names the file."""
 
+import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["FAULTS", "check_entries", "faults_of"]
+__all__ = ["FAULTS", "MOST_JSON", "check_entries", "check_header", "faults_of", "read_bounded"]
+
+MOST_JSON = 256 * 2**20
+"""Bytes of a JSON or TOML file of a run, a study or an export; parsed it takes about ten times as much memory."""
+MOST_HEADER = 16 * 2**20
+"""Bytes of the header of a safetensors file."""
 
 FAULTS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, ArithmeticError, NotImplementedError)
 """What readers of JSON, TOML, CSV and safetensors raise of content in another form than they expect."""
+
+
+def read_bounded(path: Path, most: int = MOST_JSON) -> bytes:
+    """Content of a file of at most ``most`` bytes; a ValueError about a larger one, before it is read."""
+    with path.open("rb") as file:
+        data = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        if file.tell() > most or os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"{path} is too large: at most {most / 2**20:,.0f} MiB are read")
+    return data
+
+
+def check_header(path: Path) -> None:
+    """Check of a safetensors file's length of header before the library parses it; a longer one is a ValueError."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MOST_HEADER:
+        raise ValueError(f"{path} has a header of {length:,} bytes: at most {MOST_HEADER:,} are read")
 
 
 @contextmanager

@@ -31,6 +31,7 @@ import tomli_w
 from confed.federation.file_names import Name, Title
 from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
+from confed.federation.reading import read_bounded
 from confed.recipes.objects import content_of
 from confed.recipes.overrides import NAMED, Overrides, apply_overrides, kept_keys
 from confed.recipes.run_section import Run
@@ -41,6 +42,8 @@ from confed.registry import SESSION
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes", "parse_recipe"]
 
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
+MOST_BYTES = 4 * 2**20
+"""Largest file of a recipe."""
 Headline = Literal["personal", "global_seen"]
 """What a method may deploy at a client; see :mod:`confed.results.deployed`."""
 
@@ -339,10 +342,10 @@ def read_text(path: Path) -> str:
     """A file's text, which must be UTF-8; the mark that some editors put in front is left out.
 
     Raises:
-        ValueError: it is in another encoding; names the file.
+        ValueError: it is in another encoding, or too large; names the file.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_bounded(path, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not in UTF-8 (byte {error.start + 1}); save it in that encoding") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
+from confed.federation.reading import read_bounded
 from confed.results.folder import SWEEPS
 
 __all__ = ["MODELS", "Point", "Sweep", "number_of", "read_sweep", "write_sweep_index"]
@@ -84,7 +85,7 @@ def read_sweep(root: Path) -> Sweep:
     """
     file = next((root / name for name in SWEEPS if (root / name).is_file()), root / SWEEPS[0])
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_bounded(file).decode())
         points = _points(content)
         sweep = Sweep(
             str(content["recipe"]),

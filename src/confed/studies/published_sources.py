@@ -18,7 +18,7 @@ import numpy as np
 import tomli_w
 
 from confed.federation.file_names import Name, Title, file_name
-from confed.federation.reading import check_entries, faults_of
+from confed.federation.reading import check_entries, faults_of, read_bounded
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
@@ -30,7 +30,7 @@ from confed.studies.published_tables import DIGITS, TABLE, check_digits, heads, 
 __all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
 
 MOST_BYTES = 256 * 2**20
-"""Largest file that is fetched from an address."""
+"""Largest file that is read, here or from an address."""
 MOST_SECONDS = 300.0
 """Longest time that fetching a file may take."""
 _GRACE = 1.0
@@ -133,7 +133,9 @@ def read_published(source: str, method: str = "") -> Published:
         return _wanted(_of_folder(path), method)
     if not path.is_file():
         raise ValueError(f"no published result at {source!r}: give a results file, a run folder or its summary.json")
-    return _of_text(path.read_bytes(), source, method, lambda name: (path.parent / name).read_bytes())
+    return _of_text(
+        read_bounded(path, MOST_BYTES), source, method, lambda name: read_bounded(path.parent / name, MOST_BYTES)
+    )
 
 
 def _is_address(source: str) -> bool:
