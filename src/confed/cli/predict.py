@@ -217,13 +217,14 @@ def _published(folder: Path, target: Path, hub: str, private: bool, personal: bo
     from confed.inference.export import export as write
     from confed.inference.finished_run import FinishedRun
     from confed.inference.hub import hub_name, publish, token_and_access
-    from confed.inference.hub_card import write_card
+    from confed.inference.hub_card import without_local_paths, write_card
 
     name = hub_name(hub)
     token_and_access(name)
     run = FinishedRun(folder)
     written = write(folder, target, personal=personal)
     write_card(target, run, name.repository)
+    without_local_paths(target, run.recipe)
     if personal:
         say("[yellow]personal models are uploaded:[/] they are personal data of the clients")
     address = publish(target, name, private=private, message=f"{run.summary['label']}, {run.recipe.name}")

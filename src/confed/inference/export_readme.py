@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from confed.federation.file_names import name_of_file
 from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import TrainedModel
@@ -32,7 +33,7 @@ def readme(
         parts: its files of tensors.
         plain: the class of ``transformers``, and the published weights of the backbone; None where there is none.
     """
-    summary, client = run.summary, name.removeprefix("clients/")
+    summary, client = run.summary, name_of_file(name.removeprefix("clients/"))
     mine = name != "global"
     value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
     figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""

@@ -4,19 +4,21 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS
 from confed.models.hub_names import hub_name as published_name
+from confed.recipes.recipe import Recipe
 from confed.results.headline import HEADLINES, LABELS, headline
 from confed.results.privacy_spent import EXAMPLES, FIELD
 from confed.results.runs import numbers
+from confed.runs.grants import local_paths
 from confed.system.release import VERSION
 
-__all__ = ["card", "write_card"]
+__all__ = ["card", "without_local_paths", "write_card"]
 
 _NAMES: Mapping[str, str] = {
     "personal_mean": "personal models, mean over clients",
@@ -39,6 +41,18 @@ _PERSONAL = (
     "of one client, can give some of them away, and carries the client's name. Publish it only with the consent of "
     "every client; deletion from the hub does not take back copies."
 )
+
+
+def without_local_paths(folder: Path, recipe: Recipe) -> None:
+    """The texts of an export with the last part of each path of this machine that its recipe names, in its place."""
+    texts = [path for path in folder.rglob("*") if path.suffix in (".json", ".toml", ".md", ".txt", ".jinja")]
+    for file in texts:
+        before = text = file.read_text(encoding="utf-8")
+        for path in local_paths(recipe):
+            for written in (path, json.dumps(path)[1:-1]):
+                text = text.replace(written, PureWindowsPath(path).name)
+        if text != before:
+            file.write_text(text, encoding="utf-8")
 
 
 def write_card(folder: Path, run: FinishedRun, repository: str) -> None:

@@ -16,7 +16,7 @@ from confed.recipes.overrides import NAMED, Overrides
 from confed.recipes.recipe import Recipe
 from confed.registry import granted
 
-__all__ = ["PATHS", "Ask", "asks_of", "check_grants"]
+__all__ = ["PATHS", "Ask", "asks_of", "check_grants", "local_paths"]
 
 PATHS = frozenset(
     ["root", "file", "images", "patch", "regions", "glove", "pretrained", "language", "vocabulary", "pieces", "source",
@@ -80,6 +80,24 @@ def check_grants(recipe: Recipe, what: str, *folders: Path, given: Overrides = (
             )
 
 
+def local_paths(recipe: Recipe) -> list[str]:
+    """The paths of this machine that a single-run recipe names, the longest first."""
+    found = set[str]()
+    for section in NAMED:
+        for key, value in _leaves(section, recipe.sections[section]):
+            named = key.rpartition(".")[2] in PATHS and len(Path(value).parts) > 1 and hub_name(value) is None
+            if "://" not in str(value) and (named or isinstance(value, Path) or _leads_out(str(value))):
+                found.add(str(value))
+    return sorted(found, key=len, reverse=True)
+
+
+def _leads_out(text: str) -> bool:
+    """Whether a text is a path that is absolute, of a home folder, or upwards, as any system writes it."""
+    windows = PureWindowsPath(text)
+    absolute = PurePosixPath(text).is_absolute() or bool(windows.drive or windows.root)
+    return absolute or text.startswith("~") or ".." in windows.parts
+
+
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, str | Path]]:
     """The texts and paths of a section with their keys, at any depth."""
     if isinstance(value, str | Path):
@@ -96,10 +114,7 @@ def _ask(key: str, value: str | Path, inside: Sequence[Path]) -> Ask | None:
     text, named = str(value), key.rpartition(".")[2] in PATHS
     if "://" in text or hub_name(value, short=key.endswith("vocabulary")) is not None:
         return Ask("network", key, text)
-    windows, plain = PureWindowsPath(text), PurePosixPath(text)
-    leads_out = plain.is_absolute() or bool(windows.drive or windows.root) or text.startswith("~")
-    leads_out = leads_out or ".." in windows.parts
-    if not text or not (named or leads_out or isinstance(value, Path)):
+    if not text or not (named or isinstance(value, Path) or _leads_out(text)):
         return None
     try:
         place = Path(text).expanduser().resolve()

@@ -15,7 +15,7 @@ from confed.models.clip.dual_encoder import DualEncoder, Head
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import WEIGHTS
-from confed.models.published import without_progress_bars
+from confed.models.published import checked_folder, unread_because, without_progress_bars
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
@@ -98,13 +98,14 @@ def _processor(source: str, revision: str) -> Any:
     from transformers import AutoProcessor
 
     try:
-        found = AutoProcessor.from_pretrained(_place(source), **({"revision": revision} if revision else {}))
+        options = {"revision": revision} if revision else {}
+        found = AutoProcessor.from_pretrained(_place(source), trust_remote_code=False, **options)
     except ImportError as error:
         raise ValueError(
             f"the processor of {source!r} needs a library that is not installed: {_line(error)}"
         ) from error
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"no processor could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(f"no processor could be read from {source!r}: {unread_because(error)}") from error
     if not {"image_processor", "tokenizer"} <= set(vars(found)):
         raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
     return found
@@ -121,14 +122,16 @@ def _body(source: str, revision: str, seed: int) -> Any:
 
     options: dict[str, Any] = {"revision": revision} if revision else {}
     try:
-        kind = AutoConfig.from_pretrained(_place(source), **options).model_type
+        kind = AutoConfig.from_pretrained(_place(source), trust_remote_code=False, **options).model_type
         if kind not in FAMILIES:
             raise ValueError(f"it is of the kind {kind!r}, and dual encoders are {', '.join(FAMILIES)}")
-        options |= {"output_loading_info": True, "dtype": torch.float32, "use_safetensors": True}
+        options |= {"output_loading_info": True, "dtype": torch.float32}
         with without_progress_bars():
-            read: Any = AutoModel.from_pretrained(_place(source), **options)
+            read: Any = AutoModel.from_pretrained(
+                _place(source), trust_remote_code=False, use_safetensors=True, **options
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"no dual encoder could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(f"no dual encoder could be read from {source!r}: {unread_because(error)}") from error
     body, info = read
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
@@ -141,7 +144,7 @@ def _place(source: str) -> str:
     """A folder or a hub name."""
     own = WEIGHTS / source
     path = own if own.parent == WEIGHTS and own.is_dir() else Path(source).expanduser()
-    where = str(path) if source and path.is_dir() else hub_name(source)
+    where = checked_folder(path) if source and path.is_dir() else hub_name(source)
     if where is None:
         raise ValueError(f"model.source must be {SOURCES}; there is no folder {source!r}")
     return where

@@ -19,7 +19,7 @@ from confed.models.hf.soft_prompt import LearnedTokens
 from confed.models.hub_names import hub_name
 from confed.models.hub_revision import gated
 from confed.models.pretrained import WEIGHTS
-from confed.models.published import without_progress_bars
+from confed.models.published import checked_folder, unread_because, without_progress_bars
 from confed.registry import register_model
 
 __all__ = ["Base", "Part", "hf"]
@@ -169,14 +169,19 @@ def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForImageTextToText
 
-    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True} | ({"revision": revision} if revision else {})
+    options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
+    options |= {"revision": revision} if revision else {}
     try:
         with without_progress_bars():
-            read: Any = AutoModelForImageTextToText.from_pretrained(_place(source), output_loading_info=True, **options)
+            read: Any = AutoModelForImageTextToText.from_pretrained(
+                _place(source), trust_remote_code=False, use_safetensors=True, **options
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if refused := gated(source, error):
             raise ValueError(refused) from error
-        raise ValueError(f"no image-text-to-text model could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(
+            f"no image-text-to-text model could be read from {source!r}: {unread_because(error)}"
+        ) from error
     body, info = read
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
@@ -201,11 +206,7 @@ def _place(source: str) -> str:
         raise ValueError(f"model.source is missing: give {SOURCES}")
     own = WEIGHTS / source
     path = own if own.parent == WEIGHTS and own.is_dir() else Path(source).expanduser()
-    where = str(path) if path.is_dir() else hub_name(source)
+    where = checked_folder(path) if path.is_dir() else hub_name(source)
     if where is None:
         raise ValueError(f"model.source must be {SOURCES}; there is no folder {source!r}")
     return where
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

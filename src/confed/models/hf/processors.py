@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from confed.models.hub_revision import gated
+from confed.models.published import unread_because
 
 __all__ = ["EXTRA", "check_torchvision", "missing", "read_processor", "without_videos"]
 
@@ -77,7 +78,11 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
     options = {"revision": revision} if revision else {}
     try:
         kind = _kind(where, options)
-        found = AutoProcessor.from_pretrained(where, **options) if kind is None else _read(kind, where, options)
+        found = (
+            AutoProcessor.from_pretrained(where, trust_remote_code=False, **options)
+            if kind is None
+            else _read(kind, where, options)
+        )
     except ImportError as error:
         raise ValueError(missing(source, error)) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -85,7 +90,7 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
             raise ValueError(missing(source, error)) from error
         if refused := gated(source, error):
             raise ValueError(refused) from error
-        raise ValueError(f"no processor could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(f"no processor could be read from {source!r}: {unread_because(error)}") from error
     if not hasattr(found, "image_processor") or not hasattr(found, "tokenizer"):
         raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
     return found
@@ -103,7 +108,9 @@ def _kind(where: str, options: dict[str, Any]) -> Any:
     name = settings.get("processor_class")
     if name is None:
         try:
-            name = PROCESSOR_MAPPING_NAMES.get(AutoConfig.from_pretrained(where, **options).model_type)
+            name = PROCESSOR_MAPPING_NAMES.get(
+                AutoConfig.from_pretrained(where, trust_remote_code=False, **options).model_type
+            )
         except (OSError, ValueError, KeyError):  # what is wrong with it the library says itself
             return None
     kind: Any = getattr(transformers, str(name), None)
@@ -118,8 +125,8 @@ def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
 
     own = without_videos(kind)
     read = {
-        "image_processor": AutoImageProcessor.from_pretrained(where, backend="pil", **options),
-        "tokenizer": AutoTokenizer.from_pretrained(where, **options),
+        "image_processor": AutoImageProcessor.from_pretrained(where, backend="pil", trust_remote_code=False, **options),
+        "tokenizer": AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options),
     }
     settings, _ = own.get_processor_dict(where, **options)
     return own.from_args_and_dict([read[name] for name in own.get_attributes()], settings)
