@@ -46,10 +46,10 @@ class Title(str):
 
     __slots__ = ()
 
-    def __new__(cls, text: object, what: str = "a title") -> Self:
+    def __new__(cls, text: object, what: str = "") -> Self:
         """The text, if it is sound; else a ValueError."""
         if fault := cls.fault(text):
-            raise ValueError(f"{what} must {fault}, got {ascii(text)[:60]}")
+            raise ValueError(f"{what or f'a {cls.__name__.lower()}'} must {fault}, got {ascii(text)[:60]}")
         return super().__new__(cls, text)
 
     @classmethod

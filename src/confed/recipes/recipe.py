@@ -333,7 +333,7 @@ def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> 
     A text that is no TOML, an unknown key and a wrong type are a ValueError.
     """
     content = tomllib.loads(text)
-    name = content.pop("name", name)
+    name = Name(content.pop("name", name), "a recipe's name")
     apply_overrides(content, overrides)
     return _resolve(name, content)
 
