@@ -1,6 +1,5 @@
 """One-line errors of readers: damaged or foreign content becomes a ValueError that names the file."""
 
-import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,14 @@ FAULTS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, Ar
 
 def read_bounded(path: Path, most: int = MOST_JSON) -> bytes:
     """Content of a file of at most ``most`` bytes; a ValueError about a larger one, before it is read."""
+    parts, size, told = list[bytes](), 0, path.stat().st_size  # a pipe tells no size beforehand
     with path.open("rb") as file:
-        data = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
-        if file.tell() > most or os.fstat(file.fileno()).st_size > most:
-            raise ValueError(f"{path} is too large: at most {most / 2**20:,.0f} MiB are read")
-    return data
+        while max(size, told) <= most and (part := file.read(2**20)):
+            parts.append(part)
+            size += len(part)
+    if max(size, told) > most:
+        raise ValueError(f"{path} is too large: at most {most / 2**20:,.0f} MiB are read")
+    return b"".join(parts)
 
 
 def check_header(path: Path) -> None:
