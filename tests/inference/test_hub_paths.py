@@ -11,6 +11,7 @@ import pytest
 
 import confed
 from confed.federation.file_names import file_name
+from confed.inference.export import export as write_export
 from confed.inference.export_readme import readme
 from confed.inference.finished_run import FinishedRun
 from confed.inference.hub import HubName, publish
@@ -77,7 +78,7 @@ def test_a_recipe_of_the_hub_reads_no_files_here(
     run: confed.Run, hub: Hub, tmp_path: Path, picture: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     export = tmp_path / "export"
-    confed.load_run(run.folder).export(export, personal=False)
+    write_export(run.folder, export, personal=False)
     (export / "README.md").write_text("x")
     other = confed.load_recipe(
         "fedvqa_scenes", {"model.name": "ban_mini", "model.glove": str(tmp_path / "vectors.txt")}

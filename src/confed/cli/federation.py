@@ -249,11 +249,7 @@ def _handed_out(source: str, overrides: list[str], method: str | None) -> "Recip
 
 
 def single_recipe(source: str, overrides: list[str], method: str | None) -> "Recipe":
-    """A recipe of one run.
-
-    Raises:
-        ValueError: the recipe has no such method.
-    """
+    """A recipe of one run; a fault is a ValueError."""
     from confed.recipes.recipe import load_recipe
 
     loaded = load_recipe(source, overrides)
@@ -304,11 +300,7 @@ def _certificate(path: Path) -> bytes:
 
 
 def need_flower() -> None:
-    """Check that Flower is installed.
-
-    Raises:
-        ValueError: Flower is missing; says how to install it.
-    """
+    """Check that Flower is installed; a fault is a ValueError."""
     from importlib.util import find_spec
 
     if find_spec("flwr") is None:

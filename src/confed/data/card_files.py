@@ -129,11 +129,7 @@ def _united(parts: Sequence[Mapping[str, _Value]], key: str) -> dict[str, _Value
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a card's file, in hexadecimal.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """The SHA-256 of a card's file, in hexadecimal; a fault is a ValueError."""
     try:
         return sha256(read_bounded(path, MOST_BYTES)).hexdigest()
     except OSError as error:
@@ -141,11 +137,7 @@ def digest_of(path: Path) -> str:
 
 
 def read_card(path: Path) -> Card:
-    """A card from its file.
-
-    Raises:
-        ValueError: there is no such file, it is no card, or a key is missing, unknown or of another kind (named).
-    """
+    """A card from its file; a fault is a ValueError."""
     try:
         content = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:

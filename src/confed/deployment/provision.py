@@ -96,11 +96,7 @@ class Federation:
 
 
 def provision(root: Path, federation: Federation) -> None:
-    """Provisioning of the folders ``authority``, ``server``, ``sites/NAME`` and ``flower``.
-
-    Raises:
-        ValueError: something is there already.
-    """
+    """Provisioning of the folders ``authority``, ``server``, ``sites/NAME`` and ``flower``; a fault is a ValueError."""
     if root.exists() and any(root.iterdir()):
         raise ValueError(f"{root} is not empty; a federation needs a new folder")
     server = root / "server"
@@ -132,14 +128,7 @@ def provision(root: Path, federation: Federation) -> None:
 
 
 def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], private: bytes) -> None:
-    """Distribution of card, wheel file and signed manifest to all parties.
-
-    Args:
-        root: the federation's folder, with those of all parties.
-        federation: the parameters of the federation.
-        keys: site -> its public key in OpenSSH's format.
-        private: the authority's private key, PEM.
-    """
+    """Distribution of card, wheel file and signed manifest to all parties."""
     folders = [root / "server", *(root / "sites" / name for name in federation.sites)]
     for folder in folders:
         if federation.card is not None:
@@ -216,11 +205,7 @@ def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
 
 
 def read_sites(path: Path) -> dict[str, str]:
-    """The server's list of sites.
-
-    Raises:
-        ValueError: there is no such file, or it does not map names to public keys.
-    """
+    """The server's list of sites; a fault is a ValueError."""
     try:
         sites = json.loads(read_bounded(path).decode())
     except (OSError, ValueError, RecursionError) as error:

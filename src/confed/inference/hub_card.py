@@ -56,27 +56,14 @@ def without_local_paths(folder: Path, recipe: Recipe) -> None:
 
 
 def write_card(folder: Path, run: FinishedRun, repository: str) -> None:
-    """The model card of an export, written into it as README.md.
-
-    Args:
-        folder: the export.
-        run: what was exported.
-        repository: "OWNER/NAME" of where it will be.
-    """
+    """The model card of an export, written into it as README.md."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     recipe = (folder / "recipe.toml").read_text(encoding="utf-8")
     (folder / "README.md").write_text(card(run, facts, recipe, repository), encoding="utf-8")
 
 
 def card(run: FinishedRun, facts: Mapping[str, Any], recipe: str, repository: str) -> str:
-    """The model card in Markdown, with its metadata in front.
-
-    Args:
-        run: what was exported.
-        facts: content of the export's ``confed.json``.
-        recipe: text of its recipe.
-        repository: "OWNER/NAME".
-    """
+    """The model card in Markdown, with its metadata in front."""
     summary, clients = run.summary, list(facts["clients"])
     rounds = f", {summary['rounds']} rounds" if "rounds" in summary else ""
     parts = [

@@ -160,12 +160,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def to_peft(name: str, prefix: str = "") -> str | None:
-    """What ``peft`` calls a tensor of LoRA or IA3 in its files; None for other tensors.
-
-    Args:
-        name: the model's name of the tensor.
-        prefix: what stands before the published model's names.
-    """
+    """What ``peft`` calls a tensor of LoRA or IA3 in its files; None for other tensors."""
     match = _INJECTED.fullmatch(name.removeprefix(prefix))
     return f"{_PREFIX}{match[1]}.{match[2]}{match[3] or ''}" if match else None
 
@@ -181,14 +176,7 @@ def from_peft(name: str, prefix: str = "") -> str:
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
-    """Content of an export's :data:`FACTS`, checked: an export may be a download.
-
-    Args:
-        directory: the folder of the export.
-
-    Raises:
-        ValueError: there is no such file, or it is damaged (names the key).
-    """
+    """Content of an export's :data:`FACTS`, checked: an export may be a download; a fault is a ValueError."""
     file = directory / FACTS
     if not file.is_file():
         raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
@@ -271,14 +259,7 @@ def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
 
 
 def task_of(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> Any:
-    """What is asked of a model; it selects the head, or says which answers a model that writes them chooses from.
-
-    Args:
-        recipe: the run's.
-        name: the task's, as the model's configuration has it.
-        answers: the model's.
-        tokenizer: the model's.
-    """
+    """What is asked of a model; it selects the head, or says which answers a model that writes them chooses from."""
     listed = recipe.sections["task"]["name"]  # of a task of one's own "module:Class", where `name` is the class's
     if name not in (listed, task_spec(registered_tasks[listed]).name):
         return registered_tasks[name]()
@@ -370,11 +351,7 @@ def _read(place: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The content of a safetensors file.
-
-    Raises:
-        ValueError: the file is missing or incomplete.
-    """
+    """The content of a safetensors file; a fault is a ValueError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from confed.models.hub_names import hub_name
+from confed.models.pretrained import WEIGHTS
 
 __all__ = ["published", "seeded", "unread_because", "without_progress_bars"]
 
@@ -67,12 +68,18 @@ def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -
     return body
 
 
-def checked_folder(folder: Path) -> str:
-    """A folder with a model of the library, as far as runs read it.
+def place_of(source: str, expected: str) -> str:
+    """A packaged model's folder, a folder, or a name on the hub; a ValueError that says what is expected."""
+    packaged = WEIGHTS / source
+    path = packaged if packaged.parent == WEIGHTS and packaged.is_dir() else Path(source).expanduser()
+    where = checked_folder(path) if source and path.is_dir() else hub_name(source)
+    if where is None:
+        raise ValueError(f"model.source must be {expected}; there is no folder {source!r}")
+    return where
 
-    Raises:
-        ValueError: its weights are pickles alone, or it is an adapter, whose files name another model to be read.
-    """
+
+def checked_folder(folder: Path) -> str:
+    """A folder with a model of the library; a ValueError where it has pickles alone, or adapts a model elsewhere."""
     if (folder / "adapter_config.json").is_file():
         raise ValueError(f"{folder} holds an adapter of another model (adapter_config.json), which is not followed")
     pickled = sorted(path.name for path in folder.glob("*.bin"))

@@ -176,11 +176,7 @@ def convert_model(source: Path, out: Path) -> dict[str, Any]:
 
 
 def rename_resnet(name: str) -> str:
-    """Name in ``transformers`` of a tensor that torchvision's ResNet calls ``name``.
-
-    Raises:
-        ValueError: no ResNet of torchvision has such a tensor.
-    """
+    """Name in ``transformers`` of a tensor that torchvision's ResNet calls ``name``; a fault is a ValueError."""
     plain = name.removeprefix("module.")
     for pattern, replacement in _PATTERNS:
         if re.fullmatch(pattern, plain):

@@ -78,11 +78,7 @@ def write_sweep_index(root: Path, sweep: Sweep) -> None:
 
 
 def read_sweep(root: Path) -> Sweep:
-    """A sweep's index.
-
-    Raises:
-        ValueError: the index is faulty, or names folders outside the sweep's.
-    """
+    """A sweep's index; a fault is a ValueError."""
     file = next((root / name for name in SWEEPS if (root / name).is_file()), root / SWEEPS[0])
     try:
         content = json.loads(read_bounded(file).decode())

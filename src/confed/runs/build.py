@@ -208,14 +208,7 @@ def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:
 
 
 def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
-    """Factory of the recipe's model.
-
-    Args:
-        recipe: names the model and its options.
-        run_data: its data.
-        task: wraps the model, where it does such a thing.
-        heads: which heads the model needs beside the one for answers.
-    """
+    """Factory of the recipe's model."""
     options = dict(recipe.sections["model"])
     name, dataset, seed = options.pop("name"), run_data.dataset, recipe.run.seed
 

@@ -77,11 +77,7 @@ class Published:
         return file_name("-".join(filter(None, (self.row["recipe"], self.row["method"]))))
 
     def run(self, seed: int) -> Mapping[str, Any]:
-        """The entry of a seed.
-
-        Raises:
-            ValueError: the row has no such seed.
-        """
+        """The entry of a seed; a fault is a ValueError."""
         for run in self.row["runs"]:
             if run["seed"] == seed:
                 return run
@@ -243,17 +239,7 @@ def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[
 
 
 def _check_run(run: Any, where: str, means: Mapping[str, Any] | None = None, seeds: int = 1) -> None:
-    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run.
-
-    Args:
-        run: the entry.
-        where: the file, and the place in it.
-        means: what a table states over its seeds, which may be all that is known.
-        seeds: number of these.
-
-    Raises:
-        ValueError: there is a fault.
-    """
+    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run."""
     check_entries(run, _RUN_KEYS, where)
     for key, value in run["figures"].items():
         if not _is_number(value):
