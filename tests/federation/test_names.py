@@ -1,7 +1,5 @@
 """Names and titles that texts of others may give."""
 
-import pickle
-
 import pytest
 
 from confed.federation.file_names import Name, Title, file_name
@@ -21,7 +19,7 @@ NO_NAME = [
 def test_sound_names_are_taken_as_they_are(text: str) -> None:
     assert Name(text) == Title(text) == text
     assert file_name(text) == text or not text.isascii()
-    assert pickle.loads(pickle.dumps(Name(text))) == text
+    assert type(Name(text)) is type(Title(text)) is str
 
 
 @pytest.mark.parametrize("text", NO_TITLE)

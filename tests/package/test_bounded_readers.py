@@ -26,6 +26,7 @@ from confed.studies.published_sources import read_published
 from confed.studies.tuned import read_tuned
 from tiny_runs import TINY
 
+ABSENT = "absent"
 HUGE = 3 * 2**30
 
 
@@ -131,7 +132,7 @@ def test_an_export_cannot_ask_for_a_table_of_any_size(
 @pytest.mark.parametrize(
     "change",
     [
-        {"round": None}, {"round": [1]}, {"round": "1"}, {"round": {}}, {"loss": [1]}, {"bytes_up": 7},
+        {"round": None}, {"round": ABSENT}, {"round": [1]}, {"round": "1"}, {"round": {}}, {"loss": [1]}, {"bytes_up": 7},
         {"personal": [1]}, {"global": {"warm": 3}}, {"unseen": {"x": [1]}}, {"pooled": {"global": 3}},
     ],
 )  # fmt: skip
@@ -140,7 +141,10 @@ def test_a_damaged_history_is_one_line_of_the_report(run: confed.Run, tmp_path: 
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kinds = [line["event"] for line in lines]
     wanted = "round" if {"loss", "bytes_up", "round"} & change.keys() else "evaluation"
-    lines[kinds.index(wanted)] |= change
+    changed = lines[kinds.index(wanted)]
+    changed |= change
+    if change.get("round") == ABSENT:
+        del changed["round"]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ValueError, match=r"metrics\.jsonl: \w+ (must be|of round)"):
         write_report(folder)

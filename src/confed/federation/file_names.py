@@ -10,7 +10,6 @@ addresses, so that the name can be read back from the file's.
 
 import unicodedata
 from pathlib import Path
-from typing import Self
 from urllib.parse import quote, unquote
 
 __all__ = ["LONGEST", "Name", "Title", "file_name", "name_of_file", "path_of"]
@@ -33,8 +32,10 @@ _RESERVED = frozenset('/\\:*?"<>|')
 _JOINERS = "\u200c\u200d"  # formats that spelling needs
 
 
-class Title(str):
+class Title:
     """A text for readers, such as a row's label: one line without control characters and marks of direction.
+
+    ``Title(text)`` is the text itself, a plain ``str``, as libraries that write YAML and the like know no other.
 
     Args:
         text: what a recipe or a file of others says.
@@ -44,13 +45,11 @@ class Title(str):
         ValueError: it is no text, empty, longer than 100 characters, or has such characters.
     """
 
-    __slots__ = ()
-
-    def __new__(cls, text: object, what: str = "") -> Self:
+    def __new__(cls, text: object, what: str = "") -> str:
         """The text, if it is sound; else a ValueError."""
         if fault := cls.fault(text):
             raise ValueError(f"{what or f'a {cls.__name__.lower()}'} must {fault}, got {ascii(text)[:60]}")
-        return super().__new__(cls, text)
+        return str(text)
 
     @classmethod
     def fault(cls, text: object) -> str:
@@ -66,8 +65,6 @@ class Title(str):
 
 class Name(Title):
     """A title that may become a folder, a file or a job as well: no path, no option and no device of Windows."""
-
-    __slots__ = ()
 
     @classmethod
     def fault(cls, text: object) -> str:

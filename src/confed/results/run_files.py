@@ -92,8 +92,8 @@ def read_lines(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 def _check_line(line: Mapping[str, Any], path: Path) -> None:
     """What curves and tables read of a line, wherever they are drawn."""
-    if type(line.get("round", 0)) is not int:
-        raise ValueError(f"{path}: round must be a whole number, got {str(line['round'])[:40]!r}")
+    if line.keys() & {"round", "event", "seconds"} and type(line.get("round")) is not int:
+        raise ValueError(f"{path}: round must be a whole number, got {str(line.get('round'))[:40]!r}")
     for key in _PLACES:
         places = line.get(key) or {}
         values = [places] if key in _NUMBERS else [places, *(places.values() if isinstance(places, Mapping) else ())]
