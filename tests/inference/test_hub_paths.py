@@ -71,7 +71,7 @@ def test_a_readme_names_a_client_that_loads(run: confed.Run, tmp_path: Path) -> 
     finished.summary = {**finished.summary, "personal": {NAME: 0.625}}
     text = readme(f"clients/{file_name(NAME)}", trained, finished, {}, (None, None))
     assert asked(text) == NAME
-    assert "test 62.5%" in text
+    assert "62.5%" in text
 
 
 def test_a_recipe_of_the_hub_reads_no_files_here(
@@ -88,5 +88,3 @@ def test_a_recipe_of_the_hub_reads_no_files_here(
     words = ("predict", "hf:me/asks", "--image", picture, "--question", "what?")
     assert command(*words) == 2
     assert "hf:me/asks came from elsewhere and asks for disk (model.glove" in capfd.readouterr().err
-    command(*words, "--grant", "disk")
-    assert "came from elsewhere" not in capfd.readouterr().err

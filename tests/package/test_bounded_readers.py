@@ -132,7 +132,8 @@ def test_an_export_cannot_ask_for_a_table_of_any_size(
 @pytest.mark.parametrize(
     "change",
     [
-        {"round": None}, {"round": ABSENT}, {"round": [1]}, {"round": "1"}, {"round": {}}, {"loss": [1]}, {"bytes_up": 7},
+        {"round": None}, {"round": ABSENT}, {"round": [1]}, {"round": "1"}, {"round": {}}, {"loss": [1]},
+        {"bytes_up": 7},
         {"personal": [1]}, {"global": {"warm": 3}}, {"unseen": {"x": [1]}}, {"pooled": {"global": 3}},
     ],
 )  # fmt: skip

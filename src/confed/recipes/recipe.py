@@ -318,7 +318,7 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Overrides = ())
         raise ValueError(f"no recipe at {str(source)!r}: {hint}`confed list recipes` names those that come with confed")
     try:
         return parse_recipe(text, name, overrides)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from error
 
 
@@ -330,9 +330,13 @@ def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> 
         name: of the recipe, where the text gives none.
         overrides: as for :func:`load_recipe`.
 
-    A text that is no TOML, an unknown key and a wrong type are a ValueError.
+    Raises:
+        ValueError: it is no TOML, or has an unknown key or a wrong type.
     """
-    content = tomllib.loads(text)
+    try:
+        content = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("a recipe must be TOML; this one is nested too deeply") from error
     name = Name(content.pop("name", name), "a recipe's name")
     apply_overrides(content, overrides)
     return _resolve(name, content)
