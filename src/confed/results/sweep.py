@@ -92,7 +92,7 @@ def read_sweep(root: Path) -> Sweep:
             float(content["margin"]),
             str(content.get("by", "")),
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no index of a sweep: {type(error).__name__}: {error}") from error
     for point in sweep.points:
         if not re.fullmatch(r"[\w.+-]+", Name(point.folder, f"{file}: a study's folder")):
