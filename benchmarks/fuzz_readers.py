@@ -28,7 +28,7 @@ def readers(root: Path) -> list[Reader]:
         root: an empty folder for their files.
     """
     found = [*_messages(), *_stored(root), *state_pack_readers(root), *federation_readers(root)]
-    found += [*_runs(root), *_data(root)]
+    found += [*_runs(root), *_data(root), *_names(root)]
     assert len({reader.name for reader in found}) == len(found)
     return found
 
@@ -224,6 +224,78 @@ def _runs(root: Path) -> list[Reader]:
         *(Reader(f"run/{name}", kinds[Path(name).suffix], (files[name],), folder(name)) for name in files),
         Reader("study/summary.json", "json", (json.dumps(index).encode(),), index_file),
     ]
+
+
+# Names, recipes of others, sweeps ------------------------------------------------------------------------------
+
+
+def _names(root: Path) -> list[Reader]:
+    from confed.data.card_files import Card, CardClient, read_card
+    from confed.federation.file_names import Name, Title, file_name, name_of_file
+    from confed.models.hub_names import hub_name
+    from confed.recipes.recipe import load_recipe, parse_recipe
+    from confed.results.sweep import read_sweep
+    from confed.runs.grants import asks_of, check_grants, local_paths
+    from confed.studies.published_sources import read_published
+    from confed.studies.study import free_folder
+
+    folder = root / "names"
+    folder.mkdir()
+
+    def name(data: bytes) -> str | None:
+        text = data.decode(errors="surrogateescape")
+        for kind in (Title, Name):
+            text = kind(text, "a recipe's name")
+        place = free_folder(text, folder)
+        if place.parent != folder or name_of_file(file_name(text)) != text or not text.isprintable():
+            return "a name that leaves its folder, or its line"
+        return None
+
+    def hub(data: bytes) -> str | None:
+        found = hub_name(data.decode(errors="surrogateescape"), short=True)
+        unsafe = found is not None and (".." in found.split("/") or found.startswith("/") or found.count("/") > 1)
+        return "a path as a name of the hub" if unsafe else None
+
+    def foreign(data: bytes) -> str | None:
+        recipe = parse_recipe(data.decode(errors="surrogateescape"))
+        asked = asks_of(recipe, folder)
+        local_paths(recipe)
+        try:
+            check_grants(recipe, "x.json", folder)
+        except ValueError as error:
+            return None if asked and str(error).isprintable() else "a refusal of nothing, or in several lines"
+        return "a grant that nobody gave" if asked else None
+
+    plain = load_recipe("fedvqa_scenes").single
+    asking = load_recipe("fedvqa_scenes", ["data.name=coco", "data.root=/x", "model.name=clip", "model.source=a/b"])
+    recipes = [recipe.to_toml().encode() for recipe in (plain, asking.single)]
+    named = load_recipe("fedvqa_scenes").with_rows(["fedavg", "b"], {"b": {"name": "fedavg", "label": "B, second"}})
+    card = Card("s", False, ("no", "yes"), (), ("a",), {"x": CardClient(("yes",))}, {"h": 3}, picture=(32, 32))
+    sweep = {"recipe": "x", "over": "a.b", "points": [{"settings": {"a.b": "1"}, "folder": "b-1"}], "references": [],
+             "margin": 0.01, "by": ""}  # fmt: skip
+    row = {
+        "format": "confed-results/1", "method": "fedavg", "label": "FedAvg", "recipe": "x", "metric": "accuracy",
+        "seeds": [0], "metrics": {}, "packages": {}, "resolved": {},
+        "runs": [{"seed": 0, "figures": {"personal_mean": 0.5}, "digests": {}, "versions": {}, "machine": {},
+                  "history": []}],
+    }  # fmt: skip
+    samples = tuple(text.encode() for text in ("fedvqa_scenes", "../../x", "FedP³ (N = 2)", "a:b", "-x", "nul.txt"))
+    names = tuple(text.encode() for text in ("hub:owner/name", "owner/name", "bert-base-uncased", "hub:../x"))
+    return [
+        Reader("name", "bytes", samples[:1] + samples[2:3], name),
+        Reader("hub_name", "bytes", names, hub),
+        Reader("foreign_recipe", "text", (recipes[0], recipes[1]), foreign),
+        Reader("study_recipe", "text", (named.to_toml().encode(),), reads(root / "rows.toml", load_recipe)),
+        Reader("card_of_pictures", "json", (card.to_json().encode(),), reads(root / "pictures.json", read_card)),
+        Reader(
+            "sweep.json", "json", (json.dumps(sweep).encode(),),
+            reads(root / "sweep" / "sweep.json", lambda path: read_sweep(path.parent)),
+        ),
+        Reader(
+            "results_file", "json", (json.dumps(row).encode(),),
+            reads(root / "row.json", lambda path: read_published(str(path)).name),
+        ),
+    ]  # fmt: skip
 
 
 # Data ----------------------------------------------------------------------------------------------------------

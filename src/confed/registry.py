@@ -43,6 +43,9 @@ __all__ = [
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
+GRANTS = ("network", "disk")
+"""What a recipe that came from elsewhere can be granted; see :mod:`confed.runs.grants`."""
+_GRANTED: list[str] = []
 ALLOWED = "CONFED_ALLOW_CODE"
 """The environment variable with the modules that recipes may name; processes that are started inherit it."""
 
@@ -155,6 +158,28 @@ def _refusal(what: str, module: str) -> str:
         f"{what}, which you have not allowed: where you trust it, add --allow-code {module}, set {ALLOWED}={module}, "
         f'call confed.allow_code("{module}") in Python, or write allow_code = ["{module}"] into {_settings_file()}'
     )
+
+
+# What recipes from elsewhere may reach ------------------------------------------------------------------------
+
+
+def grant(*kinds: str) -> None:
+    """Grants for recipes that came from elsewhere, in place of those that this process gave before.
+
+    Args:
+        kinds: of :data:`GRANTS`.
+
+    Raises:
+        ValueError: another kind.
+    """
+    if unknown := [kind for kind in kinds if kind not in GRANTS]:
+        raise ValueError(f"--grant must be {' or '.join(GRANTS)}, got {unknown[0]!r}; code: --allow-code MODULE")
+    _GRANTED[:] = kinds
+
+
+def granted() -> frozenset[str]:
+    """What recipes that came from elsewhere may reach: as this process said, or ``CONFED_GRANT`` in the environment."""
+    return frozenset([*_GRANTED, *_listed(os.environ.get("CONFED_GRANT", ""))])
 
 
 # The registries -----------------------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ def one_client(**values: Any) -> Callable[[dict[str, Any]], Any]:
         (lambda c: {**c, "places": {"far": -1}}, "none negative"),
         (lambda c: {**c, "places": {"far": True}}, "places.far must be of type int, got True"),
         (lambda c: {**c, "labels": True, "picture": None}, "'picture' or 'texts' must say so"),
-        (lambda c: {**c, "picture": [64]}, "picture must be two positive whole numbers or null"),
+        (lambda c: {**c, "picture": [64]}, "picture must be two whole numbers from 1 to 65536, or null"),
         (lambda c: [c], "no key 'confed_card'"),
     ],
 )

@@ -27,7 +27,7 @@ def site(tmp_path: Path) -> Path:
 
 def newer(site: Path, serial: int | None = None) -> tuple[bytes, Manifest]:
     server = site.parents[1] / "server"
-    sign_again(server, server / "ca.key", serial=serial)
+    sign_again(server, server.parent / "authority" / "ca.key", serial=serial)
     authority = (site / "ca.crt").read_bytes()
     return authority, verified(site, authority)
 
@@ -73,7 +73,7 @@ def test_a_coordinator_chooses_numbers_upwards_only(site: Path) -> None:
     assert newer(site, 7)[1].serial == 7
     assert newer(site)[1].serial == 8
     with pytest.raises(ValueError, match="--serial must be above 8, the number of the last manifest, got 8"):
-        sign_again(server, server / "ca.key", serial=8)
+        sign_again(server, server.parent / "authority" / "ca.key", serial=8)
 
 
 def test_manifests_from_before_there_were_numbers_count_as_the_oldest(site: Path) -> None:
@@ -86,7 +86,7 @@ def test_manifests_from_before_there_were_numbers_count_as_the_oldest(site: Path
         def to_bytes(self) -> bytes:
             return json.dumps({**content, "format": 1}).encode()
 
-    sign(First({}, ""), (server / "ca.key").read_bytes(), [server, site])
+    sign(First({}, ""), (server.parent / "authority" / "ca.key").read_bytes(), [server, site])
     assert verified(site, authority).serial == 0
     assert newer(site)[1].serial == 1
 
@@ -95,7 +95,7 @@ def test_manifests_from_before_there_were_numbers_count_as_the_oldest(site: Path
 def test_a_serial_number_that_is_none_is_refused(site: Path, serial: object) -> None:
     server = site.parents[1] / "server"
     manifest = verified(server, (server / "ca.crt").read_bytes())
-    key = (server / "ca.key").read_bytes()
+    key = (server.parent / "authority" / "ca.key").read_bytes()
     sign(Manifest(manifest.sites, manifest.recipe, serial=serial), key, [site])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be a manifest of format 2"):
         verified(site, (site / "ca.crt").read_bytes())
@@ -117,5 +117,5 @@ def test_a_new_list_of_sites_reaches_the_sites_folders(site: Path) -> None:
     listed = read_sites(server / "sites.json")
     assert read_sites(site / "sites.json") == listed
     write_sites(server / "sites.json", {"cold": listed["cold"]})
-    sign_again(server, server / "ca.key")
+    sign_again(server, server.parent / "authority" / "ca.key")
     assert read_sites(site / "sites.json") == {"cold": listed["cold"]} == dict(newer(site)[1].sites)

@@ -158,7 +158,7 @@ def test_a_run_folder_with_a_damaged_file_is_refused_in_a_line(tmp_path: Path, n
     (tmp_path / "recipe.toml").write_text("")
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match="has a damaged summary"):
+    with pytest.raises(ValueError, match=r"has a damaged summary|metrics\.jsonl: "):
         load(tmp_path)
 
 
@@ -235,8 +235,8 @@ def test_mutated_inputs_find_nothing(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from fuzz_inputs import main  # type: ignore[import-not-found]
 
-    monkeypatch.setattr(sys, "argv", ["fuzz_inputs.py", "--seed", "7", "--count", "430"])
+    monkeypatch.setattr(sys, "argv", ["fuzz_inputs.py", "--seed", "7", "--count", "500"])
     status = main()
     told = capsys.readouterr().out
     assert status == 0, told
-    assert "430 inputs to 43 readers" in told
+    assert "500 inputs to 50 readers" in told

@@ -349,11 +349,14 @@ def test_faulty_results_file_is_refused(copied: Path, change: Callable[[dict[str
 
 
 @pytest.mark.parametrize("name", ["x/../../../victim", "/victim", "..\\victim"])
-def test_new_runs_stay_in_their_folder_whatever_the_row_is_called(copied: Path, name: str) -> None:
-    published = changed(copied / f"{NAME}.json", lambda row: row.update(recipe=name, method="../out"))
-    folder = free_folder(f"reproduced-{published.name}")
-    assert folder.parent == Path("runs")
-    assert "\\" not in folder.name
+def test_a_row_that_is_called_like_a_path_is_refused(copied: Path, name: str) -> None:
+    for key in ("recipe", "method"):
+        with pytest.raises(ValueError, match=rf"{key} must (be no path|begin with neither)"):
+            changed(copied / f"{NAME}.json", lambda row, key=key: row.update({"recipe": "x", "method": "y", key: name}))
+    with pytest.raises(ValueError, match="label must have no control characters"):
+        changed(copied / f"{NAME}.json", lambda row: row.update(recipe="x", method="m:y", label="a\x1b[31m"))
+    published = changed(copied / f"{NAME}.json", lambda row: row.update(recipe="x", method="m:y", label="a/b"))
+    assert free_folder(f"reproduced-{published.name}").parent == Path("runs")
 
 
 def test_what_is_no_result_is_refused(study: Path, tmp_path: Path) -> None:

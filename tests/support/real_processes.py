@@ -84,7 +84,7 @@ def on_cards(commands: Commands, folder: Path) -> Path:
     card = folder / "all.json"
     write_card(merge_cards([folder / f"{name}.json" for name in SITES]), card)
     server = commands["server"][1]
-    key = server / "ca.key"
+    key = server.parent / "authority" / "ca.key"
     sign_again(server, key if key.is_file() else server.parent / "provision" / "cert.json", card)
     for name, (command, where) in commands.items():
         own = [] if name == "server" else ["--data", f"only={name}"]

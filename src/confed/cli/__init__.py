@@ -23,6 +23,7 @@ from confed.cli import list as looking
 from confed.cli import show as describing
 from confed.cli import data as datasets
 from confed.cli import convert as converting
+from confed.cli import cache as keeping
 from confed.cli import pretrain as pretraining
 from confed.cli import federation as federating
 from confed.cli import federation_new as provisioning
@@ -44,6 +45,7 @@ __all__ = [
     "federation_cards",
     "forgetting",
     "judging",
+    "keeping",
     "looking",
     "main",
     "pretraining",

@@ -19,7 +19,7 @@ import typer.main
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.global_options import allowed_modules, is_quiet, permission_option, quiet_option
+from confed.cli.global_options import allowed_modules, is_quiet, permission_options, quiet_option
 from confed.data.preparation import shown
 from confed.registry import allowing_code
 from confed.system.events import Caution, Event, Note, Progress
@@ -178,23 +178,23 @@ def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
 def command_line() -> Any:
     """The command line; arguments get back the help that typer 0.20 loses with click 8.5.
 
-    Every verb has the options ``--allow-code``, because nearly every one may meet a recipe that names a module, and
-    ``--quiet``.
+    Every verb has the options ``--allow-code`` and ``--grant``, because nearly every one may meet a recipe that names
+    a module or leads out of its folder, and ``--quiet``.
     """
     root: Any = typer.main.get_command(app)
-    permission, silence = permission_option(), quiet_option()
+    shared = [*permission_options(), quiet_option()]
     pending = [root]
     while pending:
         command = pending.pop()
         groups = getattr(command, "commands", {}).values()
         pending += groups
         if not groups:
-            command.params += [permission, silence]
+            command.params += shared
         hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
         for parameter in command.params:
             for info in getattr(hints.get(parameter.name), "__metadata__", ()):
                 parameter.help = parameter.help or info.help
-            if parameter not in (permission, silence) and isinstance(getattr(parameter, "help", None), str):
+            if parameter not in shared and isinstance(getattr(parameter, "help", None), str):
                 parameter.help = escape(parameter.help)  # "[data]" is a section, and no markup
     return root
 
@@ -243,6 +243,14 @@ def notes(of: str = "") -> Progress:
             say(escape(f"{of}: {event.text}" if of else event.text))
 
     return show
+
+
+def tell_asks(recipe: "Recipe", source: str) -> None:
+    """One line on what a recipe of the user's own asks for beyond its folder."""
+    from confed.runs.grants import asks_of
+
+    if asks := asks_of(recipe, Path(source).parent):
+        complain(f"the recipe asks for more than its folder: {'; '.join(map(str, asks))}", "note")
 
 
 def print_json(value: Any) -> None:

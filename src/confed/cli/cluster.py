@@ -42,11 +42,7 @@ LISTED = 30
 
 
 def check_cluster(on: str, slurm: list[str] | None, submit: bool, before: list[str] | None) -> None:
-    """Check of the options about clusters, before a folder is made.
-
-    Raises:
-        ValueError: an option that needs another one, or does not fit.
-    """
+    """Check of the options about clusters, before a folder is made; a fault is a ValueError."""
     from confed.studies.cluster import parse_options
 
     if on not in ("", "slurm", "script", "ray"):
@@ -86,18 +82,7 @@ def carry_out(
     before: list[str] | None,
     as_json: bool,
 ) -> None:
-    """Executes what is missing of a study or sweep: on this machine, on Ray, or as a job script that is written.
-
-    Args:
-        root: the folder, opened by the verb.
-        on: "ray", "slurm", "script", or "" for this machine.
-        address: of the Ray cluster.
-        workers: runs at a time; None for one per core.
-        slurm: options of sbatch.
-        submit: whether to submit the script.
-        before: lines of shell before each task of the script.
-        as_json: print JSON and nothing else.
-    """
+    """Executes what is missing of a study or sweep: on this machine, on Ray, or as a job script that is written."""
     if on == "ray":
         _compute(root, address, workers, as_json)
     elif on:
@@ -107,14 +92,7 @@ def carry_out(
 
 
 def _compute(root: Path, address: str, workers: int | None, as_json: bool) -> None:
-    """Computes the cells of a study or sweep that are missing on a Ray cluster, and shows what is there.
-
-    Args:
-        root: the folder, opened by the verb.
-        address: of the cluster.
-        workers: cells at a time; None for one per core, or per GPU.
-        as_json: print JSON and nothing else.
-    """
+    """Computes the cells of a study or sweep that are missing on a Ray cluster, and shows what is there."""
     from confed.api.progress import Display
     from confed.studies.on_ray import compute_on_ray
 

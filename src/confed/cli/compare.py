@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from confed.cli.app import Json, Judged, app, complain, console, default_workers, plain, print_json, print_table, say
+from confed.cli.app import tell_asks as tell
 from confed.cli.cluster import Before, On, Slurm, Submit, carry_out, check_cluster, show_cells, with_address
 from confed.cli.plan import Plan, rows_of_study, show_plan
 from confed.cli.study import Margin, Methods, Seeds, Tuned, Workers, judged_by, tuned_values
@@ -279,6 +280,7 @@ def _opened(
 
     values = tuned_values(tuned, name, overrides, seeds)
     loaded, used = load_rows(name, overrides, methods, headline, values)
+    tell(loaded, name)
     folder = out or Path("runs") / f"{loaded.name}-{'compare' if models is None else 'models'}"
     before = growing(folder)
     there = {*loaded.methods, *(() if before is None else before.recipe.methods)}

@@ -1,4 +1,4 @@
-"""Verbs that turn published files into safetensors: convert places365, convert albef."""
+"""Verbs that turn published files into safetensors: convert places365, convert albef, convert model."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -62,4 +62,25 @@ def albef(
     shown = Console(highlight=False)
     shown.print(f"ALBEF for {facts['image_size']} x {facts['image_size']} pixels, {facts['parameters']:,} parameters")
     shown.print(f"decoder: {facts['decoder']}")
+    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+
+
+@convert_app.command()
+def model(
+    source: Annotated[Path, typer.Argument(help="A folder of transformers with pytorch_model.bin.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Make a folder that runs read, weights as safetensors, of one whose weights are pickles.
+
+    Code in the file is not run: weights that hold more than tensors are refused.
+    """
+    from confed.prepare.checkpoints import convert_model
+
+    facts = convert_model(source, out)
+    if as_json:
+        print_json({"folder": str(out), **facts})
+        return
+    shown = Console(highlight=False)
+    shown.print(f"{facts['tensors']} tensors, {facts['parameters']:,} parameters")
     shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)

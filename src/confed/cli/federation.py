@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from confed.cli.app import FAILED, Json, app, console, interruptible, notes, show
+from confed.cli.app import FAILED, Json, app, console, interruptible, notes, show, tell_asks
 from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def client(
             with _private():
                 accept(private, _certificate(anchor), check_signed(kit, anchor, recipe, card, site))
         with _private(), _stopping(stop):
-            loaded = single_recipe(recipe, [*(overrides or []), *given], method)
+            loaded = _handed_out(recipe, [*(overrides or []), *given], method)
             federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations)
         return
     need_flower()
@@ -207,7 +207,7 @@ def client(
     if ca is not None and not unsigned:
         signed = check_signed(ca.parent, ca, recipe, card, site, public_of(read_key(key)))
         check_serial(private, _certificate(ca), signed)
-    loaded = single_recipe(recipe, [*(overrides or []), *given], method)
+    loaded = _handed_out(recipe, [*(overrides or []), *given], method)
     secret = read_key(key)
     root = None if ca is None else _certificate(ca)
 
@@ -234,15 +234,22 @@ def _led(source: str, overrides: list[str], method: str | None, card: Path | Non
     from confed.deployment.data_card import with_card
 
     loaded = single_recipe(source, overrides, method)
+    tell_asks(loaded, source)
     return loaded if card is None else with_card(loaded, card)
 
 
-def single_recipe(source: str, overrides: list[str], method: str | None) -> "Recipe":
-    """A recipe of one run.
+def _handed_out(source: str, overrides: list[str], method: str | None) -> "Recipe":
+    """A recipe of the coordinator's, which gets no more than what was granted; a packaged one came with confed."""
+    from confed.runs.grants import check_grants
 
-    Raises:
-        ValueError: the recipe has no such method.
-    """
+    loaded = single_recipe(source, overrides, method)
+    if Path(source).is_file():
+        check_grants(loaded, source, Path(source).parent, given=overrides)
+    return loaded
+
+
+def single_recipe(source: str, overrides: list[str], method: str | None) -> "Recipe":
+    """A recipe of one run; a fault is a ValueError."""
     from confed.recipes.recipe import load_recipe
 
     loaded = load_recipe(source, overrides)
@@ -293,11 +300,7 @@ def _certificate(path: Path) -> bytes:
 
 
 def need_flower() -> None:
-    """Check that Flower is installed.
-
-    Raises:
-        ValueError: Flower is missing; says how to install it.
-    """
+    """Check that Flower is installed; a fault is a ValueError."""
     from importlib.util import find_spec
 
     if find_spec("flwr") is None:

@@ -32,7 +32,7 @@ def new(
 
     The new certificate authority signs the recipe, the card and the list of sites; sites check the signature.
     """
-    from confed.deployment.provision import Federation, names_of_data
+    from confed.deployment.provision import AUTHORITY, Federation, names_of_data
     from confed.runs.pinned import pinned
 
     if engine is Engine.flare:
@@ -58,14 +58,20 @@ def new(
         print_json({"folder": str(folder), "sites": list(names)})
         return
     say(f"made {escape(str(folder))}: begin with {escape(str(folder / 'server' / 'README.md'))}")
+    if engine is Engine.flower:
+        say(f"the authority's key is {escape(str(folder / AUTHORITY / 'ca.key'))}: keep it offline")
 
 
 @federation_app.command("sign")
 def sign(
     folder: Annotated[Path, typer.Argument(help="The server's folder, with the present recipe.toml and sites.json.")],
     key: Annotated[
-        Path, typer.Option(help="The authority's private key: ca.key, with FLARE provision/cert.json.")
-    ] = Path("ca.key"),
+        Path | None,
+        typer.Option(
+            help="The authority's private key, with FLARE provision/cert.json. [default: authority/ca.key beside the "
+            "server's folder]"
+        ),
+    ] = None,
     card: Annotated[Path | None, typer.Option(help="A new data card, copied to all parties.")] = None,
     serial: Annotated[
         int | None, typer.Option(help="Serial number, above all that sites have accepted. [default: the last plus 1]")
@@ -73,9 +79,10 @@ def sign(
 ) -> None:
     """Sign recipe, card and list of sites again after one of them changed; sites refuse unsigned files."""
     from confed.deployment.manifest import MANIFEST, SIGNATURE
-    from confed.deployment.provision import SITES, sign_again
+    from confed.deployment.provision import SITES, key_of_authority, sign_again
 
-    written = sign_again(folder.resolve(), key, card, serial)
+    server = folder.resolve()
+    written = sign_again(server, key or key_of_authority(server), card, serial)
     say(f"signed in {escape(', '.join(str(path) for path in written))}")
     say(f"every site needs the new {MANIFEST} and {SIGNATURE}, and recipe, card and {SITES} if they changed")
 

@@ -1,13 +1,13 @@
-"""Options that every verb has, ``--allow-code`` and ``--quiet``, and what the command was given with them."""
+"""Options that every verb has, ``--allow-code``, ``--grant`` and ``--quiet``, and what they were given."""
 
 from typing import Annotated, Any
 
 import typer
 import typer.main
 
-from confed.registry import allow_code
+from confed.registry import allow_code, grant
 
-__all__ = ["allowed_modules", "is_quiet", "permission_option", "quiet_option"]
+__all__ = ["allowed_modules", "is_quiet", "permission_options", "quiet_option"]
 
 _QUIET: list[bool] = []
 """Whether the command was given ``--quiet``."""
@@ -16,13 +16,16 @@ _ALLOWED: list[str] = []
 """What the command was given with ``--allow-code``."""
 
 
-def permission_option() -> Any:
-    """The option ``--allow-code`` of every verb."""
+def permission_options() -> list[Any]:
+    """The options ``--allow-code`` and ``--grant`` of every verb."""
     carrier = typer.Typer(add_completion=False)
 
     def allow(modules: list[str] | None) -> None:
         _ALLOWED[:] = modules or []
         allow_code(*_ALLOWED)
+
+    def permit(kinds: list[str] | None) -> None:
+        grant(*(kinds or ()))
 
     @carrier.command()
     def verb(  # pyright: ignore[reportUnusedFunction]
@@ -38,11 +41,23 @@ def permission_option() -> Any:
                 help="Allow recipes to name this module, whose code is then run; repeatable.",
             ),
         ] = None,
+        given: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--grant",
+                metavar="network|disk",
+                callback=permit,
+                expose_value=False,
+                is_eager=True,
+                show_default=False,
+                help="Grant recipes from elsewhere the network, or files outside of their folder; repeatable.",
+            ),
+        ] = None,
     ) -> None:
-        """Carrier of the option; does nothing."""
+        """Carrier of the options; does nothing."""
 
     command: Any = typer.main.get_command(carrier)
-    return next(parameter for parameter in command.params if parameter.name == "allow_code")
+    return [parameter for parameter in command.params if parameter.name in ("allow_code", "given")]
 
 
 def quiet_option() -> Any:

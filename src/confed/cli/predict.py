@@ -217,13 +217,14 @@ def _published(folder: Path, target: Path, hub: str, private: bool, personal: bo
     from confed.inference.export import export as write
     from confed.inference.finished_run import FinishedRun
     from confed.inference.hub import hub_name, publish, token_and_access
-    from confed.inference.hub_card import write_card
+    from confed.inference.hub_card import without_local_paths, write_card
 
     name = hub_name(hub)
     token_and_access(name)
     run = FinishedRun(folder)
     written = write(folder, target, personal=personal)
     write_card(target, run, name.repository)
+    without_local_paths(target, run.recipe)
     if personal:
         say("[yellow]personal models are uploaded:[/] they are personal data of the clients")
     address = publish(target, name, private=private, message=f"{run.summary['label']}, {run.recipe.name}")
@@ -235,9 +236,15 @@ def _asked(folder: Path, client: str | None) -> "tuple[FinishedRun, str | None]"
     from confed.inference.exported_run import ExportedRun, is_exported
     from confed.inference.finished_run import FinishedRun
     from confed.inference.hub import PREFIX, fetch, hub_name
+    from confed.inference.load import SOURCES
+    from confed.runs.grants import check_grants
 
     if str(folder).startswith(PREFIX):
-        return ExportedRun(fetch(hub_name(str(folder)))), client
+        exported = ExportedRun(fetch(hub_name(str(folder))))
+        replaced = SOURCES if exported.facts["backbone"]["source"] is None else ()
+        unread = ["data", *(f"model.{key}" for key in replaced)]
+        check_grants(exported.recipe, str(folder), exported.folder, given=unread)
+        return exported, client
     if is_exported(folder):
         return ExportedRun(folder), client
     folder, client = _run_of(folder, client)

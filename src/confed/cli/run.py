@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from confed.cli.app import Json, app, complain, console, interruptible, show
+from confed.cli.app import Json, app, complain, console, interruptible, show, tell_asks
 from confed.cli.completion import complete_folder, complete_key, complete_method
 from confed.cli.global_options import is_quiet
 from confed.cli.plan import Plan, rows_of_study, show_plan
@@ -69,6 +69,7 @@ def run(
         loaded = load_recipe(recipe, overrides)
     if rows:
         loaded = loaded.with_rows(rows)
+    tell_asks(loaded, recipe)
     if plan:
         show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)
         return

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from confed.data.modality_names import in_order
+from confed.federation.reading import read_bounded
 
 __all__ = ["Card", "CardClient", "digest_of", "merged", "read_card"]
 
 VERSION = 1
 """Of the file's format."""
+MOST_BYTES = 32 * 2**20
+"""Largest file of a card; one of 100,000 clients has about 12 MB."""
+MOST_SIDE = 2**16
+"""Largest side of a picture and number of features, so that no card makes a model of any size."""
 
 _Value = TypeVar("_Value")
 
@@ -124,27 +129,20 @@ def _united(parts: Sequence[Mapping[str, _Value]], key: str) -> dict[str, _Value
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a card's file, in hexadecimal.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """The SHA-256 of a card's file, in hexadecimal; a fault is a ValueError."""
     try:
-        return sha256(path.read_bytes()).hexdigest()
+        return sha256(read_bounded(path, MOST_BYTES)).hexdigest()
     except OSError as error:
         raise ValueError(f"cannot read the card {path}: {error.strerror}") from error
 
 
 def read_card(path: Path) -> Card:
-    """A card from its file.
-
-    Raises:
-        ValueError: there is no such file, it is no card, or a key is missing, unknown or of another kind (named).
-    """
-    digest_of(path)  # says why a file cannot be read
+    """A card from its file; a fault is a ValueError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        content = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
+    except OSError as error:
+        raise ValueError(f"cannot read the card {path}: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no card: not JSON: {error}") from error
     if not isinstance(content, dict) or "confed_card" not in content:
         raise ValueError(f"{path} is no card, as `confed federation card` writes it: it has no key 'confed_card'")
@@ -167,8 +165,9 @@ def _checked(values: Mapping[str, Any]) -> Card:
     for key, kind in (("data", str), ("encoder", str), ("labels", bool), ("outside", bool), ("captioned", bool)):
         _of_kind(values[key], kind, key)
     answers = _names(values["answers"], "answers")
+    known = set(answers)
     for name, own in clients.items():
-        if unknown := [answer for answer in own.answers if answer not in answers]:
+        if unknown := [answer for answer in own.answers if answer not in known]:
             raise ValueError(f"clients.{name}.answers: {unknown[0]!r} is none of the card's answers")
     places: dict[str, int] = _mapping(values["places"], int, "places")
     if any(count < 0 for count in places.values()):
@@ -215,8 +214,8 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
 def _pair(value: Any, where: str) -> tuple[int, int] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):  # pyright: ignore
-        raise ValueError(f"{where} must be two positive whole numbers or null, got {value!r:.80}")
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and 0 < n <= MOST_SIDE for n in value):  # pyright: ignore
+        raise ValueError(f"{where} must be two whole numbers from 1 to {MOST_SIDE}, or null, got {value!r:.80}")
     return value[0], value[1]  # pyright: ignore
 
 

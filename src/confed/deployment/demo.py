@@ -14,6 +14,7 @@ from typing import Any, Literal
 from confed.deployment.provision import Federation, provision
 from confed.deployment.site_models import KEPT
 from confed.recipes.recipe import Recipe
+from confed.registry import GRANTS
 from confed.runs.build import prepare
 from confed.system.events import Note, Progress
 
@@ -72,7 +73,8 @@ def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
 @contextmanager
 def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict[str, Party]]:
     """Processes that run for as long as the ``with`` block lasts; their output goes to ``log.txt`` in their folders."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    # The recipe is this machine's own, so that its sites get what it asks for.
+    environment = {**os.environ, "CONFED_GRANT": ",".join(GRANTS), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     running: dict[str, Party] = {}
     try:
         for name, (command, folder) in commands.items():

@@ -57,7 +57,7 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
             data = [f"{key.removeprefix('data-')}={value}" for key, value in config.items() if key.startswith("data-")]
             said, limit = config.get("evaluations"), config.get("epsilon")
             opened[name] = open_site(
-                own := site_recipe(recipe, data), name, Path(given(context, "private")),
+                own := site_recipe(recipe, data, handed_out=True), name, Path(given(context, "private")),
                 limit=None if limit is None else float(limit), evaluations=None if said is None else str(said),
                 signer=signer_by_list(own, name, Path(str(config["key"])), _path(config, "members"))
                 if "key" in config else None,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.reading import read_bounded
 
 __all__ = ["MANIFEST", "SIGNATURE", "Manifest", "check_site", "digest_of", "public_half", "sign", "verified"]
 
@@ -51,11 +52,7 @@ class Manifest:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """SHA-256 of a file; a fault is a ValueError."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -63,16 +60,7 @@ def digest_of(path: Path) -> str:
 
 
 def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
-    """Signature of a manifest; both files are written into some folders.
-
-    Args:
-        manifest: what is signed.
-        private: the authority's private key, PEM.
-        folders: the server's, and the sites'.
-
-    Raises:
-        ValueError: this is no private key, or of another kind.
-    """
+    """Signature of a manifest; both files are written into some folders; a fault is a ValueError."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -94,15 +82,7 @@ def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
 
 
 def verified(folder: Path, authority: bytes) -> Manifest:
-    """The manifest in a folder, if the authority signed it.
-
-    Args:
-        folder: where both files are.
-        authority: the certificate of the authority that this party trusts, PEM.
-
-    Raises:
-        ValueError: a file is missing or malformed, or the signature is not the authority's.
-    """  # noqa: DOC501 (InvalidSignature is caught here)
+    """The manifest in a folder, if the authority signed it; a fault is a ValueError."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
@@ -110,7 +90,8 @@ def verified(folder: Path, authority: bytes) -> Manifest:
 
     path = folder / MANIFEST
     try:
-        data, signature = path.read_bytes(), base64.b64decode((folder / SIGNATURE).read_bytes().strip(), validate=True)
+        data = read_bounded(path)
+        signature = base64.b64decode(read_bounded(folder / SIGNATURE, 2**16).strip(), validate=True)
     except OSError as error:
         raise ValueError(
             f"the coordinator's signature is missing: {error.filename} cannot be read; ask the coordinator for "
@@ -140,18 +121,7 @@ def verified(folder: Path, authority: bytes) -> Manifest:
 def check_site(
     manifest: Manifest, site: str, public: str = "", *, recipe: Path | None = None, card: Path | None = None
 ) -> None:
-    """Check of a site's files against what the coordinator signed.
-
-    Args:
-        manifest: what was signed.
-        site: which site this is.
-        public: its public key in OpenSSH's format; empty where a certificate stands for it.
-        recipe: the recipe's file, as it was handed out; None for a recipe that comes with confed.
-        card: the card's file, if this site uses one.
-
-    Raises:
-        ValueError: something is not what was signed; says what to do.
-    """
+    """Check of a site's files against what the coordinator signed; a fault is a ValueError."""
     if site not in manifest.sites:
         raise ValueError(f"site {site!r} is not among those that the coordinator signed: {', '.join(manifest.sites)}")
     if public and _bare(public) != _bare(manifest.sites[site]):

@@ -22,14 +22,18 @@ from string import Template
 from confed.data.card_files import read_card
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import Name
+from confed.federation.reading import read_bounded
 from confed.recipes.recipe import Recipe
 from confed.runs.build import load_data
 from confed.system.release import VERSION
 
 __all__ = [
+    "AUTHORITY",
     "SITES",
     "Federation",
     "hand_out",
+    "key_of_authority",
     "make_key",
     "names_of_data",
     "provision",
@@ -39,6 +43,8 @@ __all__ = [
     "write_sites",
 ]  # fmt: skip
 
+AUTHORITY = "authority"
+"""Folder of the authority's private key, beside those of the parties; the coordinator keeps it offline."""
 SITES = "sites.json"
 """The server's list: site -> its public key, in OpenSSH's format."""
 
@@ -71,6 +77,7 @@ class Federation:
         for name in self.sites:
             if not re.fullmatch(r"[\w][\w.@+-]{0,63}", name):
                 raise ValueError(f"a site's name has up to 64 letters, digits and _ . @ + -, got {name!r}")
+            Name(name, "a site's name")
             if name.lower() == "server":
                 raise ValueError(f"no site can be called {name!r}: so is the server's folder and process")
         if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):
@@ -89,16 +96,13 @@ class Federation:
 
 
 def provision(root: Path, federation: Federation) -> None:
-    """Provisioning of the folders ``server``, ``sites/NAME`` and ``flower``.
-
-    Raises:
-        ValueError: something is there already.
-    """
+    """Provisioning of the folders ``authority``, ``server``, ``sites/NAME`` and ``flower``; a fault is a ValueError."""
     if root.exists() and any(root.iterdir()):
         raise ValueError(f"{root} is not empty; a federation needs a new folder")
     server = root / "server"
     server.mkdir(parents=True)
-    authority = _certificates(server, federation)
+    (root / AUTHORITY).mkdir(mode=0o700)  # its key vouches for everything, and the server never needs it
+    authority = _certificates(server, root / AUTHORITY, federation)
     write_atomically(server / "recipe.toml", federation.recipe.encode())
     keys: dict[str, str] = {}
     for name in federation.sites:
@@ -111,7 +115,7 @@ def provision(root: Path, federation: Federation) -> None:
     write_sites(server / SITES, keys)
     for name in federation.sites:  # members of secure aggregation know each other by these alone
         write_sites(root / "sites" / name / SITES, keys)
-    hand_out(root, federation, keys, (server / "ca.key").read_bytes())
+    hand_out(root, federation, keys, (root / AUTHORITY / "ca.key").read_bytes())
     write_from_template(server / "README.md", "server.md", federation)
     flower = root / "flower"
     flower.mkdir()
@@ -124,14 +128,7 @@ def provision(root: Path, federation: Federation) -> None:
 
 
 def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], private: bytes) -> None:
-    """Distribution of card, wheel file and signed manifest to all parties.
-
-    Args:
-        root: the federation's folder, with those of all parties.
-        federation: the parameters of the federation.
-        keys: site -> its public key in OpenSSH's format.
-        private: the authority's private key, PEM.
-    """
+    """Distribution of card, wheel file and signed manifest to all parties."""
     folders = [root / "server", *(root / "sites" / name for name in federation.sites)]
     for folder in folders:
         if federation.card is not None:
@@ -141,6 +138,12 @@ def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], privat
     wheel = {} if federation.wheel is None else {federation.wheel.name: digest_of(federation.wheel)}
     card = "" if federation.card is None else digest_of(federation.card)
     sign(Manifest(dict(keys), digest_of(root / "server" / "recipe.toml"), card, wheel, serial=1), private, folders)
+
+
+def key_of_authority(server: Path) -> Path:
+    """The authority's private key: in its own folder, or in the server's where an earlier version made it."""
+    own = server.parent / AUTHORITY / "ca.key"
+    return own if own.is_file() or not (server / "ca.key").is_file() else server / "ca.key"
 
 
 def sign_again(server: Path, private: Path, card: Path | None = None, serial: int | None = None) -> list[Path]:
@@ -202,13 +205,9 @@ def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
 
 
 def read_sites(path: Path) -> dict[str, str]:
-    """The server's list of sites.
-
-    Raises:
-        ValueError: there is no such file, or it does not map names to public keys.
-    """
+    """The server's list of sites; a fault is a ValueError."""
     try:
-        sites = json.loads(path.read_text(encoding="utf-8"))
+        sites = json.loads(read_bounded(path).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} must hold the sites' names and public keys as JSON: {error}") from error
     if not isinstance(sites, dict) or not all(isinstance(key, str) for key in sites.values()):  # pyright: ignore
@@ -243,8 +242,8 @@ def _secret(path: Path, data: bytes) -> None:
         raise ValueError(f"{path} is there already; a key is never overwritten") from error
 
 
-def _certificates(folder: Path, federation: Federation) -> bytes:
-    """A certificate authority, and the server's certificate under it; returns the authority's certificate."""
+def _certificates(folder: Path, authority: Path, federation: Federation) -> bytes:
+    """The certificates of an authority, whose key goes into a folder of its own, and of the server; the former's."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -254,35 +253,37 @@ def _certificates(folder: Path, federation: Federation) -> bytes:
     # An hour of grace for clocks that are behind.
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     end = start + datetime.timedelta(days=federation.days, hours=1)
+    # Sites go on trusting the authority when the server's certificate has to be made anew.
+    end_of_authority = end + datetime.timedelta(days=federation.days)
 
     def named(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
-    def begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-        return builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
+    def begun(subject: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime.datetime) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(root_name).public_key(key)
+        return builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(until)
 
     root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     root_name = named("confed federation authority")
-    root = begun(root_name, root_name, root_key.public_key())
+    root = begun(root_name, root_key.public_key(), end_of_authority)
     root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     root = root.add_extension(_usage(authority=True), critical=True)
     root_identity = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
     root = root.add_extension(root_identity, critical=False).sign(root_key, hashes.SHA384())
     names = [_alternative(name) for name in dict.fromkeys((federation.host, "localhost", "127.0.0.1"))]
-    own = begun(named(federation.host), root_name, key.public_key())
+    own = begun(named(federation.host), key.public_key(), end)
     own = own.add_extension(x509.SubjectAlternativeName(names), critical=False)
     own = own.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     own = own.add_extension(_usage(authority=False), critical=True)
     own = own.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(root_identity)
     own = own.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
-    for name, secret in (("ca.key", root_key), ("server.key", key)):
-        _secret(folder / name, secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    authority = root.public_bytes(Encoding.PEM)
-    write_atomically(folder / "ca.crt", authority)
+    for path, secret in ((authority / "ca.key", root_key), (folder / "server.key", key)):
+        _secret(path, secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    vouching = root.public_bytes(Encoding.PEM)
+    write_atomically(folder / "ca.crt", vouching)
     write_atomically(folder / "server.crt", own.public_bytes(Encoding.PEM))
-    return authority
+    return vouching
 
 
 def _alternative(name: str):  # pyright: ignore[reportUnknownParameterType]  # cryptography is imported where it is used

@@ -18,6 +18,7 @@ from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.secure_sum.signatures import Authority, ListedKeys, PublicKeys, VouchedKeys
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.build import check_device, prepare
+from confed.runs.grants import check_grants
 from confed.system.events import Progress, ignore
 
 __all__ = [
@@ -25,21 +26,26 @@ __all__ = [
 ]  # fmt: skip
 
 
-def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None = None) -> Recipe:
+def site_recipe(
+    source: str | Path, data: Sequence[str] = (), device: str | None = None, *, handed_out: bool = False
+) -> Recipe:
     """The federation's recipe with the settings of this site.
 
     Args:
         source: the recipe's file, or the name of a packaged one.
         data: ``key=value`` for the section ``[data]``, such as where the examples lie.
         device: where to compute; the recipe's by default.
+        handed_out: whether it is the coordinator's as it came, which gets no more than what was granted here.
 
     Raises:
-        ValueError: the recipe or a key is faulty.
+        ValueError: the recipe or a key is faulty, or it asks for more than its folder and was not granted that.
     """
     overrides = [f"data.{given}" for given in data]
     if device is not None:
         overrides.append(f"run.device={device}")
     recipe = load_recipe(source, overrides)
+    if handed_out:
+        check_grants(recipe, str(source), Path(source).parent, given=overrides)
     if recipe.methods:
         raise ValueError(f"a federation runs one method, {recipe.name!r} is a study of several: {recipe.methods}")
     return recipe

@@ -1,14 +1,18 @@
-"""Reversible file names for names of clients, rows and servers.
+"""Names that texts of others may give, and reversible file names for those of clients, rows and servers.
+
+What a recipe, a hub or a results file calls a recipe, a row or a site becomes a :class:`Name`, and what it says for
+readers a :class:`Title`: other texts are refused where they enter.
 
 The supplier of the data chooses the names of clients, and a name such as ``../../x`` must stay inside the folder that
 it is used in. What not every file system takes is written as ``%`` and two hexadecimal digits per byte of UTF-8, as in
 addresses, so that the name can be read back from the file's.
 """
 
+import unicodedata
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-__all__ = ["LONGEST", "file_name", "name_of_file", "path_of"]
+__all__ = ["LONGEST", "Name", "Title", "file_name", "name_of_file", "path_of"]
 
 LONGEST = 200
 """Bytes of a file name; file systems have 255, of which endings and temporary names take some."""
@@ -17,6 +21,62 @@ _KEPT = frozenset("-_.+,=@() ")
 _DEVICES = frozenset(
     ["con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in "0123456789¹²³")]
 )  # names that Windows gives to devices, with any ending
+
+
+_MOST = 100
+"""Characters of a name or a title."""
+_INVISIBLE = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
+"""Unicode's categories of control characters, marks of direction and other formats, surrogates, line separators."""
+_RESERVED = frozenset('/\\:*?"<>|')
+"""Characters that separate parts of paths, or that Windows keeps for itself."""
+_JOINERS = "\u200c\u200d"  # formats that spelling needs
+
+
+class Title:
+    """A text for readers, such as a row's label: one line without control characters and marks of direction.
+
+    ``Title(text)`` is the text itself, a plain ``str``, as libraries that write YAML and the like know no other.
+
+    Args:
+        text: what a recipe or a file of others says.
+        what: what it is, for the error message.
+
+    Raises:
+        ValueError: it is no text, empty, longer than 100 characters, or has such characters.
+    """
+
+    def __new__(cls, text: object, what: str = "") -> str:
+        """The text, if it is sound; else a ValueError."""
+        if fault := cls.fault(text):
+            raise ValueError(f"{what or f'a {cls.__name__.lower()}'} must {fault}, got {ascii(text)[:60]}")
+        return str(text)
+
+    @classmethod
+    def fault(cls, text: object) -> str:
+        """What a text lacks, after "must"; empty where it is sound."""
+        if not isinstance(text, str):
+            return "be a text"
+        if not 0 < len(text) <= _MOST or text != text.strip():
+            return f"have 1 to {_MOST} characters, none of them a blank at an end"
+        if any(unicodedata.category(sign) in _INVISIBLE and sign not in _JOINERS for sign in text):
+            return "have no control characters, line ends or marks of direction"
+        return ""
+
+
+class Name(Title):
+    """A title that may become a folder, a file or a job as well: no path, no option and no device of Windows."""
+
+    @classmethod
+    def fault(cls, text: object) -> str:
+        """What a text lacks, after "must"; empty where it is sound."""
+        fault = super().fault(text)
+        if fault or not isinstance(text, str):
+            return fault
+        if not _RESERVED.isdisjoint(text):
+            return f"be no path, without any of {' '.join(sorted(_RESERVED))}"
+        if text.startswith(("-", ".")):
+            return "begin with neither - nor ."
+        return "be no device of Windows" if text.partition(".")[0].strip().lower() in _DEVICES else ""
 
 
 def file_name(name: str) -> str:

@@ -2,12 +2,38 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["FAULTS", "check_entries", "faults_of"]
+__all__ = ["FAULTS", "MOST_JSON", "check_entries", "check_header", "faults_of", "read_bounded"]
+
+MOST_JSON = 256 * 2**20
+"""Bytes of a JSON or TOML file of a run, a study or an export; parsed it takes about ten times as much memory."""
+MOST_HEADER = 16 * 2**20
+"""Bytes of the header of a safetensors file."""
 
 FAULTS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, ArithmeticError, NotImplementedError)
 """What readers of JSON, TOML, CSV and safetensors raise of content in another form than they expect."""
+
+
+def read_bounded(path: Path, most: int = MOST_JSON) -> bytes:
+    """Content of a file of at most ``most`` bytes; a ValueError about a larger one, before it is read."""
+    parts, size, told = list[bytes](), 0, path.stat().st_size  # a pipe tells no size beforehand
+    with path.open("rb") as file:
+        while max(size, told) <= most and (part := file.read(2**20)):
+            parts.append(part)
+            size += len(part)
+    if max(size, told) > most:
+        raise ValueError(f"{path} is too large: at most {most / 2**20:,.0f} MiB are read")
+    return b"".join(parts)
+
+
+def check_header(path: Path) -> None:
+    """Check of a safetensors file's length of header before the library parses it; a longer one is a ValueError."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MOST_HEADER:
+        raise ValueError(f"{path} has a header of {length:,} bytes: at most {MOST_HEADER:,} are read")
 
 
 @contextmanager

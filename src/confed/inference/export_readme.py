@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from confed.federation.file_names import name_of_file
 from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import TrainedModel
@@ -23,16 +24,8 @@ def readme(
     parts: Mapping[str, Mapping[str, Tensor]],
     plain: tuple[str | None, str | None],
 ) -> str:
-    """What the folder holds and how to load it.
-
-    Args:
-        name: the folder's.
-        trained: the model.
-        run: the run.
-        parts: its files of tensors.
-        plain: the class of ``transformers``, and the published weights of the backbone; None where there is none.
-    """
-    summary, client = run.summary, name.removeprefix("clients/")
+    """What the folder holds and how to load it."""
+    summary, client = run.summary, name_of_file(name.removeprefix("clients/"))
     mine = name != "global"
     value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
     figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""
@@ -61,13 +54,7 @@ def readme(
 
 
 def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
-    """How to ask a model: in Python where a question is asked, else with a command.
-
-    Args:
-        run: the run.
-        trained: the model.
-        client: whose model it is; empty for the global one.
-    """
+    """How to ask a model: in Python where a question is asked, else with a command."""
     if kind_of_answers(run) in ("labels", "captions"):
         who = f" --client {shlex.quote(client)}" if client else ""
         given = "--image picture.png" if trained.image_size else "--text 'a text'"
@@ -86,15 +73,7 @@ def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
 
 
 def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, source: str | None, *, placed: bool) -> str:
-    """How to load a model without confed, or why one cannot.
-
-    Args:
-        name: its folder.
-        parts: its files of tensors.
-        plain: the class of ``transformers``.
-        source: the published weights of the backbone.
-        placed: whether that class has a place for the head.
-    """
+    """How to load a model without confed, or why one cannot."""
     if "adapters" in parts:
         return "Neither `transformers` nor `peft` has a place for what is in `adapters.safetensors`.\n\n"
     if plain is None and set(parts) == {"adapter_model"} and source is not None:

@@ -42,11 +42,7 @@ class HubName:
 
 
 def hub_name(text: str) -> HubName:
-    """The repository that a text names, with or without ``hf:`` in front.
-
-    Raises:
-        ValueError: it is not OWNER/NAME or OWNER/NAME@REVISION.
-    """
+    """The repository that a text names, with or without ``hf:`` in front; a fault is a ValueError."""
     part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
     found = re.fullmatch(rf"({part}/{part})(?:@([\w./+-]+))?", text.removeprefix(PREFIX))
     if found is None or ".." in found[1] or "--" in found[1]:
@@ -55,11 +51,7 @@ def hub_name(text: str) -> HubName:
 
 
 def token_and_access(name: HubName) -> None:
-    """Check before anything is computed that an upload can be tried.
-
-    Raises:
-        ValueError: a revision is given, or there is no token.
-    """
+    """Check before anything is computed that an upload can be tried; a fault is a ValueError."""
     from huggingface_hub import get_token
 
     if name.revision is not None:

@@ -4,19 +4,21 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS
 from confed.models.hub_names import hub_name as published_name
+from confed.recipes.recipe import Recipe
 from confed.results.headline import HEADLINES, LABELS, headline
 from confed.results.privacy_spent import EXAMPLES, FIELD
 from confed.results.runs import numbers
+from confed.runs.grants import local_paths
 from confed.system.release import VERSION
 
-__all__ = ["card", "write_card"]
+__all__ = ["card", "without_local_paths", "write_card"]
 
 _NAMES: Mapping[str, str] = {
     "personal_mean": "personal models, mean over clients",
@@ -41,28 +43,27 @@ _PERSONAL = (
 )
 
 
-def write_card(folder: Path, run: FinishedRun, repository: str) -> None:
-    """The model card of an export, written into it as README.md.
+def without_local_paths(folder: Path, recipe: Recipe) -> None:
+    """The texts of an export with the last part of each path of this machine that its recipe names, in its place."""
+    texts = [path for path in folder.rglob("*") if path.suffix in (".json", ".toml", ".md", ".txt", ".jinja")]
+    for file in texts:
+        before = text = file.read_text(encoding="utf-8")
+        for path in local_paths(recipe):
+            for written in (path, json.dumps(path)[1:-1]):
+                text = text.replace(written, PureWindowsPath(path).name)
+        if text != before:
+            file.write_text(text, encoding="utf-8")
 
-    Args:
-        folder: the export.
-        run: what was exported.
-        repository: "OWNER/NAME" of where it will be.
-    """
+
+def write_card(folder: Path, run: FinishedRun, repository: str) -> None:
+    """The model card of an export, written into it as README.md."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     recipe = (folder / "recipe.toml").read_text(encoding="utf-8")
     (folder / "README.md").write_text(card(run, facts, recipe, repository), encoding="utf-8")
 
 
 def card(run: FinishedRun, facts: Mapping[str, Any], recipe: str, repository: str) -> str:
-    """The model card in Markdown, with its metadata in front.
-
-    Args:
-        run: what was exported.
-        facts: content of the export's ``confed.json``.
-        recipe: text of its recipe.
-        repository: "OWNER/NAME".
-    """
+    """The model card in Markdown, with its metadata in front."""
     summary, clients = run.summary, list(facts["clients"])
     rounds = f", {summary['rounds']} rounds" if "rounds" in summary else ""
     parts = [

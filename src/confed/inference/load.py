@@ -31,7 +31,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
 from confed.federation.params import copy_into
 from confed.federation.randomness import generator
-from confed.federation.reading import check_entries, faults_of
+from confed.federation.reading import check_entries, check_header, faults_of, read_bounded
 from confed.federation.specs import ComparesCaptions, RanksTexts, TaskAware, WrapsModel, WritesAnswers, task_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
@@ -67,6 +67,7 @@ _FACTS: Mapping[str, type | tuple[type, ...]] = {
     "own_heads": bool, "global": bool, "clients": list,
 }  # fmt: skip
 _BACKBONE = {"copied": bool, "source": (str, type(None)), "sha256": (str, type(None))}
+_MOST_SIDE = 8192  # pixels of a picture's side, and features of a region
 _OWN = {"answers": list, "task": str, "head": str, "tensors": list}
 _PEFT, _PREFIX = "adapter_model.safetensors", "base_model.model."
 _FILES = ("model.safetensors", "trained.safetensors", "head.safetensors", "adapters.safetensors", _PEFT)
@@ -102,6 +103,11 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     own = _own_facts(place / "config.json")
     recipe = load_recipe(directory / "recipe.toml")
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
+    if facts["vocab_size"] != tokenizer.vocab_size:  # before a table of that many rows is made
+        raise ValueError(
+            f"{directory / FACTS}: vocab_size must be that of the tokenizer beside it, {tokenizer.vocab_size}, got "
+            f"{facts['vocab_size']}"
+        )
     answers: tuple[str, ...] = tuple(own["answers"])
     model: nn.Module = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, known_words(tokenizer))
     task = task_of(recipe, own["task"], answers, tokenizer)
@@ -154,12 +160,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def to_peft(name: str, prefix: str = "") -> str | None:
-    """What ``peft`` calls a tensor of LoRA or IA3 in its files; None for other tensors.
-
-    Args:
-        name: the model's name of the tensor.
-        prefix: what stands before the published model's names.
-    """
+    """What ``peft`` calls a tensor of LoRA or IA3 in its files; None for other tensors."""
     match = _INJECTED.fullmatch(name.removeprefix(prefix))
     return f"{_PREFIX}{match[1]}.{match[2]}{match[3] or ''}" if match else None
 
@@ -175,14 +176,7 @@ def from_peft(name: str, prefix: str = "") -> str:
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
-    """Content of an export's :data:`FACTS`, checked: an export may be a download.
-
-    Args:
-        directory: the folder of the export.
-
-    Raises:
-        ValueError: there is no such file, or it is damaged (names the key).
-    """
+    """Content of an export's :data:`FACTS`, checked: an export may be a download; a fault is a ValueError."""
     file = directory / FACTS
     if not file.is_file():
         raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
@@ -198,6 +192,10 @@ def read_facts(directory: Path) -> dict[str, Any]:
         check_entries({key: {}, **facts}, {key: dict}, file)
     regions = {"width": 0, "encoder": None, **facts.get("regions", {})}
     check_entries(regions, {"width": int, "encoder": (str, type(None))}, f"{file}: regions")
+    sizes = {"image_size": facts["image_size"], "regions.width": regions["width"]}
+    for key, size in sizes.items():
+        if not 0 <= size <= _MOST_SIDE:
+            raise ValueError(f"{file}: {key} must lie in 0 to {_MOST_SIDE}, got {size}")
     _check_texts(facts, ("heads", "clients"), file)
     return facts
 
@@ -214,7 +212,7 @@ def _own_facts(file: Path) -> dict[str, Any]:
 
 def _json(file: Path) -> Any:
     with faults_of(file, "a JSON object"):
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(read_bounded(file).decode())
 
 
 def _check_texts(content: Mapping[str, Any], keys: Iterable[str], where: object) -> None:
@@ -261,14 +259,7 @@ def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
 
 
 def task_of(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> Any:
-    """What is asked of a model; it selects the head, or says which answers a model that writes them chooses from.
-
-    Args:
-        recipe: the run's.
-        name: the task's, as the model's configuration has it.
-        answers: the model's.
-        tokenizer: the model's.
-    """
+    """What is asked of a model; it selects the head, or says which answers a model that writes them chooses from."""
     listed = recipe.sections["task"]["name"]  # of a task of one's own "module:Class", where `name` is the class's
     if name not in (listed, task_spec(registered_tasks[listed]).name):
         return registered_tasks[name]()
@@ -360,16 +351,13 @@ def _read(place: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The content of a safetensors file.
-
-    Raises:
-        ValueError: the file is missing or incomplete.
-    """
+    """The content of a safetensors file; a fault is a ValueError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not file.is_file():
         raise ValueError(f"expected a safetensors file at {file}, found none")
+    check_header(file)
     try:
         return load_file(file)
     except SafetensorError as error:

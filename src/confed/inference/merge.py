@@ -118,7 +118,9 @@ def _check(folder: Path, model: HuggingFaceVLM, expected: Tensor) -> None:
 
     dtype = model.body.dtype
     with without_progress_bars():
-        body = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
+        body = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
     plain = HuggingFaceVLM(body, model.tokenizer)
     plain.mixed = model.mixed
     gap, largest = (_scores(plain) - expected).abs().max().item(), expected.abs().max().item()

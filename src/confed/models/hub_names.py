@@ -29,7 +29,8 @@ def hub_name(source: Path | str, *, short: bool = False) -> str | None:
     """
     name = str(source)
     if name.startswith("hub:"):
-        return name.removeprefix("hub:")
+        parts = name.removeprefix("hub:").split("/")
+        return "/".join(parts) if len(parts) <= 2 and all(map(_PART.fullmatch, parts)) else None
     parts = name.split("/")
     if isinstance(source, Path) or not (len(parts) == 2 or (short and len(parts) == 1)):
         return None

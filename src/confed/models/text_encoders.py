@@ -9,7 +9,7 @@ from torch import Tensor
 
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import weights_file
-from confed.models.published import published
+from confed.models.published import published, unread_because
 
 __all__ = ["Encode", "clip_text_encoder", "mini_text_encoder", "sentence_encoder"]
 
@@ -72,9 +72,9 @@ def _tokenizer(source: Path | str) -> Any:
     if name is None:
         raise ValueError(f"expected a folder with a tokenizer or a hub name, got {str(source)!r}")
     try:
-        return AutoTokenizer.from_pretrained(name)  # pyright: ignore
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # pyright: ignore
     except (OSError, ValueError, KeyError) as error:  # the last of a damaged file
-        raise ValueError(f"no tokenizer could be read from {str(source)!r}: {error}") from error
+        raise ValueError(f"no tokenizer could be read from {str(source)!r}: {unread_because(error)}") from error
 
 
 def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from confed.data.pictures import read_picture, resize
 from confed.data.regions import HeldRegions, grid_boxes
 from confed.models.hub_names import hub_name
+from confed.models.published import checked_folder, unread_because
 
 __all__ = ["PREFIX", "VisionEncoder", "load_vision_encoder"]
 
@@ -105,13 +106,16 @@ def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> Visio
     from transformers import AutoModel
 
     loaded: Any
-    where = name if Path(name).is_dir() else hub_name(name)
+    where = checked_folder(Path(name)) if Path(name).is_dir() else hub_name(name)
     if where is None:
         raise ValueError(f"expected a folder with a model of `transformers` or a hub name owner/name, got {name!r}")
     try:
-        loaded = AutoModel.from_pretrained(where, output_loading_info=True)
+        loaded = AutoModel.from_pretrained(
+            where, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{name!r} must be a model of `transformers`, a folder or a hub name: {error}") from error
+        why = unread_because(error)
+        raise ValueError(f"{name!r} must be a model of `transformers`, a folder or a hub name: {why}") from error
     whole, found = loaded
     # The library fills these with random numbers. The last states do not pass through a pooler.
     missing = sorted(tensor for tensor in found["missing_keys"] if "pooler." not in tensor)

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confed.federation.file_names import Name
+from confed.federation.reading import faults_of, read_bounded
 from confed.models.albef import fit
 from confed.models.albef_module import Albef
 from confed.models.albef_names import rename_albef, sizes_of
 from confed.models.scene_classifier import Architecture, build_scene_classifier, config_of
 
-__all__ = ["convert_albef", "convert_places365", "rename_resnet"]
+__all__ = ["convert_albef", "convert_model", "convert_places365", "rename_resnet"]
 
 _PATTERNS = (
     (r"conv1\.weight", r"resnet.embedder.embedder.convolution.weight"),
@@ -132,12 +135,48 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
     }
 
 
-def rename_resnet(name: str) -> str:
-    """Name in ``transformers`` of a tensor that torchvision's ResNet calls ``name``.
+def convert_model(source: Path, out: Path) -> dict[str, Any]:
+    """A folder of ``transformers`` whose weights are pickles, as one with safetensors, which runs read.
+
+    Args:
+        source: holds ``pytorch_model.bin``, or its parts and their index, beside ``config.json``.
+        out: the folder to write; configuration and tokenizer files are copied into it.
+
+    Returns:
+        ``tensors`` and ``parameters`` (their numbers), and ``sha256`` of the weights.
 
     Raises:
-        ValueError: no ResNet of torchvision has such a tensor.
+        ValueError: the folder has no such weights, ``out`` exists, or a file holds anything but tensors.
     """
+    from safetensors.torch import save_file
+
+    index = source / "pytorch_model.bin.index.json"
+    with faults_of(index, "an index of parts"):
+        listed = json.loads(read_bounded(index))["weight_map"].values() if index.is_file() else ["pytorch_model.bin"]
+        parts = sorted({str(Name(name, f"{index}: a part")) for name in listed})
+    if out.exists():
+        raise ValueError(f"{out} exists already; name a folder that does not")
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        for name, tensor in _read(source / part).items():
+            if not isinstance(tensor, Tensor):
+                raise ValueError(f"{source / part}: expected tensors by name, {name!r} is {type(tensor).__name__}")
+            tensors[str(name)] = tensor.contiguous().clone()
+    unfinished = out.with_name(out.name + ".part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for pattern in ("*.json", "*.txt", "*.model", "*.jinja"):
+        for file in source.glob(pattern):
+            if file != index:
+                shutil.copyfile(file, unfinished / file.name)
+    save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
+    unfinished.replace(out)
+    values = sum(tensor.numel() for tensor in tensors.values())
+    return {"tensors": len(tensors), "parameters": values, "sha256": _sha256(out / "model.safetensors")}
+
+
+def rename_resnet(name: str) -> str:
+    """Name in ``transformers`` of a tensor that torchvision's ResNet calls ``name``; a fault is a ValueError."""
     plain = name.removeprefix("module.")
     for pattern, replacement in _PATTERNS:
         if re.fullmatch(pattern, plain):

@@ -28,8 +28,10 @@ from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 
+from confed.federation.file_names import Name, Title
 from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
+from confed.federation.reading import read_bounded
 from confed.federation.specs import model_spec
 from confed.recipes.objects import content_of
 from confed.recipes.overrides import NAMED, Overrides, apply_overrides, kept_keys
@@ -41,6 +43,8 @@ from confed.registry import SESSION, models
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes", "parse_recipe"]
 
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
+MOST_BYTES = 4 * 2**20
+"""Largest file of a recipe."""
 Headline = Literal["personal", "global_seen"]
 """What a method may deploy at a client; see :mod:`confed.results.deployed`."""
 
@@ -121,8 +125,9 @@ class Recipe:
             given = {"algorithm": algorithm, "model": model, "data": data, "task": task, "local": local, "run": run}
             sections = _resolve(name, content_of(given)).sections
         values = {
-            "name": name, "sections": sections, "methods": methods, "overrides": overrides or {}, "table": table,
-            "lr": lr, "headline": headline, "models": models, "variants": variants or {}, "score": score,
+            "name": Name(name, "a recipe's name"), "sections": sections, "methods": methods, "table": table, "lr": lr,
+            "overrides": overrides or {}, "headline": headline, "models": models, "variants": variants or {},
+            "score": score,
         }  # fmt: skip
         for key, value in values.items():
             object.__setattr__(self, key, value)
@@ -199,10 +204,11 @@ class Recipe:
             ValueError: no such model, or faulty keywords of it.
         """
         where = f"models.{row}"
-        if not re.fullmatch(r"[\w+-][\w.+-]*", row):
+        if not re.fullmatch(r"[\w.+-]+", row):
             raise ValueError(f"study.models: a model's row has letters, digits and _ . + - only, got {row!r}")
         given = dict(self.variants.get(row, {}))
-        given.pop("label", None)
+        Name(row, "study.models: a model's row")
+        Title(given.pop("label", row), f"{where}.label")
         local = taken_part(given, "local", where)
         sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
         if local:
@@ -240,13 +246,15 @@ class Recipe:
         Raises:
             ValueError: the name or the keywords are faulty.
         """
-        if not re.fullmatch(r"[\w+-][\w.:+-]*", row):
+        if not re.fullmatch(r"[\w.:+-]+", row) or row.startswith(":"):
             raise ValueError(
                 "study.methods: a row's name has letters, digits and _ . : + - only, and begins with none of . :, "
                 f"got {row!r}"
             )
         if re.fullmatch(r".*\.(json|toml|html|md|csv|tex|txt|part)|figures|filter_size", row, re.IGNORECASE):
             raise ValueError(f"study.methods: a row must not be called like a file of a study's folder, got {row!r}")
+        Name(row.replace(":", "."), "study.methods: a row's name")  # "module:attribute"
+        Title(self.overrides.get(row, {}).get("label", row), f"methods.{row}.label")
         if self.deploys(row) not in ("", *get_args(Headline)):
             raise ValueError(
                 f"methods.{row}.headline must be one of {', '.join(get_args(Headline))}, got {self.deploys(row)!r}"
@@ -311,7 +319,7 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Overrides = ())
         raise ValueError(f"no recipe at {str(source)!r}: {hint}`confed list recipes` names those that come with confed")
     try:
         return parse_recipe(text, name, overrides)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from error
 
 
@@ -323,10 +331,14 @@ def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> 
         name: of the recipe, where the text gives none.
         overrides: as for :func:`load_recipe`.
 
-    A text that is no TOML, an unknown key and a wrong type are a ValueError.
+    Raises:
+        ValueError: it is no TOML, or has an unknown key or a wrong type.
     """
-    content = tomllib.loads(text)
-    name = content.pop("name", name)
+    try:
+        content = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("a recipe must be TOML; this one is nested too deeply") from error
+    name = Name(content.pop("name", name), "a recipe's name")
     apply_overrides(content, overrides)
     return _resolve(name, content)
 
@@ -335,10 +347,10 @@ def read_text(path: Path) -> str:
     """A file's text, which must be UTF-8; the mark that some editors put in front is left out.
 
     Raises:
-        ValueError: it is in another encoding; names the file.
+        ValueError: it is in another encoding, or too large; names the file.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_bounded(path, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not in UTF-8 (byte {error.start + 1}); save it in that encoding") from error
 

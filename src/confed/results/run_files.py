@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from confed.federation.reading import MOST_JSON, read_bounded
+
 __all__ = ["EXPECTED", "provisional", "read_json", "read_lines", "read_toml"]
+
+MOST_HISTORY = 2**30
+"""Bytes of a history; one of 100,000 clients has about 10 MB a round."""
+_NUMBERS = ("loss", "bytes_up", "bytes_down", "errors")
+_PLACES = (*_NUMBERS, "personal", "global", "unseen", "pooled")
 
 # File -> what a report lacks without it.
 EXPECTED: Mapping[str, str] = {
@@ -49,33 +56,54 @@ def provisional(
 
 
 def read_json(path: Path) -> Any:
-    """Content of a JSON file; None if it is missing or damaged."""
+    """Content of a JSON file; None if it is missing or damaged. One that is too large is a ValueError."""
+    data = _bytes(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return json.loads(data.decode())
+    except (ValueError, RecursionError):
         return None
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:
-    """Content of a TOML file; empty if it is missing or damaged."""
+    """Content of a TOML file; empty if it is missing or damaged. One that is too large is a ValueError."""
+    data = _bytes(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError):
         return {}
 
 
 def read_lines(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The objects of a JSON Lines file; a line that a crash cut off is left out."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
+    """The objects of a JSON Lines file; a line that a crash cut off is left out.
+
+    A file that is too large, a round that is no number and values per place that are no mapping are a ValueError.
+    """
     found: list[Mapping[str, Any]] = []
-    for line in text.splitlines():
+    for line in _bytes(path, MOST_HISTORY).decode("utf-8", errors="replace").splitlines():
         try:
             content = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(content, Mapping):
+            _check_line(content, path)
             found.append(content)
     return tuple(found)
+
+
+def _check_line(line: Mapping[str, Any], path: Path) -> None:
+    """What curves and tables read of a line, wherever they are drawn."""
+    if line.keys() & {"round", "event", "seconds"} and type(line.get("round")) is not int:
+        raise ValueError(f"{path}: round must be a whole number, got {str(line.get('round'))[:40]!r}")
+    for key in _PLACES:
+        places = line.get(key) or {}
+        values = [places] if key in _NUMBERS else [places, *(places.values() if isinstance(places, Mapping) else ())]
+        if not all(isinstance(value, Mapping) for value in values):
+            raise ValueError(f"{path}: {key} of round {line.get('round')} must be values per place, got other JSON")
+
+
+def _bytes(path: Path, most: int = MOST_JSON) -> bytes:
+    """A file's content; nothing where it is missing or cannot be read."""
+    try:
+        return read_bounded(path, most)
+    except OSError:
+        return b""

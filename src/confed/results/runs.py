@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from confed.federation.file_names import name_of_file
+from confed.federation.reading import check_header
 from confed.results.deployed import check_headline, with_deployed
 from confed.results.run_files import EXPECTED, provisional, read_json, read_lines, read_toml
 
@@ -143,6 +144,8 @@ class Run:
 
         path = self.folder / "predictions.safetensors"
         try:
+            if path.is_file():
+                check_header(path)
             return load_file(path) if path.is_file() else {}
         except (OSError, SafetensorError):
             return {}

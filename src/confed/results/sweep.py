@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import Name
+from confed.federation.reading import read_bounded
 from confed.results.folder import SWEEPS
 
 __all__ = ["MODELS", "Point", "Sweep", "number_of", "read_sweep", "write_sweep_index"]
@@ -76,14 +78,10 @@ def write_sweep_index(root: Path, sweep: Sweep) -> None:
 
 
 def read_sweep(root: Path) -> Sweep:
-    """A sweep's index.
-
-    Raises:
-        ValueError: the index is faulty, or names folders outside the sweep's.
-    """
+    """A sweep's index; a fault is a ValueError."""
     file = next((root / name for name in SWEEPS if (root / name).is_file()), root / SWEEPS[0])
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_bounded(file).decode())
         points = _points(content)
         sweep = Sweep(
             str(content["recipe"]),
@@ -94,10 +92,10 @@ def read_sweep(root: Path) -> Sweep:
             float(content["margin"]),
             str(content.get("by", "")),
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no index of a sweep: {type(error).__name__}: {error}") from error
     for point in sweep.points:
-        if not re.fullmatch(r"[\w+-][\w.+-]*", point.folder):
+        if not re.fullmatch(r"[\w.+-]+", Name(point.folder, f"{file}: a study's folder")):
             raise ValueError(f"{file}: a study must lie in the sweep's folder, got {point.folder!r}")
     return sweep
 

@@ -216,14 +216,7 @@ def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:
 
 
 def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
-    """Factory of the recipe's model.
-
-    Args:
-        recipe: names the model and its options.
-        run_data: its data.
-        task: wraps the model, where it does such a thing.
-        heads: which heads the model needs beside the one for answers.
-    """
+    """Factory of the recipe's model."""
     options = dict(recipe.sections["model"])
     name, dataset, seed = options.pop("name"), run_data.dataset, recipe.run.seed
 
@@ -258,11 +251,14 @@ def _device(name: str) -> str:
 
 def _features(run: Run) -> FeatureSettings | None:
     """How the simulator keeps features of frozen layers; in a folder of this user, where there is a home folder."""
-    if run.features == "off":
+    allowed = os.environ.get("CONFED_FEATURES", "auto")  # what this machine's owner says, whatever recipes say
+    if allowed not in ("auto", "memory", "off"):
+        raise ValueError(f"CONFED_FEATURES must be auto, memory or off, got {allowed!r}")
+    if "off" in (run.features, allowed):
         return None
     folder: Path | None = None
     with suppress(OSError):
-        folder = cache_folder().parent / "features" if run.features == "auto" else None
+        folder = cache_folder().parent / "features" if run.features == allowed == "auto" else None
     return FeatureSettings(int(run.features_memory * 1e9), folder, int(run.features_disk * 1e9), run.features_tolerance)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import Name
 
 __all__ = [
     "GRACE", "SCRIPT", "Options", "array_index", "parse_options", "parse_time", "ranges", "requeue", "script_of",
@@ -147,20 +148,19 @@ def ranges(numbers: Sequence[int]) -> str:
 def script_of(
     root: Path, numbers: Sequence[int], options: Options, before: Sequence[str] = (), allowed: Sequence[str] = ()
 ) -> str:
-    """The job script.
-
-    Args:
-        root: folder of the study or sweep.
-        numbers: of the cells that are to be computed.
-        options: of Slurm; other schedulers take their own on the command line.
-        before: lines of shell that each task runs first, such as "module load cuda".
-        allowed: modules that recipes may name (``--allow-code``).
-    """
+    """The job script; a fault is a ValueError."""
     place, log = root.resolve(), root.resolve() / "cells-%A_%a.log"
+    for path in (place, Path.cwd()):
+        if not str(path).isprintable() or '"' in str(path):
+            raise ValueError(f"a job script needs folders without control characters and quotes, got {str(path)!a}")
     command = " ".join(map(shlex.quote, (sys.executable, "-m", "confed.cli")))
     more = "".join(f" --allow-code {shlex.quote(module)}" for module in allowed)
     given = {re.split(r"[ =]", line.lstrip("-"))[0] for line in options.lines}
-    lines = {"job-name": f"confed-{root.resolve().name}", "output": str(log), "open-mode": "append"}
+    lines = {
+        "job-name": Name(re.sub(r"[^\w .+-]", "_", f"confed-{place.name}")[:80].strip()),
+        "output": str(log),
+        "open-mode": "append",
+    }
     own = [f"--{key}={_quoted(value)}" for key, value in lines.items() if key not in given]
     own += [f"--array={ranges(numbers)}{options.throttle}", "--requeue", f"--signal=B:USR1@{options.lead}"]
     head = "\n".join(f"#SBATCH {line}" for line in [*own, *options.lines])
@@ -190,12 +190,7 @@ def write_script(root: Path, text: str) -> Path:
 
 
 def submit(script: Path) -> str:
-    """Submits a job script to Slurm; returns the job's number.
-
-    Raises:
-        ValueError: there is no ``sbatch`` on this machine.
-        RuntimeError: Slurm refused the job; with its words.
-    """
+    """Submits a job script to Slurm and returns the job's number; faults are a ValueError or RuntimeError."""
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise ValueError(
@@ -210,11 +205,7 @@ def submit(script: Path) -> str:
 
 
 def array_index(environment: Mapping[str, str]) -> int | None:
-    """Number of the cell that an array task's environment asks for; None outside arrays.
-
-    Raises:
-        ValueError: a scheduler's variable is not a number.
-    """
+    """Number of the cell that an array task's environment asks for; None outside arrays; a fault is a ValueError."""
     for name, offset in _VARIABLES.items():
         text = environment.get(name, "")
         # LSF and Grid Engine set theirs for ordinary jobs too.

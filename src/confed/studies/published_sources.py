@@ -17,19 +17,20 @@ from urllib.request import HTTPRedirectHandler, build_opener
 import numpy as np
 import tomli_w
 
-from confed.federation.file_names import file_name
-from confed.federation.reading import check_entries, faults_of
+from confed.federation.file_names import Name, Title, file_name
+from confed.federation.reading import check_entries, faults_of, read_bounded
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
+from confed.runs.grants import check_grants
 from confed.studies.published import BITS, FORMAT, MEANS, row_of
 from confed.studies.published_tables import DIGITS, TABLE, check_digits, heads, row_in
 
 __all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
 
 MOST_BYTES = 256 * 2**20
-"""Largest file that is fetched from an address."""
+"""Largest file that is read, here or from an address."""
 MOST_SECONDS = 300.0
 """Longest time that fetching a file may take."""
 _GRACE = 1.0
@@ -61,6 +62,11 @@ class Published:
     folder: Path | None = None
 
     @property
+    def places(self) -> list[Path]:
+        """The folder that the row came in; none for an address."""
+        return [] if _is_address(self.source) else [Path(self.source).parent, *filter(None, [self.folder])]
+
+    @property
     def seeds(self) -> list[int]:
         """Seeds of the row's runs."""
         return [run["seed"] for run in self.row["runs"]]
@@ -71,11 +77,7 @@ class Published:
         return file_name("-".join(filter(None, (self.row["recipe"], self.row["method"]))))
 
     def run(self, seed: int) -> Mapping[str, Any]:
-        """The entry of a seed.
-
-        Raises:
-            ValueError: the row has no such seed.
-        """
+        """The entry of a seed; a fault is a ValueError."""
         for run in self.row["runs"]:
             if run["seed"] == seed:
                 return run
@@ -98,6 +100,7 @@ class Published:
             text = tomli_w.dumps(dict(self.row["resolved"]))
         here = [f"run.seed={seed}", 'run.engine="local"', 'run.address=""']  # never another's cluster
         recipe = parse_recipe(text, self.row["recipe"], [*here, *overrides])
+        check_grants(recipe, self.source, *self.places, given=overrides)
         if recipe.run.seed != seed:
             raise ValueError(f"run.seed must be that of the published run, {seed}, got {recipe.run.seed}; use --seed")
         return recipe
@@ -116,7 +119,7 @@ def read_published(source: str, method: str = "") -> Published:
     Raises:
         ValueError: there is nothing, or something else.
     """
-    if source.lower().startswith(("http://", "https://")):
+    if _is_address(source):
         content = _fetched(source)
         return _of_text(content, source, method, lambda name: _fetched(urljoin(source, quote(name))))
     path = Path(source)
@@ -126,7 +129,13 @@ def read_published(source: str, method: str = "") -> Published:
         return _wanted(_of_folder(path), method)
     if not path.is_file():
         raise ValueError(f"no published result at {source!r}: give a results file, a run folder or its summary.json")
-    return _of_text(path.read_bytes(), source, method, lambda name: (path.parent / name).read_bytes())
+    return _of_text(
+        read_bounded(path, MOST_BYTES), source, method, lambda name: read_bounded(path.parent / name, MOST_BYTES)
+    )
+
+
+def _is_address(source: str) -> bool:
+    return source.lower().startswith(("http://", "https://"))
 
 
 def _wanted(published: Published, method: str) -> Published:
@@ -183,6 +192,8 @@ def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes])
             f"{source} has the format {str(row['format'])[:40]!r}; this version reads {FORMAT!r} and {TABLE!r}"
         )
     check_entries(row, _KEYS, source)
+    for key, kind in (("recipe", Name), ("method", Name), ("label", Title)):
+        kind(row[key].replace(":", "."), f"{source}: {key}")  # a method may be "module:attribute"
     _check_figures(row["metrics"], f"{source}: metrics")
     check_headline(row.get("deploys", ""), f"{source}: deploys")
     check_digits(row.get("digits", DIGITS), source)
@@ -228,17 +239,7 @@ def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[
 
 
 def _check_run(run: Any, where: str, means: Mapping[str, Any] | None = None, seeds: int = 1) -> None:
-    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run.
-
-    Args:
-        run: the entry.
-        where: the file, and the place in it.
-        means: what a table states over its seeds, which may be all that is known.
-        seeds: number of these.
-
-    Raises:
-        ValueError: there is a fault.
-    """
+    """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run."""
     check_entries(run, _RUN_KEYS, where)
     for key, value in run["figures"].items():
         if not _is_number(value):

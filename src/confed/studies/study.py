@@ -13,7 +13,7 @@ from typing import Any
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
-from confed.federation.reading import faults_of
+from confed.federation.reading import faults_of, read_bounded
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import kind_of
@@ -111,7 +111,7 @@ class Study:
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     """``runs/NAME``, or ``runs/NAME-2`` and so on if that is taken."""
-    number = 1
+    number, name = 1, file_name(name)
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
         if not path.exists():
@@ -192,7 +192,7 @@ def read_study(root: Path) -> Study:
         ValueError: there is no recipe, or the index has runs that are not the recipe's or lie elsewhere.
     """  # noqa: DOC501 (the TypeError is caught here)
     with faults_of(root / "summary.json", "a study's index"):
-        index = json.loads((root / "summary.json").read_text(encoding="utf-8"))
+        index = json.loads(read_bounded(root / "summary.json").decode())
         jobs = tuple(Job(**entry) for entry in index["runs"])
         _ = index["recipe"], dict(index.get("labels", {}))
         for job in jobs:

@@ -40,11 +40,7 @@ class Axis:
 
 
 def parse_axis(text: str) -> Axis:
-    """``section.key=1,2,3`` as an axis; a value may be any TOML, such as a list.
-
-    Raises:
-        ValueError: the text has another form.
-    """
+    """``section.key=1,2,3`` as an axis; a value may be any TOML, such as a list; a fault is a ValueError."""
     key, separator, rest = text.partition("=")
     values = tuple(filter(None, map(str.strip, re.split(r",(?![^\[{]*[\]}])", rest))))
     if not separator or "." not in key or not values:
@@ -53,16 +49,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def points_of(over: Axis, along: Sequence[Axis] = (), by: Axis | None = None) -> tuple[Point, ...]:
-    """A point per value of the swept setting, for each line.
-
-    Args:
-        over: the swept setting.
-        along: settings that change with it, with as many values each, such as the rounds.
-        by: a setting with a value per line.
-
-    Raises:
-        ValueError: another number of values, or a setting or a swept value that comes twice.
-    """
+    """A point per value of the swept setting, for each line; a fault is a ValueError."""
     for axis in (over, *([] if by is None else [by])):
         if len(set(axis.values)) < len(axis.values):
             raise ValueError(f"the values of {axis.key} must differ, got {', '.join(axis.values)}")
@@ -90,20 +77,11 @@ def points_of(over: Axis, along: Sequence[Axis] = (), by: Axis | None = None) ->
 
 def _named(key: str, value: str, number: int) -> str:
     """A setting's value as a part of a folder's name."""
-    return f"{key.rpartition('.')[2]}-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', value).strip('_.') or number}"
+    return f"{key.rpartition('.')[2]}-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', value)[:60].strip('_.') or number}"
 
 
 def models_of(recipe: Recipe, wanted: str) -> tuple[str, ...]:
-    """Models that a command's ``--models`` names.
-
-    Args:
-        recipe: the recipe.
-        wanted: rows of its ``[study] models`` or registered models with commas between them, "all" among them for the
-            former.
-
-    Raises:
-        ValueError: no name at all, an unknown one, or "all" where the recipe names no models.
-    """
+    """Models that a command's ``--models`` names; a fault is a ValueError."""
     names: dict[str, None] = {}
     for name in filter(None, map(str.strip, wanted.split(","))):
         if name == "all" and not recipe.models:
@@ -124,12 +102,7 @@ def models_of(recipe: Recipe, wanted: str) -> tuple[str, ...]:
 
 
 def points_of_models(recipe: Recipe, rows: Sequence[str]) -> tuple[Point, ...]:
-    """A point per model.
-
-    Args:
-        recipe: with what it says of its models.
-        rows: the models, of :func:`models_of`.
-    """
+    """A point per model."""
     labels = {row: str(recipe.variants.get(row, {}).get("label", row)) for row in rows}
     return tuple(Point({MODELS: row}, row, label) for row, label in labels.items())
 

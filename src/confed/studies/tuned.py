@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from confed.federation.reading import read_bounded
 from confed.recipes.recipe import Recipe
 from confed.results.settings import flat
 from confed.system.plain_text import cell_text
@@ -180,7 +181,7 @@ def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], range]:
         ValueError: there is no such file, or it is not one of ``confed tune``'s.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_bounded(path).decode())
         rows = {str(row): flat(values) for row, values in content["methods"].items()}
         terms = content.get("tuning", {})
         first = int(terms.get("seed", 0))

@@ -182,7 +182,7 @@ def test_faulty_keys_and_certificates_are_named(folder: Path, tmp_path: Path) ->
     server = folder / "server"
     with pytest.raises(ValueError, match="belong together"), open_superlink([], certificate=server / "server.crt"):
         pass
-    pair = open_superlink([], certificate=server / "server.crt", key=server / "ca.key")
+    pair = open_superlink([], certificate=server / "server.crt", key=server.parent / "authority" / "ca.key")
     with pytest.raises(ValueError, match="no certificate and its key"), pair:
         pass
     with (

@@ -181,13 +181,14 @@ class FlareSite(SiteEndpoint):
         return opened
 
     def _opened(self, root: Path, settings: SiteSettings, private: Path) -> Site:
-        if (root / MANIFEST).is_file() and settings.recipe == SiteSettings.recipe:
+        handed_out = settings.recipe == SiteSettings.recipe
+        if (root / MANIFEST).is_file() and handed_out:
             # As it was handed out; what `confed client` wrote in its place it had checked before.
             authority = (root / "startup" / "rootCA.pem").read_bytes()
             signed = verified(root, authority)
             check_site(signed, str(collab.site_name), recipe=root / settings.recipe)
             accept(private, authority, signed)
-        recipe = site_recipe(root / settings.recipe, settings.data, settings.device)
+        recipe = site_recipe(root / settings.recipe, settings.data, settings.device, handed_out=handed_out)
         bulletin, name = StatusFile(root / "run"), settings.site or str(collab.site_name)
         return open_site(
             recipe, name, private, bulletin, limit=settings.epsilon, evaluations=settings.evaluations,

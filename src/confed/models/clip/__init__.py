@@ -5,7 +5,6 @@ Nothing of ``transformers`` is imported before a model is made.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -16,11 +15,11 @@ from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hub_names import hub_name
 from confed.models.picture_side import picture_side
 from confed.models.pretrained import WEIGHTS
-from confed.models.published import without_progress_bars
+from confed.models.published import place_of, unread_because, without_progress_bars
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
-__all__ = ["clip"]
+__all__ = ["WEIGHTS", "clip", "hub_name"]
 
 TINY = "tiny:"
 SOURCES = "a hub name owner/name, a folder, clip_mini, or tiny:FAMILY"
@@ -100,13 +99,14 @@ def _processor(source: str, revision: str) -> Any:
     from transformers import AutoProcessor
 
     try:
-        found = AutoProcessor.from_pretrained(_place(source), **({"revision": revision} if revision else {}))
+        options = {"revision": revision} if revision else {}
+        found = AutoProcessor.from_pretrained(place_of(source, SOURCES), trust_remote_code=False, **options)
     except ImportError as error:
         raise ValueError(
             f"the processor of {source!r} needs a library that is not installed: {_line(error)}"
         ) from error
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"no processor could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(f"no processor could be read from {source!r}: {unread_because(error)}") from error
     if not {"image_processor", "tokenizer"} <= set(vars(found)):
         raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
     return found
@@ -123,30 +123,22 @@ def _body(source: str, revision: str, seed: int) -> Any:
 
     options: dict[str, Any] = {"revision": revision} if revision else {}
     try:
-        kind = AutoConfig.from_pretrained(_place(source), **options).model_type
+        kind = AutoConfig.from_pretrained(place_of(source, SOURCES), trust_remote_code=False, **options).model_type
         if kind not in FAMILIES:
             raise ValueError(f"it is of the kind {kind!r}, and dual encoders are {', '.join(FAMILIES)}")
-        options |= {"output_loading_info": True, "dtype": torch.float32, "use_safetensors": True}
+        options |= {"output_loading_info": True, "dtype": torch.float32}
         with without_progress_bars():
-            read: Any = AutoModel.from_pretrained(_place(source), **options)
+            read: Any = AutoModel.from_pretrained(
+                place_of(source, SOURCES), trust_remote_code=False, use_safetensors=True, **options
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"no dual encoder could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(f"no dual encoder could be read from {source!r}: {unread_because(error)}") from error
     body, info = read
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"the weights of {source!r} lack {missing[0]}{more}; nothing is made up in their place")
     return body
-
-
-def _place(source: str) -> str:
-    """A folder or a hub name."""
-    own = WEIGHTS / source
-    path = own if own.parent == WEIGHTS and own.is_dir() else Path(source).expanduser()
-    where = str(path) if source and path.is_dir() else hub_name(source)
-    if where is None:
-        raise ValueError(f"model.source must be {SOURCES}; there is no folder {source!r}")
-    return where
 
 
 def _line(error: Exception) -> str:

@@ -5,7 +5,6 @@ Nothing of ``transformers`` is imported before a model is made.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,10 +19,10 @@ from confed.models.hub_names import hub_name
 from confed.models.hub_revision import gated
 from confed.models.picture_side import picture_side
 from confed.models.pretrained import WEIGHTS
-from confed.models.published import without_progress_bars
+from confed.models.published import place_of, unread_because, without_progress_bars
 from confed.registry import register_model
 
-__all__ = ["Base", "Part", "hf"]
+__all__ = ["WEIGHTS", "Base", "Part", "hf", "hub_name"]
 
 Base = Literal["fp32", "bf16", Quantised]
 """Number format of what does not learn."""
@@ -155,7 +154,7 @@ def _processor(source: str, revision: str) -> Any:
         from confed.models.hf.tiny import tiny
 
         return tiny(source.removeprefix(TINY))[1]
-    return read_processor(_place(source), source, revision)
+    return read_processor(place_of(source, SOURCES), source, revision)
 
 
 def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
@@ -171,14 +170,19 @@ def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForImageTextToText
 
-    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True} | ({"revision": revision} if revision else {})
+    options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
+    options |= {"revision": revision} if revision else {}
     try:
         with without_progress_bars():
-            read: Any = AutoModelForImageTextToText.from_pretrained(_place(source), output_loading_info=True, **options)
+            read: Any = AutoModelForImageTextToText.from_pretrained(
+                place_of(source, SOURCES), trust_remote_code=False, use_safetensors=True, **options
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if refused := gated(source, error):
             raise ValueError(refused) from error
-        raise ValueError(f"no image-text-to-text model could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(
+            f"no image-text-to-text model could be read from {source!r}: {unread_because(error)}"
+        ) from error
     body, info = read
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
@@ -195,19 +199,3 @@ def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
             f"{source!r} is a mixture of experts, whose experts are no linear layers that adapters could be put on"
         )
     return body
-
-
-def _place(source: str) -> str:
-    """A folder or a hub name."""
-    if not source:
-        raise ValueError(f"model.source is missing: give {SOURCES}")
-    own = WEIGHTS / source
-    path = own if own.parent == WEIGHTS and own.is_dir() else Path(source).expanduser()
-    where = str(path) if path.is_dir() else hub_name(source)
-    if where is None:
-        raise ValueError(f"model.source must be {SOURCES}; there is no folder {source!r}")
-    return where
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

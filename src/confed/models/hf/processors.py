@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from confed.models.hub_revision import gated
+from confed.models.published import unread_because
 
 __all__ = ["EXTRA", "check_torchvision", "missing", "read_processor", "without_videos"]
 
@@ -24,15 +25,7 @@ _LIBRARIES = ("torchvision", "num2words", "torchcodec", "timm", "librosa", "mist
 
 
 def without_videos(kind: type) -> Any:
-    """A kind of processor without its part for videos, under the same name.
-
-    Args:
-        kind: a subclass of ``transformers.ProcessorMixin``.
-
-    Returns:
-        A class whose instances have an image processor and a tokenizer; ``kind`` itself where there is no part for
-        videos.
-    """
+    """A kind of processor without its part for videos, under the same name."""
     parts: list[str] = kind.get_attributes()  # type: ignore[attr-defined]
     if "video_processor" not in parts:
         return kind
@@ -45,11 +38,7 @@ def without_videos(kind: type) -> Any:
 
 
 def check_torchvision() -> None:
-    """Check that torchvision, if it is installed, fits torch.
-
-    Raises:
-        ValueError: it does not; then no model of ``transformers`` that could use it can be imported.
-    """
+    """Check that torchvision, if it is installed, fits torch; a fault is a ValueError."""
     if find_spec("torchvision") is None:
         return
     try:
@@ -62,22 +51,17 @@ def check_torchvision() -> None:
 
 
 def read_processor(where: str, source: str, revision: str = "") -> Any:
-    """The processor of a folder or of a name on the hub.
-
-    Args:
-        where: the folder or the name.
-        source: what the user calls it.
-        revision: commit, tag or branch of the name.
-
-    Raises:
-        ValueError: there is none, or a library that it needs is missing.
-    """
+    """The processor of a folder or of a name on the hub; a fault is a ValueError."""
     from transformers import AutoProcessor
 
     options = {"revision": revision} if revision else {}
     try:
         kind = _kind(where, options)
-        found = AutoProcessor.from_pretrained(where, **options) if kind is None else _read(kind, where, options)
+        found = (
+            AutoProcessor.from_pretrained(where, trust_remote_code=False, **options)
+            if kind is None
+            else _read(kind, where, options)
+        )
     except ImportError as error:
         raise ValueError(missing(source, error)) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -85,7 +69,7 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
             raise ValueError(missing(source, error)) from error
         if refused := gated(source, error):
             raise ValueError(refused) from error
-        raise ValueError(f"no processor could be read from {source!r}: {_line(error)}") from error
+        raise ValueError(f"no processor could be read from {source!r}: {unread_because(error)}") from error
     if not hasattr(found, "image_processor") or not hasattr(found, "tokenizer"):
         raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
     return found
@@ -103,7 +87,9 @@ def _kind(where: str, options: dict[str, Any]) -> Any:
     name = settings.get("processor_class")
     if name is None:
         try:
-            name = PROCESSOR_MAPPING_NAMES.get(AutoConfig.from_pretrained(where, **options).model_type)
+            name = PROCESSOR_MAPPING_NAMES.get(
+                AutoConfig.from_pretrained(where, trust_remote_code=False, **options).model_type
+            )
         except (OSError, ValueError, KeyError):  # what is wrong with it the library says itself
             return None
     kind: Any = getattr(transformers, str(name), None)
@@ -118,20 +104,15 @@ def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
 
     own = without_videos(kind)
     read = {
-        "image_processor": AutoImageProcessor.from_pretrained(where, backend="pil", **options),
-        "tokenizer": AutoTokenizer.from_pretrained(where, **options),
+        "image_processor": AutoImageProcessor.from_pretrained(where, backend="pil", trust_remote_code=False, **options),
+        "tokenizer": AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options),
     }
     settings, _ = own.get_processor_dict(where, **options)
     return own.from_args_and_dict([read[name] for name in own.get_attributes()], settings)
 
 
 def missing(source: str, error: Exception) -> str:
-    """One line that names the library that a processor needs, and what to do.
-
-    Args:
-        source: what the user calls the model.
-        error: what the library ``transformers`` says.
-    """
+    """One line that names the library that a processor needs, and what to do."""
     text = _line(error)
     name = next((library for library in _LIBRARIES if library in text.lower()), None)
     what = f"the library {name}" if name else "a library"

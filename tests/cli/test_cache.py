@@ -1,0 +1,61 @@
+"""What is kept of examples between runs can be seen, removed and switched off."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from confed.recipes.run_section import Run
+from confed.runs.build import _features  # pyright: ignore[reportPrivateUsage]
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+
+def confed(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "confed" / "features" / "abc").mkdir(parents=True)
+    (tmp_path / "confed" / "features" / "abc" / "x.safetensors").write_bytes(b"12345")
+    (tmp_path / "other").mkdir()
+    return tmp_path
+
+
+def test_kept_features_are_listed_and_removed(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert confed("cache", "list") == 0
+    assert f"1 files, 5 bytes in {cache / 'confed' / 'features'}" in capfd.readouterr().out
+    assert confed("cache", "list", "--json") == 0
+    assert json.loads(capfd.readouterr().out)["features"]["bytes"] == 5
+    assert confed("cache", "clear") == 0
+    assert [path.name for path in (cache / "confed").iterdir()] == []
+    assert (cache / "other").is_dir()
+    assert confed("cache", "clear") == 0
+    assert confed("cache", "list") == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "recipe", "kept", "files"),
+    [
+        ("auto", "auto", True, True), ("off", "auto", False, False), ("memory", "auto", True, False),
+        ("auto", "off", False, False), ("auto", "memory", True, False), ("off", "memory", False, False),
+    ],
+)  # fmt: skip
+def test_a_machine_may_switch_keeping_off(
+    machine: str, recipe: str, kept: bool, files: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONFED_FEATURES", machine)
+    settings = _features(Run(features=recipe))  # pyright: ignore[reportArgumentType]
+    assert (settings is not None) == kept
+    assert (settings is not None and settings.folder == cache / "confed" / "features") == files
+    monkeypatch.setenv("CONFED_FEATURES", "none")
+    with pytest.raises(ValueError, match="CONFED_FEATURES must be auto, memory or off"):
+        _features(Run())
