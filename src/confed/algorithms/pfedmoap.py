@@ -121,7 +121,9 @@ class PFedMoAP(Deploying):
         """Secure aggregation and robust means: single prompts are handed on."""
         if protection == "secure_sum":
             return "the server compares single prompts and hands them on, which a sum would hide"
-        return "single prompts are handed on, whatever the mean is" if protection == "robust" else ""
+        if protection == "robust":
+            return "single prompts are handed on, whatever the mean is"
+        return super().unsupported_reason(protection)
 
     def rules(self, client: ClientInfo) -> Rules:
         """The gate is private, context and experts are shared."""
