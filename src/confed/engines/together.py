@@ -127,7 +127,13 @@ def _fit(
     values = _loaded(clients, [call.message.tensors for call in calls])
     if not trained(clients[0]):
         return "nothing is trained"
-    if reason := _unstacked_model(clients[0]):
+    workspace.model.train()
+    for module in workspace.model.modules():
+        if isinstance(module, _DROPOUTS):
+            if module.p > 0:
+                return "the model has dropout, whose random numbers would be others"
+            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
+    if reason := stack_unsupported(clients[0]):
         return reason
     replies: list[Message] = []
     plain = type(setup.algorithm).objective is Algorithm.objective
@@ -141,17 +147,6 @@ def _fit(
         check_secrets(client, message)
         replies.append(message)
     return replies
-
-
-def _unstacked_model(client: Client) -> str:
-    """Why a client's model, which is in training mode from now on, cannot be stacked; "" where it can."""
-    client.model.train()
-    for module in client.model.modules():
-        if isinstance(module, _DROPOUTS):
-            if module.p > 0:
-                return "the model has dropout, whose random numbers would be others"
-            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
-    return "the model normalises over the examples of a batch, or the loss compares them" if needs_two(client) else ""
 
 
 def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
