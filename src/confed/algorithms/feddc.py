@@ -107,7 +107,7 @@ class FedDC(Algorithm):
     @keeps_protections("update_privacy")
     def reports(self, action: str) -> Report:
         """Reported scalars: the loss, and the weight of a client's change in the gradient correction (0 without it)."""
-        return {**super().reports(action), "rate": Number(0, 1e12)}
+        return {**super().reports(action), "rate": Number(0, 0 if self.correction == "off" else 1e12)}
 
     # Server ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import Store
 from confed.federation.update_privacy import UpdatePrivacy, origin
-from confed.privacy.protections import ANALYSIS, UPDATE
+from confed.privacy.protections import ANALYSIS
 from confed.privacy.secure_sum import masks
 from confed.testing.steadiness import DESCENT
 from confed.testing.toy import SIZES, toy_clients, toy_setup
@@ -68,13 +68,17 @@ def noise_at_the_client_covers_what_is_sent(algorithm: Algorithm) -> None:
 def noise_at_the_server_covers_one_client(algorithm: Algorithm) -> None:
     """The server depends on the sum of the clipped updates alone, to whose sensitivity the noise is scaled.
 
-    So two updates of the largest norm that cancel in the sum move it no more than none at all.
+    So an update moves it as far as it is clipped, and two that cancel in the sum no more than none at all.
     """
     trial = _Trial(algorithm, "noise at the server covers one client")
     if trial.refused:
         return
     resting = trial.servers({LIAR: 0.0, OTHER: 0.0})
-    most, _ = _largest_gap(resting, trial.servers({LIAR: FAR, OTHER: 0.0}))
+    single = trial.servers({LIAR: FAR, OTHER: 0.0})
+    most, _ = _largest_gap(resting, single)
+    gap, name = _largest_gap(single, trial.servers({LIAR: FARTHER, OTHER: 0.0}))
+    if gap > 1e-3 * most:
+        raise trial.violation(f"an update far beyond the clip moves {name} by {gap:.3g} more than one just beyond it")
     gap, name = _largest_gap(resting, trial.servers({LIAR: FAR, OTHER: -FAR}, high=True))
     if gap > 1e-3 * most:
         raise trial.violation(
@@ -167,7 +171,7 @@ class _Lying(Recording):
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         replies = super().__call__(calls, store, round)
         for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
-            lies = position in self._lies and call.action == UPDATE and reply.error is None
+            lies = position in self._lies and call.action not in ANALYSIS and reply.error is None
             yield self._changed(call, reply, self._lies[position]) if lies else reply
 
     def _changed(self, call: Call, reply: Reply, distance: float) -> Reply:
