@@ -89,11 +89,7 @@ class PFedMoAP(Deploying):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method.
-
-        Raises:
-            ValueError: the model learns no context.
-        """
+        """The method; a ``ValueError`` where the model learns no context."""
         learned_context(model, "pFedMoAP")
         return self
 
