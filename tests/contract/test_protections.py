@@ -28,7 +28,7 @@ from confed.federation.state import ServerState
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.registry import algorithms
 from confed.testing import CHECKS, ContractViolation, checks
-from confed.testing.protections import PROTECTED, lacks_protection
+from confed.testing.protections import CLIP, FAR, FARTHER, LIAR, PROTECTED, _Trial, lacks_protection
 from confed.testing.toy import toy_setup
 
 CLIENT, SERVER, ROBUST, SUM = PROTECTED
@@ -158,7 +158,7 @@ def test_fednova_keeps_all_else_of_the_contract() -> None:
 @pytest.mark.parametrize(
     ("check", "complaint"),
     [
-        (SERVER, "two updates that cancel in the sum, whose sensitivity the noise is scaled to, move server main"),
+        (SERVER, "an update far beyond the clip, with other scalars, moves server main"),
         (ROBUST, "one client whose values are farther out than all others' moves server main"),
         (SUM, "clients fail with it|a run with it ends with KeyError: 'steps'"),
     ],
@@ -355,6 +355,43 @@ class Honest(Algorithm):
 def test_an_honest_method_passes(check: str) -> None:
     assert not lacks_protection(Honest(), check)
     CHECKS[check](Honest())
+
+
+# The bounds themselves, on methods whose server takes the mean as it is -----------------------------------------
+
+MEANS = ("fedavg", "fedper", "feddat", "fedlora", "fedlgt", "per_fedavg")
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_an_outlier_stays_within_the_range_of_the_honest(name: str) -> None:
+    trial = _Trial(algorithms[name](), ROBUST)
+    outcome = trial.outcome({LIAR: FARTHER})
+    honest = [
+        r.message.tensors for client, call, r in outcome.replies if call.action == "fit" and client != f"client-{LIAR}"
+    ]
+    plain = trial.servers({LIAR: FARTHER}, robust=None)
+    for tensor_name, value in outcome.servers["main"].params.items():
+        sent = torch.stack([tensors[tensor_name] for tensors in honest])
+        assert (sent.amin(0) <= value).all()
+        assert (value <= sent.amax(0)).all()
+        if value.is_floating_point():
+            assert (plain[f"server main: {tensor_name}"] > sent.amax(0) + 1e3).all()
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_one_client_moves_the_mean_by_what_is_accounted(name: str) -> None:
+    """Of K = 5 clients one that is replaced by its opposite moves the mean by 2 C / K, noise switched off."""
+    trial = _Trial(algorithms[name](), SERVER)
+    one, other = (trial.servers({LIAR: way * FAR}) for way in (1, -1))
+    moved = sum(float((one[n].double() - other[n].double()).square().sum()) for n in one) ** 0.5
+    assert moved == pytest.approx(2 * CLIP / 5, rel=1e-4)
+    assert moved <= 2 * CLIP / 5 * (1 + 1e-6)
+
+
+def test_a_declaration_is_of_what_it_names() -> None:
+    assert not lacks_protection(ClipsByItself(), ROBUST)
+    assert "@keeps_protections('secure_sum') above" in lacks_protection(ClipsByItself(), SUM)
+    assert "@keeps_protections('update_privacy') above" in lacks_protection(ClipsByItself(), SERVER)
 
 
 def test_unknown_protections_are_refused() -> None:

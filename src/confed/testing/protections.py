@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ CLIENTS = (*SIZES, 9, 11)
 
 LIAR, OTHER = 3, 4
 """Positions of clients whose replies are changed on their way."""
+
+Lies = Mapping[int, float]
+"""Position of a client -> how far all its values are from the start (of updates that are clipped) or from its own."""
 
 PROTECTED: Mapping[str, tuple[Protection, UpdatePrivacy | RobustMean | SecureSum]] = {
     "noise at the client covers what is sent": ("update_privacy", UpdatePrivacy(CLIP)),
@@ -78,11 +82,14 @@ def noise_at_the_server_covers_one_client(algorithm: Algorithm) -> None:
     most, _ = _largest_gap(resting, single)
     gap, name = _largest_gap(single, trial.servers({LIAR: FARTHER, OTHER: 0.0}))
     if gap > 1e-3 * most:
-        raise trial.violation(f"an update far beyond the clip moves {name} by {gap:.3g} more than one just beyond it")
-    gap, name = _largest_gap(resting, trial.servers({LIAR: FAR, OTHER: -FAR}, high=True))
+        raise trial.violation(
+            f"an update far beyond the clip, with other scalars, moves {name} by {gap:.3g} more than a nearer one: "
+            "more is used than the clipped updates, to which the noise is scaled"
+        )
+    gap, name = _largest_gap(resting, trial.servers({LIAR: FARTHER, OTHER: -FARTHER}))
     if gap > 1e-3 * most:
         raise trial.violation(
-            f"two updates that cancel in the sum, whose sensitivity the noise is scaled to, move {name} by {gap:.3g} "
+            f"two updates that cancel in the sum, to which the noise is scaled, move {name} by {gap:.3g} "
             f"(one alone moves the server by {most:.3g})"
         )
 
@@ -92,7 +99,7 @@ def the_robust_mean_is_used(algorithm: Algorithm) -> None:
     trial = _Trial(algorithm, "the robust mean is used")
     if trial.refused:
         return
-    gap, name = _largest_gap(trial.servers({LIAR: FAR}), trial.servers({LIAR: FARTHER}, high=True))
+    gap, name = _largest_gap(trial.servers({LIAR: FAR}), trial.servers({LIAR: FARTHER}))
     if gap > 0:
         raise trial.violation(f"one client whose values are farther out than all others' moves {name} by {gap:.3g}")
     unmoved, moved = (trial.servers(robust=_Fixed("median", amount=amount)) for amount in (0.0, 1.0))
@@ -123,50 +130,30 @@ class _Trial:
         hooks = " and ".join(f"{method}.{hook}" for hook in self.method.own_hooks(name)) or method
         return ContractViolation(f"{self.check}: {hooks} must keep {name!r}, as declared, but {what}")
 
-    def outcome(
-        self,
-        lies: Mapping[int, float] | None = None,
-        *,
-        high: bool = False,
-        seed: int = 0,
-        rounds: int = 1,
-        **options: Any,
-    ) -> Outcome:
-        """The end of a run.
-
-        Args:
-            lies: position of a client -> distance from the start (of updates that are clipped) or from its own values
-                at which all values of its updates are.
-            high: whether lying clients' scalars are as large as their declaration allows, or as small.
-            seed: of the clients' examples.
-            rounds: how many.
-            options: other fields of the method.
-        """
+    def outcome(self, lies: Lies = MappingProxyType({}), *, seed: int = 0, rounds: int = 1, **options: Any) -> Outcome:
+        """The end of a run with other fields of the method, the clients' examples by seed."""
         method = replace(self.method, **options)
         clients = toy_clients(seed, CLIENTS, method.traits.made_for)
         try:
             setup = toy_setup(method, clients=clients, local=DESCENT, rounds=rounds)
-            outcome = run(setup, lambda s: _Lying(s, lies or {}, high))
+            outcome = run(setup, lambda s: _Lying(s, lies))
         except Exception as error:
             raise self.violation(f"a run with it ends with {type(error).__name__}: {error}") from error
         if failed := [error for errors in outcome.errors for error in errors.values()]:
             raise self.violation(f"clients fail with it: {failed[0]}")
         return outcome
 
-    def servers(
-        self, lies: Mapping[int, float] | None = None, *, high: bool = False, rounds: int = 1, **options: Any
-    ) -> dict[str, Tensor]:
+    def servers(self, lies: Lies = MappingProxyType({}), **options: Any) -> dict[str, Tensor]:
         """What the servers hold at the end of a run."""
-        outcome = self.outcome(lies, high=high, rounds=rounds, **options)
-        return replace(outcome, states={}).tensors()
+        return replace(self.outcome(lies, **options), states={}).tensors()
 
 
 class _Lying(Recording):
     """Executor that changes the updates of some clients."""
 
-    def __init__(self, setup: Setup, lies: Mapping[int, float], high: bool) -> None:
+    def __init__(self, setup: Setup, lies: Lies) -> None:
         super().__init__(setup)
-        self._lies, self._high = lies, high
+        self._lies = lies
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         replies = super().__call__(calls, store, round)
@@ -179,10 +166,10 @@ class _Lying(Recording):
         for name, tensor in tensors.items():
             start = tensor if method.update_privacy is None else _start(method, call, name, tensor)
             tensors[name] = start + distance if tensor.is_floating_point() else tensor
-        scalars = dict(reply.message.scalars)
-        for name, report in method.reports(call.action).items():
-            if name in scalars and isinstance(report, Number):
-                scalars[name] = min(report.high, 1e12) if self._high else max(report.low, -1e12)
+        reports = method.reports(call.action)
+        ranges = {name: report for name, report in reports.items() if isinstance(report, Number)}
+        ends = {n: min(r.high, 1e12) if abs(distance) < FARTHER else max(r.low, -1e12) for n, r in ranges.items()}
+        scalars = {name: ends.get(name, value) for name, value in reply.message.scalars.items()}
         return replace(reply, message=Message(tensors, scalars))
 
 
