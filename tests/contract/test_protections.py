@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, make_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,19 @@ def test_other_settings_keep_what_they_have(method: Algorithm) -> None:
     assert proved
     for check in proved:
         CHECKS[check](method)
+
+
+def test_the_table_of_the_docs_is_what_methods_say() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "protections.md").read_text(encoding="utf-8")
+    rows = text.partition("| methods (with their defaults) |")[2].partition("\n\n")[0].splitlines()[2:]
+    told: dict[str, list[str]] = {}
+    for row in rows:
+        names, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        told |= {name.strip("`"): cells for name in names.split(", ")}
+    for name in algorithms.names():
+        cells = ["no" if lacks_protection(algorithms[name](), check) else "yes" for check in PROTECTED]
+        assert told.get(name, told["all others"]) == cells, name
+    assert set(told) - {"all others"} <= set(algorithms.names())
 
 
 # FedNova, written as a user would -------------------------------------------------------------------------------
