@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from confed.api.study import Study, load_study, study
     from confed.data.examples import Examples, FederatedDataset, Split
     from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
-    from confed.federation.algorithm import Algorithm, action
+    from confed.federation.algorithm import Algorithm, action, keeps_protections
     from confed.federation.client import Client
     from confed.federation.client_info import ClientInfo
     from confed.federation.local import Local
@@ -40,7 +40,7 @@ _HOMES = {
     "confed.data.examples": ("Examples", "FederatedDataset", "Split"),
     "confed.engines.local": ("Members", "Setup", "Simulation", "Workspace", "simulate"),
     "confed.inference.load": ("load_exported",),
-    "confed.federation.algorithm": ("Algorithm", "action"),
+    "confed.federation.algorithm": ("Algorithm", "action", "keeps_protections"),
     "confed.federation.client": ("Client",),
     "confed.federation.client_info": ("ClientInfo",),
     "confed.federation.local": ("Local",),
@@ -62,8 +62,9 @@ __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
     "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Run", "Scope",
     "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action", "allow_code",
-    "check_algorithm", "check_model", "create_model", "list_models", "load_exported", "load_recipe", "load_run",
-    "load_study", "register_dataset", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
+    "check_algorithm", "check_model", "create_model", "keeps_protections", "list_models", "load_exported",
+    "load_recipe", "load_run", "load_study", "register_dataset", "register_model", "register_task", "run", "simulate",
+    "study", "teacher", "train",
 ]  # fmt: skip
 
 

@@ -110,6 +110,26 @@ def test_weights_at_inference_by_hand() -> None:
     assert reply.scalars["global:accuracy:sum"] == float((wanted == batch["label"]).sum())
 
 
+def test_unlike_examples_weigh_nothing_at_inference() -> None:
+    """Where the mean cosine is negative the weight is 0, not negative: the global adapter alone answers."""
+    method, client, message = client_of(FedDPA(scale=0.8, examples=4))
+    values = start(client, message)
+    batch = next(iter(client.data.test(100)))
+    own = features(batch["x"], values, 1.0, 0.0)
+    direction = (own[0] - own[4]).repeat(4, 1)
+    cosines = functional.cosine_similarity(own, direction[:1])
+    assert (cosines < -0.1).any()
+    assert (cosines > 0.1).any()
+    model = client.model.eval()
+    values |= {"feddpa_examples.features": direction}
+    model.load_state_dict(values)
+    a = (0.8 * cosines).clamp_min(0)[:, None]
+    wanted = logits(values, features(batch["x"], values, a, 1 - a))
+    with torch.no_grad():
+        answered = method.deployed_model(model)({"x": batch["x"]}).logits
+    torch.testing.assert_close(answered, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_without_examples_the_global_adapter_answers() -> None:
     method, client, message = client_of(FedDPA())
     client.state.tensors["private"]["feddpa_examples.features"] = torch.zeros(5, 8)

@@ -12,6 +12,7 @@ from confed.algorithms.fedlora import PRESETS, FedLoRA, Preset
 from confed.algorithms.fedpeft import FedPEFT
 from confed.engines.perform import Workspace
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.lora import fresh_factors
 from confed.federation.messages import Call, Message
 from confed.federation.state import ServerState
 from confed.losses.low_rank import dimension_wise, redistribute, residual, stack, widened
@@ -296,6 +297,15 @@ def test_stacking_is_exact_with_different_ranks() -> None:
     _, listener, states = run(FedLoRA(preset="flora", ranks=RANKS), rank=3, rounds=1)
     exact = np.mean([product(reply.message.tensors) for _, _, reply in listener.heard], axis=0)
     np.testing.assert_allclose(product(states[1].params), exact, atol=1e-6)
+
+
+def test_stacking_restarts_as_lora_begins_whatever_the_rank() -> None:
+    """A is uniform within 1 / sqrt(n) of its n inputs, not of its rank, and B is 0."""
+    like = {"layer.lora_A.default.weight": torch.zeros(400, 25), "layer.lora_B.default.weight": torch.zeros(9, 400)}
+    a, b = fresh_factors(like, torch.Generator().manual_seed(0)).values()
+    assert float(a.abs().max()) == pytest.approx(1 / 5, rel=1e-3)
+    assert float(a.std()) == pytest.approx(1 / 5 / 3**0.5, rel=0.02)
+    assert not b.any()
 
 
 def test_dimensions_are_averaged_over_those_who_have_them() -> None:

@@ -146,7 +146,10 @@ def test_nearest_prompts_come_first() -> None:
     [
         ({"secure_sum": SecureSum()}, "secure_sum must be left out for pFedMoAP: the server compares single prompts"),
         ({"robust": RobustMean("median")}, "robust must be left out for pFedMoAP"),
-        ({"update_privacy": UpdatePrivacy(clip=1.0, at="server")}, "must be 'client' for pFedMoAP, got 'server'"),
+        (
+            {"update_privacy": UpdatePrivacy(clip=1.0, at="server")},
+            "pFedMoAP: clients are sent single",
+        ),
     ],
 )
 def test_protections_of_the_mean_alone_are_refused(options: dict[str, Any], message: str) -> None:

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.special
 import torch
 
 from confed.algorithms.fedotp import FedOTP
 from confed.algorithms.fedpgp import FedPGP
-from confed.algorithms.fedtpg import FedTPG
+from confed.algorithms.fedtpg import FedTPG, PromptGenerator
 from confed.federation.families.prompts import CONTEXT
 from confed.federation.local import Local
 from confed.testing.toy import toy_setup
@@ -115,3 +117,32 @@ def test_fedtpg_makes_another_context_of_other_names() -> None:
         wanted = model.similarity_scores(model.image_features({"x": X}) @ texts.T)
     torch.testing.assert_close(some[:, :2], wanted)
     assert (some[:, :2] - every[:, :2]).abs().max() > 1e-3
+
+
+def test_fedtpgs_generator_by_hand() -> None:
+    """Attention of queries over class names of length sqrt(D), a layer norm, a network, and the offset, in numpy."""
+    rng = torch.Generator().manual_seed(4)
+    generator = PromptGenerator(torch.randn(2, 5, generator=rng), 7, 6, rng)
+    assert (
+        0.005 < float(generator.output.detach().std()) * 12**0.5 < 0.04
+    )  # N(0, 0.02^2 / fan-in)
+    generator.output.data.normal_(generator=rng)
+    names = torch.nn.functional.normalize(torch.randn(3, 7, generator=rng), dim=1)
+    queries, keys, values, hidden, output, offset = (
+        tensor.detach().double().numpy()
+        for tensor in (
+            generator.queries, generator.keys, generator.values, generator.hidden, generator.output, generator.offset
+        )
+    )  # fmt: skip
+
+    def normed(rows: np.ndarray) -> np.ndarray:
+        centred = rows - rows.mean(1, keepdims=True)
+        return centred / np.sqrt(centred.var(1, keepdims=True) + 1e-5)
+
+    scaled = names.double().numpy() * np.sqrt(7)
+    scores = normed(queries) @ (scaled @ keys.T).T / np.sqrt(6)
+    attention = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    inner = normed(queries + attention @ (scaled @ values.T)) @ hidden.T
+    gelu = inner * 0.5 * (1 + scipy.special.erf(inner / np.sqrt(2)))
+    wanted = torch.from_numpy(offset + gelu @ output.T).float()
+    torch.testing.assert_close(generator(names), wanted, rtol=1e-5, atol=1e-5)

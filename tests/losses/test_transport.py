@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed.losses.transport import transport_plan
+from confed.losses.transport import _by_scaling, transport_plan
 
 
 def linear_programme(cost: np.ndarray, mass: float) -> float:
@@ -57,6 +57,36 @@ def test_plans_meet_their_margins(mass: float) -> None:
     assert (plan.sum(2) <= 1 / 9 + 1e-6).all()
     if mass == 1:
         torch.testing.assert_close(plan.sum(2), torch.full((5, 9), 1 / 9, dtype=torch.float64), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mass", [0.6, 0.8, 1.0])
+@pytest.mark.parametrize(("strength", "above"), [(0.002, 0.05), (0.01, 0.02), (0.02, 0.02)])
+def test_margins_hold_where_the_steps_do_not_suffice(strength: float, above: float, mass: float) -> None:
+    cost = 0.4 + 0.6 * costs(64, 49, 2).float()
+    plan, sooner = (transport_plan(cost, mass=mass, strength=strength, steps=steps) for steps in (100, 5))
+    for found in (plan, sooner):
+        assert float((found.sum(2) * 49).max()) <= 1 + 1.1e-4
+        assert mass < 1 or float((found.sum(2) * 49).min()) >= 1 - 1.1e-4
+        torch.testing.assert_close(found.sum(1), torch.full((64, 2), mass / 2), rtol=1e-5, atol=1e-7)
+        assert float(found.min()) >= 0
+    # The cost is near that of the programme without entropy, which is never above it.
+    for one, moved in zip(cost[:8].double().numpy(), plan[:8].double().numpy(), strict=True):
+        least = linear_programme(one, mass)
+        assert least - 1e-4 <= (one * moved).sum() <= least + above
+
+
+def test_plans_that_meet_their_margins_keep_their_bits() -> None:
+    cost = 0.4 + 0.6 * costs(8, 49, 2)
+    cost[-1] *= 40  # the last problem needs more steps than there are
+    kernel = (-cost / 0.1).transpose(-1, -2).contiguous()
+    kernel = kernel - kernel.amax((-2, -1), keepdim=True)
+    plain = _by_scaling(kernel, 0.8 / 2, 1 / 49, True, 20, 1e-4).transpose(-1, -2)
+    mended = transport_plan(cost, mass=0.8, strength=0.1, steps=20)
+    held = (plain.sum(2) * 49 <= 1 + 1e-4).all(1)
+    assert held[:7].all()
+    assert not held[7]
+    assert torch.equal(mended[:7], plain[:7])
+    assert (mended[7].sum(1) * 49).max() <= 1 + 1e-12
 
 
 def test_entropic_plan_satisfies_its_optimality_condition() -> None:

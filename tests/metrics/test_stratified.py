@@ -1,5 +1,7 @@
 """Stratified bootstrap and sign-flip test: of a mean over places, whatever their sizes."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -58,6 +60,16 @@ def test_sign_flips_agree_with_scipy_on_unequal_places_and_soft_scores() -> None
     assert found.exact
     assert found.p == pytest.approx(expected.pvalue)
     assert found.difference == pytest.approx(macro_mean(strata))
+
+
+def test_sign_flips_weigh_examples_by_their_place() -> None:
+    """Places of 1 and 4 examples: of D = (d_0 + mean of d_1) / 2 all 2^5 signs, one by one."""
+    strata = [np.array([[0.3]]), np.array([[1.0, 0.0, 1.0, -0.5]])]
+    means = [abs((a * 0.3 + (b + c - 0.5 * d) / 4) / 2) for a, b, c, d in itertools.product((-1.0, 1.0), repeat=4)]
+    observed = (0.3 + 1.5 / 4) / 2
+    found = sign_flip(strata)
+    assert found.difference == pytest.approx(observed)
+    assert found.p == np.mean([mean >= observed - 1e-9 for mean in means])
 
 
 def test_random_signs_agree_with_counted_ones(monkeypatch: pytest.MonkeyPatch) -> None:

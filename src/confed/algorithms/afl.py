@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.actions import action
-from confed.federation.algorithm import Protection
+from confed.federation.algorithm import Protection, keeps_protections
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
@@ -110,7 +110,9 @@ class AFL(Deploying):
 
     def unsupported_reason(self, protection: Protection) -> str:
         """A robust mean: it is no second moment of anything."""
-        return "a median of second moments is no second moment" if protection == "robust" else ""
+        if protection == "robust":
+            return "a median of second moments is no second moment"
+        return super().unsupported_reason(protection)
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head alone is shared; the backbone stays as it is."""
@@ -123,6 +125,7 @@ class AFL(Deploying):
 
     # Server ------------------------------------------------------------------------------------------------
 
+    @keeps_protections("secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Round: collection of the clients' moments, and the head that follows from their mean."""
         width, classes = self.shape

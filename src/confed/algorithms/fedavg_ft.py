@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.finetuned import personalise_all
 from confed.federation.messages import Flow
@@ -36,6 +36,7 @@ class FedAvgFT(Algorithm):
         search={"finetune_epochs": (1, 2, 4)},
     )
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
         return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.messages import Reply
 from confed.federation.ranges import BELOW_ONE, POSITIVE
 from confed.federation.server_optimizer import ServerOptimizer
@@ -37,6 +37,7 @@ class FedAvgM(Algorithm):
         neutral={"server_lr": 1.0, "momentum": 0.0}, search={"momentum": (0.3, 0.7, 0.9), "server_lr": (0.3, 1.0)}
     )
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """A step of momentum along the mean update."""
         optimizer = ServerOptimizer("momentum", self.server_lr, (self.momentum, 0.0))

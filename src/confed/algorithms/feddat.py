@@ -48,7 +48,7 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import action
+from confed.federation.algorithm import action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, tensors_of
@@ -177,6 +177,7 @@ class FedDAT(FisherWeighted):
         own = {} if self.teacher == "frozen" else {tensors_of(LOCAL): Scope.PRIVATE}
         return {tensors_of(self.adapter): Scope.SHARED, **head_rules(self.head, "FedDAT"), **own, "*": Scope.FROZEN}
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
@@ -185,6 +186,7 @@ class FedDAT(FisherWeighted):
         """A_s alone."""
         return adapters_of(model, "FedDAT").using({self.adapter: 1.0})
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Training of every client's head on the final A_s, if ``head_epochs`` asks for it."""
         return (yield from fit_heads(self, server, clients, self.head_epochs))

@@ -41,7 +41,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Algorithm, Protection, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
@@ -104,9 +104,10 @@ class FedDC(Algorithm):
             return super().unsupported_reason(protection)
         return f"its correction is no mean of updates; set algorithm.correction to 'off', got {self.correction!r}"
 
+    @keeps_protections("update_privacy")
     def reports(self, action: str) -> Report:
         """Reported scalars: the loss, and the weight of a client's change in the gradient correction (0 without it)."""
-        return {**super().reports(action), "rate": Number(0, 1e12)}
+        return {**super().reports(action), "rate": Number(0, 0 if self.correction == "off" else 1e12)}
 
     # Server ------------------------------------------------------------------------------------------------
 
@@ -116,6 +117,7 @@ class FedDC(Algorithm):
         drift = {n: torch.zeros_like(t) for n, t in server.params.items() if self._drifts(n, t)}
         return {name: replace(server, slots={DRIFT: drift})}
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """FedAvg's round; clients also receive their share of the examples, and g where there is one."""
         clients = server.clients or len(cohort)
@@ -128,10 +130,12 @@ class FedDC(Algorithm):
         replies = yield calls
         return self.aggregate(server, replies)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """Every client counts the same."""
         return 1.0
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort plus the mean drift; and the new g."""
         known = server.slots[DRIFT]

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import action
+from confed.federation.algorithm import action, keeps_protections
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
@@ -132,10 +132,12 @@ class FedDPA(FisherWeighted):
 
     # Server ------------------------------------------------------------------------------------------------
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``localise`` at every client after the last round, in the sequential schedule."""
         if self.schedule == "sequential":

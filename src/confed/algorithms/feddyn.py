@@ -27,7 +27,7 @@ from typing import Annotated, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply
@@ -82,16 +82,19 @@ class FedDyn(Algorithm):
         drift = {n: torch.zeros_like(t) for n, t in server.params.items() if self._drifts(n, t)}
         return {name: replace(server, slots={DRIFT: drift})}
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """FedAvg's round; each client is also told its share of the examples."""
         messages = [Message(self.broadcast(server, c).tensors, {"share": server.share(c)}) for c in cohort]
         replies = yield [Call(c, "fit", m, expects=m.tensors) for c, m in zip(cohort, messages, strict=True)]
         return self.aggregate(server, replies)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """Every client counts the same."""
         return 1.0
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort plus the mean of all clients' h_k."""
         answered: list[bool] = []

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Algorithm, Protection, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply
@@ -120,6 +120,7 @@ class FedKD(Algorithm):
 
     # Server ------------------------------------------------------------------------------------------------
 
+    @keeps_protections("robust")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Round with compressed changes: download, averaging of the clients' changes, and compression."""
         replies = yield [Call(client, "fit", self._download(server, client)) for client in cohort]
@@ -135,6 +136,7 @@ class FedKD(Algorithm):
         holders = {name: torch.tensor(server.round) for name in heard}
         return replace(after, params=params, slots={**after.slots, LAST: change, HOLDERS: holders})
 
+    @keeps_protections("robust")
     def weight(self, reply: Reply) -> float:
         """Every client counts the same."""
         return 1.0

@@ -44,7 +44,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Algorithm, Protection, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Mean
@@ -126,6 +126,7 @@ class FedLGT(Algorithm):
 
     # Server ------------------------------------------------------------------------------------------------
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """The weighted mean of the replies; of the label graph that over all clients counted so far."""
         if not self.graph:

@@ -48,7 +48,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Protection, action
+from confed.federation.algorithm import Protection, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
@@ -196,6 +196,7 @@ class FedLoRA(FisherWeighted):
         }
         return constants.get(self.aggregation, {})
 
+    @keeps_protections("update_privacy")
     def reports(self, action: str) -> Report:
         """The loss, and the rank that a client has left after pruning."""
         rank = {"rank": Number(1, 2**31)} if self.aggregation == "norm" else {}
@@ -254,10 +255,12 @@ class FedLoRA(FisherWeighted):
 
     # Server ------------------------------------------------------------------------------------------------
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Round of the action ``fit``, with messages in each client's own rank."""
         absent = sorted(set(self.ranks) - {client.id for client in cohort})
@@ -269,11 +272,13 @@ class FedLoRA(FisherWeighted):
         replies = yield [Call(c, "fit", m, e) for c, m, e in zip(cohort, messages, expected, strict=True)]
         return self.aggregate(server, replies)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def broadcast(self, server: ServerState, client: ClientInfo) -> Message:
         """Parameters sent to a client, in the model's shapes: 0 beyond the client's rank, and D in full."""
         tensors = super().broadcast(server, client).tensors
         return Message({**tensors, **zero_beyond(tensors, self._rank(server, client))})
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of what is shared, and of the factors what the policy says."""
         heard: list[tuple[str, float, Params]] = []

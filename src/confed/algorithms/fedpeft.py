@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from torch import nn
 
-from confed.federation.algorithm import action
+from confed.federation.algorithm import action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
@@ -57,10 +57,12 @@ class FedPEFT(FisherWeighted):
         """Heads are private, the rest of what is trained is shared; a ``ValueError`` before :meth:`configure`."""
         return {**head_rules(self.head, "FedPEFT"), "*": Scope.SHARED}
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Training of every client's head on the final average, if ``head_epochs`` asks for it."""
         return (yield from fit_heads(self, server, clients, self.head_epochs))

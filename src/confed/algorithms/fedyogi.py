@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.messages import Reply
 from confed.federation.ranges import BELOW_ONE, POSITIVE
 from confed.federation.server_optimizer import ServerOptimizer
@@ -41,6 +41,7 @@ class FedYogi(Algorithm):
         search={"server_lr": (0.003, 0.01, 0.03, 0.1), "tau": (1e-3, 1e-2)},
     )
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """A step of Yogi along the mean update."""
         optimizer = ServerOptimizer("yogi", self.server_lr, self.betas, self.tau)

@@ -17,7 +17,7 @@ from typing import Annotated, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.finetuned import personalise_all
@@ -65,6 +65,7 @@ class LateFusionFedAvg(Algorithm):
 
         return losses
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
         return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))

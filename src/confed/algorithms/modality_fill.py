@@ -25,7 +25,7 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Algorithm, Protection, action, keeps_protections
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
@@ -95,11 +95,12 @@ class ModalityFill(Algorithm):
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates, unless zeros stand in: means would travel without it, tokens have weights."""
         if self.kind == "zero":
-            return ""
+            return super().unsupported_reason(protection)
         return f"what stands in for missing modalities (kind {self.kind!r}) travels beside the updates, without it"
 
     # Server ------------------------------------------------------------------------------------------------
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """FedAvg's round; replies carry means of what a client owns, or how often it read each token."""
         calls: list[Call] = []
@@ -110,6 +111,7 @@ class ModalityFill(Algorithm):
             calls.append(Call(client, "fit", message, expects=expected))
         return self.aggregate(server, (yield calls))
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the replies: of means over the owners, of tokens over those who read them, so often."""
         tokens = Mean(self.accumulator_dtype)

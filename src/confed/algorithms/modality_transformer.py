@@ -29,7 +29,7 @@ from typing import Annotated, Protocol, Self, runtime_checkable
 import torch
 from torch import nn
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.finetuned import personalise_all
 from confed.federation.messages import Flow
@@ -116,6 +116,7 @@ class ModalityTransformer(Algorithm):
         maps = {name: t for name, t in shared.items() if ".embed." in f".{name}" and SHARED in name}
         return {name.replace(SHARED, LOCAL): t for name, t in maps.items()}
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Fine-tuning of the final model at every client, on its own examples."""
         if not self.finetune_epochs:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.finetuned import personalise_all
@@ -64,6 +64,7 @@ class PerFedAvg(Algorithm):
     weighting: Literal["uniform", "examples"] = "uniform"
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
@@ -72,6 +73,7 @@ class PerFedAvg(Algorithm):
         """The loss after an inner step."""
         return look_ahead(client, self.alpha, hessian=self.variant == "hf", delta=self.delta)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """The action ``personalise`` at every client, on the final global model."""
         adapts = self.finetune_epochs or self.adapt_steps

@@ -89,17 +89,8 @@ class PFedMoAP(Deploying):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method.
-
-        Raises:
-            ValueError: the model learns no context, or noise is to be added at the server.
-        """
+        """The method; a ``ValueError`` where the model learns no context."""
         learned_context(model, "pFedMoAP")
-        if self.update_privacy is not None and self.update_privacy.at == "server":
-            raise ValueError(
-                "algorithm.update_privacy.at must be 'client' for pFedMoAP, got 'server': clients are sent single "
-                "prompts, which noise on their mean does not protect"
-            )
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
@@ -118,10 +109,14 @@ class PFedMoAP(Deploying):
         return _Mixing(model, self.lam)
 
     def unsupported_reason(self, protection: Protection) -> str:
-        """Secure aggregation and robust means: single prompts are handed on."""
+        """Every protection but noise at the client: single prompts are handed on."""
         if protection == "secure_sum":
             return "the server compares single prompts and hands them on, which a sum would hide"
-        return "single prompts are handed on, whatever the mean is" if protection == "robust" else ""
+        if protection == "robust":
+            return "single prompts are handed on, whatever the mean is"
+        if self.update_privacy is None or self.update_privacy.at == "server":
+            return "clients are sent single prompts, which noise at the server does not cover; take at = 'client'"
+        return super().unsupported_reason(protection)
 
     def rules(self, client: ClientInfo) -> Rules:
         """The gate is private, context and experts are shared."""

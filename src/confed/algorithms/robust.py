@@ -18,7 +18,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from confed.federation.algorithm import Algorithm, Protection
+from confed.federation.algorithm import Algorithm, Protection, keeps_protections
 from confed.federation.messages import Reply
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.robust_mean import RobustMean, Rule
@@ -59,6 +59,7 @@ class Robust(Algorithm):
             return super().unsupported_reason(protection)
         return f"its rule {self.rule!r} is no mean" if protection == "update_privacy" else "its rule needs every update"
 
+    @keeps_protections("secure_sum", "update_privacy")
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """The robust average of the replies that are no errors; the server's own values if these are too few.
 

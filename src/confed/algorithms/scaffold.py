@@ -26,7 +26,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.augment import training_batches
 from confed.federation.batches import to_device
 from confed.federation.client import Client
@@ -84,6 +84,7 @@ class Scaffold(Algorithm):
         variates = {n: torch.zeros_like(t) for n, t in server.params.items() if self._varies(n, t)}
         return {name: replace(server, slots={VARIATE: variates})}
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """FedAvg's round with c beside the weights."""
         clients = server.clients or len(cohort)
@@ -92,10 +93,12 @@ class Scaffold(Algorithm):
         replies = yield [Call(c, "fit", m, expects=m.tensors) for c, m in zip(cohort, messages, strict=True)]
         return self.aggregate(server, replies)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:
         """Every client counts the same."""
         return 1.0
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort, and the sum of the variates with the cohort's changes."""
         answered = 0

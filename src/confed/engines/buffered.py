@@ -72,8 +72,8 @@ def unsupported_reason(algorithm: Algorithm) -> str:
     if algorithm.update_privacy is not None:
         why = "the privacy accountant counts on cohorts that are drawn anew for every round"
         return f"{why}; leave algorithm.update_privacy out"
-    if algorithm.unsupported_reason("robust") and not algorithm.traits.synchronous:
-        return "its server uses more of the clients' replies than the mean of their updates"
+    if (reason := algorithm.unsupported_reason("robust")) and not algorithm.traits.synchronous:
+        return f"its server uses more of the clients' replies than the mean of their updates: {reason}"
     return algorithm.traits.synchronous or unbuffered_hook(algorithm)
 
 

@@ -14,6 +14,7 @@ from confed.federation.evaluation import Evaluation
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Mean, Params, Rules, Scope, layout, pick
+from confed.federation.protection import HOOKS, HOOKS_AT_CLIENT, Protection, is_declared, keeps_protections
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import check_fields
 from confed.federation.renamed import check_names
@@ -26,10 +27,7 @@ from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.federation.update_privacy import UpdatePrivacy
 
-__all__ = ["Algorithm", "Protection", "action"]
-
-Protection = Literal["update_privacy", "robust", "secure_sum"]
-"""Protections of clients' updates from the server, or of the server from them: fields of every method."""
+__all__ = ["Algorithm", "Protection", "action", "keeps_protections"]
 
 
 @dataclass(frozen=True)
@@ -86,13 +84,28 @@ class Algorithm(Evaluation):
         """The network that answers for a finished model: the model itself, or a wrapper."""
         return model
 
-    def unsupported_reason(self, protection: Protection) -> str:
-        """Why the method cannot have a protection, as the end of a sentence; "" where it can.
+    def own_hooks(self, protection: Protection) -> dict[str, bool]:
+        """The method's own hooks that may go round a protection -> whether each is declared to keep it."""
+        at_client = self.update_privacy is not None and self.update_privacy.at == "client"
+        names = HOOKS_AT_CLIENT if protection == "update_privacy" and at_client else HOOKS
+        hooks = {name: getattr(type(self), name) for name in names}
+        return {n: is_declared(hook, protection) for n, hook in hooks.items() if hook is not getattr(Algorithm, n)}
 
-        It can where clients answer ``fit`` with new values of what they received, and the server uses nothing of the
-        replies but what :meth:`average` makes of them.
+    def unsupported_reason(self, protection: Protection) -> str:
+        """Reason why the method cannot have a protection, as the end of a sentence; "" where it can.
+
+        By default it has none where a hook of its own is not declared with :func:`keeps_protections`. An override of
+        this hook names settings with which there is none, and asks ``super()`` for the others.
         """
-        return "all data are in one place" if self.traits.centralised else ""
+        if self.traits.centralised:
+            return "all data are in one place"
+        undeclared = [name for name, declared in self.own_hooks(protection).items() if not declared]
+        if not undeclared:
+            return ""
+        return (
+            f"{type(self).__name__} has its own {' and '.join(undeclared)}, which may go round it; if not, write "
+            f"@keeps_protections({protection!r}) above, and check_algorithm proves it"
+        )
 
     def reports(self, action: str) -> Report:
         """Scalars that replies to an action may carry, with their ranges: servers refuse other replies."""

@@ -119,6 +119,7 @@ HOOKS: Mapping[str, Row] = {
     "search_space": _OUTSIDE,
     "effective_value": _OUTSIDE,
     "title": _OUTSIDE,
+    "own_hooks": _OUTSIDE,
 }
 """Hooks of methods: public functions and properties of :class:`confed.federation.algorithm.Algorithm`."""
 

@@ -27,7 +27,8 @@ def transport_plan(
         sum_n T_vn <= 1 / V (equal where mass = 1),      sum_v T_vn = mass / N
 
     Sources may keep what is left: with ``mass`` below 1 those with the highest cost move the least. The plan meets the
-    sinks exactly and the sources up to the tolerance. Where the range of costs over the strength could overflow, the
+    sinks exactly and the sources up to the tolerance, also where the steps did not suffice for that: then what is above
+    a source's share goes to those that have some left. Where the range of costs over the strength could overflow, the
     iterations are in logarithms, which take about seven times as long.
 
     Args:
@@ -49,7 +50,23 @@ def transport_plan(
     kernel = (-cost.detach() / strength).transpose(-1, -2).contiguous()
     kernel = kernel - kernel.amax((-2, -1), keepdim=True) if kernel.numel() else kernel
     solve = _in_logarithms if kernel.numel() and float(kernel.min()) < -_exponents(kernel.dtype) else _by_scaling
-    return solve(kernel, mass / sinks, 1 / sources, mass < 1, steps, tolerance).transpose(-1, -2)
+    plan = solve(kernel, mass / sinks, 1 / sources, mass < 1, steps, tolerance)
+    return _onto_margins(plan, mass / sinks, 1 / sources, mass < 1, tolerance).transpose(-1, -2)
+
+
+def _onto_margins(plan: Tensor, column: float, row: float, bounded: bool, tolerance: float) -> Tensor:
+    """The plan; where sources move more than they have (or less, if not bounded), a near one that meets both margins.
+
+    Altschuler, Weed and Rigollet, "Near-linear time approximation algorithms for optimal transport via Sinkhorn
+    iteration", NIPS 2017, algorithm 2.
+    """
+    moved = plan.sum(-2, keepdim=True)
+    excess = moved / row - 1
+    missed = ((excess if bounded else excess.abs()) > tolerance).any(-1, keepdim=True)
+    shortened = plan * (row / moved).clamp_max(1.0)
+    left = (row - shortened.sum(-2, keepdim=True)).clamp_min(0.0)
+    missing = (column - shortened.sum(-1, keepdim=True)).clamp_min(0.0)
+    return torch.where(missed, shortened + missing * left / left.sum(-1, keepdim=True), plan)
 
 
 def _exponents(dtype: torch.dtype) -> float:

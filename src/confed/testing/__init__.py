@@ -6,6 +6,7 @@ them for everything that is registered.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 
 from torch import nn
@@ -22,6 +23,14 @@ from confed.testing.privacy import (
     nothing_leaks,
     sends_only_what_is_shared,
     servers_see_their_own_part,
+)
+from confed.testing.protections import (
+    PROTECTED,
+    lacks_protection,
+    noise_at_the_client_covers_what_is_sent,
+    noise_at_the_server_covers_one_client,
+    the_robust_mean_is_used,
+    the_secure_sum_equals_the_plain_one,
 )
 from confed.testing.steadiness import (
     a_failure_changes_nothing,
@@ -106,6 +115,7 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
     reasons = {"asynchronous rounds": unsupported_reason, "clients trained at once equal one by one": trains_one_by_one}
+    reasons |= {name: partial(lacks_protection, check=name) for name in PROTECTED}
     if check in reasons:
         return reasons[check](algorithm) or None
     if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):
@@ -134,4 +144,8 @@ CHECKS: dict[str, Check] = {
     "neutral coefficients give FedAvg": neutral_is_fedavg,
     "one full step equals gradient descent": one_step_is_gradient_descent,
     "clients trained at once equal one by one": stacked_equals_one_by_one,
+    "noise at the client covers what is sent": noise_at_the_client_covers_what_is_sent,
+    "noise at the server covers one client": noise_at_the_server_covers_one_client,
+    "the robust mean is used": the_robust_mean_is_used,
+    "the secure sum equals the plain one": the_secure_sum_equals_the_plain_one,
 }

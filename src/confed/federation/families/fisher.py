@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.actions import Action
-from confed.federation.algorithm import Algorithm, Protection
+from confed.federation.algorithm import Algorithm, Protection, keeps_protections
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
@@ -77,6 +77,7 @@ class FisherWeighted(Algorithm):
             return f"algorithm.aggregation = 'fisher' {reasons[protection]}"
         return super().unsupported_reason(protection)
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def actions(self) -> dict[str, Action]:
         """The method's actions; the reply to ``fit`` has the information too, where the mean needs it."""
         offered = super().actions()
@@ -100,6 +101,7 @@ class FisherWeighted(Algorithm):
         """Context in which the model answers with its shared values; as it is, by default."""
         return nullcontext()
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """One server's part of a round: ask every client of the cohort to ``fit``, then average."""
         if self.aggregation != "fisher":
@@ -113,6 +115,7 @@ class FisherWeighted(Algorithm):
         """What a reply with these tensors has of Fisher information: names, shapes and types."""
         return {FISHER + name: tensors[name] for name in informed(tensors, self.traits.aggregates)}
 
+    @keeps_protections("robust", "secure_sum", "update_privacy")
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """The mean of the replies, weighted value by value where ``aggregation`` says so."""
         if self.aggregation != "fisher":
