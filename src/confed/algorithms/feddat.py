@@ -256,20 +256,19 @@ class FedDAT(FisherWeighted):
         return self._together(client, branches) if self.updates == "simultaneous" else self._in_turn(client, branches)
 
     def _in_turn(self, client: Client, branches: Branches) -> Objective:
-        roles = ("shared", "teacher") if self.order == "shared_first" else ("teacher", "shared")
+        one, other = ("shared", "teacher") if self.order == "shared_first" else ("teacher", "shared")
         blends, weights = self._blends(), self._weights(client)
-        (first_blend, second_blend), (to_first, to_second) = ([of[role] for role in roles] for of in (blends, weights))
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             state = branches.begin(batch)
-            with self._head_of(client, roles[0]):
-                first = branches.run(state, first_blend)
-            second, answer_again = branches.answered(state, second_blend)
-            yield self._loss(client, first, batch, second.logits, to_first)
+            with self._head_of(client, one):
+                first = branches.run(state, blends[one])
+            second, answer_again = branches.answered(state, blends[other])
+            yield self._loss(client, first, batch, second.logits, weights[one])
             # Below the head the second branch is as it was: the step has changed what the first one uses.
-            with self._head_of(client, roles[1]):
-                second = branches.run(state, second_blend) if answer_again is None else answer_again()
-            yield self._loss(client, second, batch, first.logits, to_second)
+            with self._head_of(client, other):
+                second = branches.run(state, blends[other]) if answer_again is None else answer_again()
+            yield self._loss(client, second, batch, first.logits, weights[other])
 
         return losses
 
