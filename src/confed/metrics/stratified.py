@@ -30,7 +30,7 @@ from jaxtyping import Float64
 
 from confed.metrics.statistics import check_confidence
 
-__all__ = ["RESAMPLES", "Interval", "SignFlip", "Strata", "flip_interval", "macro_mean", "sign_flip"]
+__all__ = ["LEAST_EXAMPLES", "RESAMPLES", "Interval", "SignFlip", "Strata", "flip_interval", "macro_mean", "sign_flip"]
 
 Strata = Sequence[Float64[np.ndarray, "S _"]]
 """Differences of each place: float64, shape (S, n_k), a row per seed and a column per example; NaN where a seed has no
@@ -38,6 +38,9 @@ such example."""
 
 RESAMPLES = 10_000
 """Resamples, and random signs where they are not counted exactly; with many places fewer, see :func:`_fewer`."""
+
+LEAST_EXAMPLES = 4
+"""An interval is given where every place has so many examples; with three it covers 90 % where it should cover 95 %."""
 
 _EXACT_UP_TO = 200_000  # outcomes of sign flips that are counted one by one
 _MOST_DRAWS = 500_000  # places times resamples
@@ -112,13 +115,15 @@ def flip_interval(
         confidence: coverage of the interval.
 
     Returns:
-        None where the signs say nothing of so small a level: with fewer than six examples, or without any difference.
+        None where it would cover less than it says: with a place of fewer than :data:`LEAST_EXAMPLES`, with so few in
+        all that no signs reach the level (six do for 95 %), or without any difference.
     """
     check_confidence(confidence)
     parts = np.concatenate(_parts(strata))
     # What a difference of 1 in every example of every seed would be: the examples' weights, in all 1.
     weights = np.concatenate(_parts([np.where(np.isnan(d), np.nan, 1.0) for d in strata]))
-    if 2.0 ** (1 - len(parts)) > 1 - confidence or not parts.any():
+    fewest = min(np.shape(d)[1] for d in strata)
+    if fewest < LEAST_EXAMPLES or 2.0 ** (1 - len(parts)) > 1 - confidence or not parts.any():
         return None
     difference = float(parts.sum())
     draws = _fewer(resamples, len(strata))

@@ -89,8 +89,9 @@ class _Test:
 def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pairs: Sequence[Difference]) -> str:
     """Which methods the best one is ahead of by more than noise, and which tests cannot tell from it."""
     tests: list[_Test] = []
+    seeds = min((len(pair.seeds) for pair in pairs), default=0)
     for pair in pairs:
-        p = p_that_counts(pair)
+        p = _p(pair, over_seeds=seeds >= MIN_SEEDS)
         if p is not None:
             # Over the seeds that both have, the difference may have another sign than that of the means.
             tests.append(_Test(labels[pair.method], p, p <= LEVEL and pair.points < 0))
@@ -98,7 +99,6 @@ def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pa
         return "Whether that is more than noise is not tested."
     tested = {test.label for test in tests}
     untested = [labels[method] for method in means if method != best and labels[method] not in tested]
-    seeds = min(len(pair.seeds) for pair in pairs)
     few = f"On these test examples ({formats.counted(seeds, 'seed')}, others may differ)"
     parts: list[str] = []
     if ahead := [test for test in tests if test.ahead]:
@@ -122,12 +122,12 @@ def _power(pairs: Sequence[Difference], level: Sequence[_Test], labels: Mapping[
     return f"; a true difference of {100 * max(found):.1f} points would show in 4 of 5 cases" if found else ""
 
 
-def p_that_counts(pair: Difference) -> float | None:
-    """The corrected p-value over seeds where there are enough of them, else over examples; None without one.
+def _p(pair: Difference, over_seeds: bool) -> float | None:
+    """The corrected p-value over seeds or over examples, as tables have it; None without one.
 
     Of rows that are equal in every seed, which have no p-value over seeds, it is 1: they are level.
     """
-    if len(pair.seeds) < MIN_SEEDS:
+    if not over_seeds:
         return pair.examples_p
     return 1.0 if pair.over_seeds is not None and not pair.over_seeds.sd and not pair.points else pair.seeds_p
 
