@@ -52,11 +52,11 @@ def test_the_interval_holds_what_the_test_does_not_reject() -> None:
 
 
 def test_an_interval_that_no_signs_support_is_not_given() -> None:
-    assert (
-        flip_interval([np.array([[1.0, 0.0, 1.0]]), np.array([[1.0, -1.0]])]) is None
-    )  # 2 of 32 patterns are over 5 %
+    five = np.array([[1.0, 0.0, 1.0, 1.0, -1.0]])
+    assert flip_interval([five]) is None  # 2 of 32 patterns are more than 5 %
     assert flip_interval([np.zeros((1, 50))]) is None
-    six = flip_interval([np.array([[1.0, 0.0, 1.0]]), np.array([[1.0, -1.0, 0.5]])])
+    assert flip_interval([np.array([[1.0, 0.0, 1.0]]), np.ones((1, 50))]) is None  # three examples of a place
+    six = flip_interval([np.array([[1.0, 0.0, 1.0, 1.0, -1.0, 0.5]])])
     assert six is not None
     assert six.low < six.difference < six.high
     assert six.mirrored.mirrored == six
