@@ -62,6 +62,9 @@ def test_a_pair_has_one_p_value_in_every_table(study: Path) -> None:
         assert own.over_examples is not None
         assert mirrored.over_examples is not None
         assert own.over_examples.low == -mirrored.over_examples.high
+        assert own.signs is not None
+        assert mirrored.signs is not None
+        assert (own.signs.won, own.signs.lost) == (mirrored.signs.lost, mirrored.signs.won)
         assert own == mirrored.mirrored
 
 

@@ -85,9 +85,15 @@ def test_verdict_and_tables_cannot_disagree(tmp_path: Path) -> None:
 
 
 def test_few_seeds_are_judged_on_examples(tmp_path: Path) -> None:
-    study, comparison = read(make_study(tmp_path / "study", seeds=1))
-    text = verdict(study, comparison)
-    assert "On these test examples (1 seed, others may differ)" in text or "Nothing can be judged" in text
+    folder = make_study(tmp_path / "study", seeds=1)
+    with_values(folder, {"central": [0.99]})
+    _, comparison = read(folder)
+    text = personal(folder)
+    best = text.partition("clients' data: ")[2].split(" ")[0]
+    assert f"On these test examples (1 seed, others may differ) {best}" in text
+    tested = [d for d in comparison.pairs if d.measure == "personal_mean" and "central" not in (d.method, d.reference)]
+    assert len(tested) == 6
+    assert all(d.examples_p is not None and d.seeds_p is None for d in tested)
 
 
 def test_a_measure_without_headroom_cannot_be_judged(study: Path) -> None:
