@@ -47,8 +47,8 @@ def test_seeds_keep_the_level_of_the_t_test_only(levels: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_levels_of_all_patterns(levels: ModuleType) -> None:
-    """Within 3 to 7 % and at least 93 % up to three standard errors of 800 repeats; too few examples: below 7 %."""
-    repeats = 800
+    """Within 3 to 7 % and at least 93 % up to three standard errors of 400 repeats; too few examples: below 7 %."""
+    repeats = 400
     error = 300 * np.sqrt(0.05 * 0.95 / repeats)
     for sizes, (seeds, missing) in product(levels.PATTERNS.values(), levels.SEEDS.values()):
         for effect in (0.0, 0.3):
