@@ -4,7 +4,6 @@ It reads the p-values of a comparison and computes none: whatever it says of a p
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from confed.report.statistics.comparison import Comparison
 from confed.report.statistics.paired import LEVEL, MIN_SEEDS, Difference, against
@@ -77,49 +76,30 @@ def _names(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, [formats.names(labels[:-1]), labels[-1]]))
 
 
-@dataclass(frozen=True)
-class _Test:
-    """One pair as tables have it: the corrected p-value that counts, and whether it speaks for the best method."""
-
-    label: str
-    p: float
-    ahead: bool
-
-
 def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pairs: Sequence[Difference]) -> str:
     """Which methods the best one is ahead of by more than noise, and which tests cannot tell from it."""
-    tests: list[_Test] = []
     seeds = min((len(pair.seeds) for pair in pairs), default=0)
-    for pair in pairs:
-        p = _p(pair, over_seeds=seeds >= MIN_SEEDS)
-        if p is not None:
-            # Over the seeds that both have, the difference may have another sign than that of the means.
-            tests.append(_Test(labels[pair.method], p, p <= LEVEL and pair.points < 0))
-    if not tests:
+    p = {pair.method: found for pair in pairs if (found := _p(pair, over_seeds=seeds >= MIN_SEEDS)) is not None}
+    if not p:
         return "Whether that is more than noise is not tested."
-    tested = {test.label for test in tests}
-    untested = [labels[method] for method in means if method != best and labels[method] not in tested]
-    few = f"On these test examples ({formats.counted(seeds, 'seed')}, others may differ)"
+    # Over the seeds that both have, the difference may have another sign than that of the means.
+    ahead = [pair.method for pair in pairs if p.get(pair.method, 1.0) <= LEVEL and pair.points < 0]
+    level = [method for method in p if method not in ahead]
+    untested = [labels[method] for method in means if method != best and method not in p]
     parts: list[str] = []
-    if ahead := [test for test in tests if test.ahead]:
-        who = _names([test.label for test in ahead]) if len(ahead) < len(means) - 1 else "every other method"
-        parts.append(f"{labels[best]} is ahead of {who} ({_at_most(max(test.p for test in ahead))})")
-    if level := [test for test in tests if not test.ahead]:
-        who = _names([test.label for test in level]) if len(level) < len(means) - 1 else "any other method"
-        least = formats.p_value(min(test.p for test in level))
-        parts.append(
-            f"the difference of {labels[best]} to {who} may be noise (p at least {least}{_power(pairs, level, labels)})"
-        )
+    if ahead:
+        who = _names([labels[method] for method in ahead]) if len(ahead) < len(means) - 1 else "every other method"
+        parts.append(f"{labels[best]} is ahead of {who} ({_at_most(max(p[method] for method in ahead))})")
+    if level:
+        who = _names([labels[method] for method in level]) if len(level) < len(means) - 1 else "any other method"
+        least = formats.p_value(min(p[method] for method in level))
+        shown = [pair.detectable for pair in pairs if pair.method in level and pair.detectable is not None]
+        power = f"; a true difference of {100 * max(shown):.1f} points would show in 4 of 5 cases" if shown else ""
+        parts.append(f"the difference of {labels[best]} to {who} may be noise (p at least {least}{power})")
     if untested:
         parts.append(f"{_names(untested)} {'is' if len(untested) == 1 else 'are'} not tested")
+    few = f"On these test examples ({formats.counted(seeds, 'seed')}, others may differ)"
     return f"{f'Over {seeds} seeds' if seeds >= MIN_SEEDS else few} {'; '.join(parts)}."
-
-
-def _power(pairs: Sequence[Difference], level: Sequence[_Test], labels: Mapping[str, str]) -> str:
-    """The largest difference that the seeds need to show one of these pairs."""
-    names = {test.label for test in level}
-    found = [d.detectable for d in pairs if labels[d.method] in names and d.detectable is not None]
-    return f"; a true difference of {100 * max(found):.1f} points would show in 4 of 5 cases" if found else ""
 
 
 def _p(pair: Difference, over_seeds: bool) -> float | None:
