@@ -95,7 +95,13 @@ def expected(
     weights = {"s": weight, "t": weight if method.mutual else 0.0}
     batch = next(iter(client.data.train(100, client.rng("order/0"))))
     values = learn(values)
-    z = {name: by_hand(batch["x"], values, blend) for name, blend in blends.items()}
+    constant = {"each": "", "shared": "t", "teacher": "s"}[method.head_steps]
+
+    def logits_of(name: str) -> Tensor:
+        heads = {n: v.detach() for n, v in values.items() if n.startswith("head.")}
+        return by_hand(batch["x"], {**values, **(heads if name == constant else {})}, blends[name])
+
+    z = {name: logits_of(name) for name in blends}
 
     def loss(name: str, logits: Tensor) -> Tensor:
         teacher = z["t" if name == "s" else "s"].detach()
@@ -106,7 +112,7 @@ def expected(
         return step(loss("s", z["s"]) + loss("t", z["t"]), values, client.local.lr)
     first, second = ("s", "t") if method.order == "shared_first" else ("t", "s")
     values = learn(step(loss(first, z[first]), values, client.local.lr))
-    return step(loss(second, by_hand(batch["x"], values, blends[second])), values, client.local.lr)
+    return step(loss(second, logits_of(second)), values, client.local.lr)
 
 
 RAMPED = math.exp(-5 * 0.25)  # round 1 of 4: half of the two rounds of the ramp-up
@@ -123,6 +129,13 @@ RAMPED = math.exp(-5 * 0.25)  # round 1 of 4: half of the two rounds of the ramp
         ({"preset": "code", "teacher": "frozen"}, (1.0, 3.0, 2.0)),
         ({"alpha": 2.0, "ramp": 0, "mutual": False, "temperature": 1.5}, (2.0, 1.5, 1.0)),
         ({"direction": "student_teacher", "ramp": 0}, (1.0, 1.0, 1.0)),
+        ({"head_steps": "shared"}, (RAMPED, 1.0, 1.0)),
+        ({"head_steps": "teacher"}, (RAMPED, 1.0, 1.0)),
+        ({"head_steps": "shared", "order": "teacher_first", "preset": "code"}, (1.0, 3.0, 2.0)),
+        ({"head_steps": "teacher", "order": "teacher_first", "preset": "code"}, (1.0, 3.0, 2.0)),
+        ({"head_steps": "shared", "updates": "simultaneous", "preset": "code"}, (1.0, 3.0, 2.0)),
+        ({"head_steps": "teacher", "updates": "simultaneous", "preset": "code"}, (1.0, 3.0, 2.0)),
+        ({"head_steps": "teacher", "teacher": "frozen", "preset": "code"}, (1.0, 3.0, 2.0)),
     ],
 )
 def test_a_fit_by_hand(options: Mapping[str, Any], settings: tuple[float, float, float]) -> None:
@@ -184,9 +197,10 @@ def test_ramp_up_has_its_golden_values_for_any_number_of_rounds() -> None:
     assert FedDAT(preset="code", ramp=4).ramp_up(0, 8) < 0.01
 
 
+@pytest.mark.parametrize("head_steps", ["each", "shared", "teacher"])
 @pytest.mark.parametrize("order", ["shared_first", "teacher_first"])
-def test_each_step_leaves_the_other_adapter_as_it_is(order: Any) -> None:
-    setup, client = client_of(FedDAT(order=order, ramp=0))
+def test_each_step_moves_what_it_says_and_nothing_else(order: Any, head_steps: Any) -> None:
+    setup, client = client_of(FedDAT(order=order, ramp=0, head_steps=head_steps))
     client.load(received(client).tensors)
     losses = setup.algorithm.objective(client)
     learning = [t for n, t in client.tensors.items() if client.scopes[n] in (Scope.SHARED, Scope.PRIVATE)]
@@ -202,6 +216,8 @@ def test_each_step_leaves_the_other_adapter_as_it_is(order: Any) -> None:
             changed = {n for n, t in client.model.state_dict().items() if not torch.equal(t, before[n])}
             moved.append({n.split(".")[1] if n.count(".") > 1 else n.split(".")[0] for n in changed})
         wanted = [{"adapter", "head"}, {"local", "head"}]
+        if head_steps != "each":
+            wanted[head_steps == "shared"].remove("head")
         assert moved == (wanted if order == "shared_first" else wanted[::-1])
 
 
@@ -217,6 +233,13 @@ def test_the_teacher_holds_what_was_received_and_it_stays_at_home(updates: Any) 
     assert reply.tensors.keys() == message.tensors.keys()
     kept = {n for group in client.state.tensors.values() for n in group}
     assert not any("anchor" in name for name in (*kept, *client.tensors, *client.scopes))
+
+
+def test_head_steps_that_train_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="head_steps must be each or teacher where algorithm.teacher is frozen"):
+        FedDAT(teacher="frozen", head_steps="shared")
+    with pytest.raises(ValueError, match="head_steps must be each where the model has no head of its own"):
+        FedDAT(head=("none",), head_steps="shared").configure(toy_model(adapters=True), ToyTask())
 
 
 def test_equal_adapters_make_the_teacher_the_single_adapter() -> None:

@@ -11,6 +11,7 @@ from confed.metrics.equivalence import tost
 from confed.metrics.fairness import across_clients, hurt
 from confed.metrics.resampling import bootstrap
 from confed.metrics.statistics import (
+    detectable,
     holm,
     mean,
     paired_t,
@@ -104,6 +105,18 @@ def test_holm_equals_a_computation_by_hand():
     assert result.adjusted == pytest.approx({"moon": 0.06, "prox": 0.04, "feddc": 0.5, "kd": 0.06})
     assert list(result.adjusted) == ["moon", "prox", "feddc", "kd"]
     assert result.rejected == ("prox",)
+    # Of six tests that could have been made: .01·6, .02·5, .03·4, .5·3.
+    more = holm({"moon": 0.03, "prox": 0.01, "feddc": 0.5, "kd": 0.02}, tests=6)
+    assert more.adjusted == pytest.approx({"moon": 0.12, "prox": 0.06, "feddc": 1.0, "kd": 0.1})
+
+
+@pytest.mark.parametrize(("n", "deviations"), [(3, 3.26), (5, 1.68)])
+def test_what_seeds_can_show_is_found_in_four_of_five_cases(n: int, deviations: float) -> None:
+    effect = detectable(0.01, n)
+    assert effect == pytest.approx(0.01 * deviations, rel=2e-3)
+    rng = np.random.default_rng(0)
+    drawn = rng.normal(effect, 0.01, (20_000, n))
+    assert (stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.05).mean() == pytest.approx(0.8, abs=0.01)
 
 
 def test_fairness_equals_a_computation_by_hand():

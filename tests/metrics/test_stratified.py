@@ -1,4 +1,6 @@
-"""Stratified bootstrap and sign-flip test: of a mean over places, whatever their sizes."""
+"""Sign-flip test and its interval: of a mean over places, whatever their sizes."""
+
+import itertools
 
 import itertools
 
@@ -7,7 +9,7 @@ import pytest
 from scipy import stats
 
 from confed.metrics.statistics import smallest_p
-from confed.metrics.stratified import macro_mean, resampled_means, sign_flip, stratified_bootstrap
+from confed.metrics.stratified import Strata, flip_interval, macro_mean, sign_flip
 
 
 def answers(rng: np.random.Generator, shape: tuple[int, ...], chance: float = 0.6) -> np.ndarray:
@@ -19,7 +21,8 @@ def test_interval_holds_the_mean_over_places_and_not_over_questions() -> None:
     large, small = np.zeros((1, 1000)), np.zeros((1, 100))
     large[0, :60], large[0, 60:90] = 1, -1
     small[0, :24], small[0, 24:30] = -1, 1
-    found, _ = stratified_bootstrap([large, small])
+    found = flip_interval([large, small])
+    assert found is not None
     assert found.difference == pytest.approx((0.03 - 0.18) / 2)
     assert found.low < found.difference < found.high < 0
     pooled = (30 - 18) / 1100
@@ -28,6 +31,38 @@ def test_interval_holds_the_mean_over_places_and_not_over_questions() -> None:
     error = np.sqrt(large.var() / 1000 + small.var() / 100) / 2
     assert (found.high - found.low) / (2 * 1.96) == pytest.approx(error, rel=0.05)
     assert sign_flip([large, small]).difference == found.difference
+
+
+def accepted(strata: Strata, points: float) -> bool:
+    """Whether the sign-flip test at 5 % does not reject a difference, from all sign patterns."""
+    parts = np.concatenate([(d.mean(0) - points) / (d.shape[1] * len(strata)) for d in strata])
+    signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(parts))))
+    return bool((np.abs(signs @ parts) >= abs(parts.sum()) - 1e-12).mean() > 0.05)
+
+
+def test_the_interval_holds_what_the_test_does_not_reject() -> None:
+    rng = np.random.default_rng(8)
+    strata = [rng.normal(0.4, 1, (2, n)) for n in (4, 4, 5)]
+    found = flip_interval(strata, resamples=100_000)
+    assert found is not None
+    assert found.n == 13
+    assert found.difference == pytest.approx(macro_mean(strata))
+    width = found.high - found.low
+    for end, inwards in ((found.low, 1), (found.high, -1)):
+        assert accepted(strata, end + 0.03 * inwards * width)
+        assert not accepted(strata, end - 0.03 * inwards * width)
+
+
+def test_an_interval_that_no_signs_support_is_not_given() -> None:
+    five = np.array([[1.0, 0.0, 1.0, 1.0, -1.0]])
+    assert flip_interval([five]) is None  # 2 of 32 patterns are more than 5 %
+    assert flip_interval([np.zeros((1, 50))]) is None
+    assert flip_interval([np.array([[1.0, 0.0, 1.0]]), np.ones((1, 50))]) is None  # three examples of a place
+    six = flip_interval([np.array([[1.0, 0.0, 1.0, 1.0, -1.0, 0.5]])])
+    assert six is not None
+    assert six.low < six.difference < six.high
+    assert six.mirrored.mirrored == six
+    assert (six.mirrored.low, six.mirrored.high) == (-six.high, -six.low)
 
 
 def test_one_place_and_one_seed_is_mcnemar() -> None:
@@ -106,28 +141,15 @@ def test_seeds_give_an_example_no_further_votes() -> None:
     assert pooled > 0.15
 
 
-def test_bootstrap_over_seeds_holds_their_spread() -> None:
-    rng = np.random.default_rng(5)
-    place = answers(rng, (1, 400)) - answers(rng, (1, 400))
-    shifted = np.concatenate([np.roll(place, 1, 1) + shift for shift in (0.0, 0.2, 0.4)])
-    examples, both = stratified_bootstrap([shifted, shifted])
-    assert both is not None
-    assert both.n == 3
-    assert examples.n == 800
-    assert both.high - both.low > 1.5 * (examples.high - examples.low)
-    assert stratified_bootstrap([place])[1] is None
-    assert stratified_bootstrap([place])[0] == stratified_bootstrap([place])[0]
-
-
 def test_seeds_with_other_examples_are_averaged_as_the_values_are() -> None:
     rng = np.random.default_rng(7)
     whole = answers(rng, (2, 300)) - answers(rng, (2, 300))
     partly = whole.copy()
     partly[0, 200:], partly[1, :100] = np.nan, np.nan  # 100 examples are common to both seeds
     expected = (whole[0, :200].mean() + whole[1, 100:].mean()) / 2
-    examples, both = stratified_bootstrap([partly])
-    assert both is not None
-    assert examples.difference == both.difference == macro_mean([partly]) == pytest.approx(expected)
+    examples = flip_interval([partly])
+    assert examples is not None
+    assert examples.difference == macro_mean([partly]) == pytest.approx(expected)
     assert examples.low < expected < examples.high
     # Its spread is that of each example's part, and a little more than with all examples.
     part = np.nansum(partly / 200, axis=0) / 2
@@ -137,17 +159,16 @@ def test_seeds_with_other_examples_are_averaged_as_the_values_are() -> None:
     assert signs.difference == pytest.approx(expected)
     disjoint = np.full((2, 400), np.nan)
     disjoint[0, :200], disjoint[1, 200:] = whole[0, :200], whole[1, 100:]
-    assert stratified_bootstrap([disjoint])[0].difference == pytest.approx(expected)
+    assert macro_mean([disjoint]) == pytest.approx(expected)
 
 
 def test_thousands_of_places_draw_less() -> None:
     rng = np.random.default_rng(6)
     strata = [answers(rng, (1, 4)) - answers(rng, (1, 4)) for _ in range(800)]
-    found, _ = stratified_bootstrap(strata)
-    assert found.resamples == 1000
+    found = flip_interval(strata)
+    assert found is not None
     assert found.low < found.difference < found.high
-    means = resampled_means(strata, rng, 50)
-    assert means.shape == (50, 1)
+    assert sign_flip([rng.normal(size=(1, 4)) for _ in range(800)]).smallest_p == pytest.approx(1 / 1001)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +182,7 @@ def test_thousands_of_places_draw_less() -> None:
     ],
 )
 def test_faulty_differences_are_refused(strata: list[np.ndarray], complaint: str) -> None:
-    for test in (stratified_bootstrap, sign_flip):
+    for test in (flip_interval, sign_flip):
         with pytest.raises(ValueError, match=complaint):
             test(strata)
 

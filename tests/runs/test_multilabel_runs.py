@@ -265,9 +265,6 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
         assert found.difference == pytest.approx(expected[0] - expected[1])
         assert found.low < found.difference < found.high
         assert found.n == len(truth)
-        assert resamples.over_both([(second, first)], measure) is None
-        over_both = resamples.over_both([(second, first), (second, first)], measure)
-        assert (over_both.low, over_both.high) == pytest.approx((found.low, found.high))
     # Other names are other examples, even if all labels agree: nothing is paired. Older folders have no names.
     moved = {key: value[::-1].copy() if key == f"names/{places[0]}" else value for key, value in kept.items()}
     save_file(moved, other / "predictions.safetensors")

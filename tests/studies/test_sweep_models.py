@@ -320,7 +320,7 @@ def test_metrics_of_two_names_are_compared_where_all_scores_are_right_or_wrong(t
     # The values stay, and every test goes: over seeds, over examples, ranks, equivalence, relative improvement.
     reason = "the metrics differ (vqa_accuracy, not accuracy)"
     assert {d.refused for d in comparison.differences} == {reason}
-    fields = ("over_seeds", "equivalence", "over_examples", "over_both", "signs", "pairs")
+    fields = ("over_seeds", "equivalence", "over_examples", "signs")
     assert all(getattr(d, name) is None for d in comparison.differences for name in fields)
     measures = "personal on own data, global on seen, global on unseen"
     assert f"Not tested: FedP³ against FedAvg ({measures}): {reason}." in comparison.remarks

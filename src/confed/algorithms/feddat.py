@@ -37,11 +37,24 @@ three. Both presets take KL(teacher || student) with the teacher detached, as th
 the letter, is ``direction = "student_teacher"``. Both take the code's order of updates. As in the code there is one
 optimiser for all that learns, made anew in every round; unlike in the code, the adapter that a step does not use is
 left alone by it (the code's zero gradients let AdamW's momentum and decay move it).
+
+Which of the two steps of a batch moves the head is ``head_steps``:
+
+===========  ========================================  ====================================
+             the step of A_s (of L_s)                  the step of A_c (of L_DAT)
+===========  ========================================  ====================================
+``each``     moves A_s and the head                    moves A_c and the head
+``shared``   moves A_s and the head                    moves A_c, the head is held constant
+``teacher``  moves A_s, the head is held constant      moves A_c and the head
+===========  ========================================  ====================================
+
+Algorithm 1 and the released code do the first: the head takes two steps a batch, where a plain adapter's takes one, so
+that its effective rate is about twice as large. Comparisons at one rate are equal in this with ``shared`` only.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -51,7 +64,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.branches import Branches, fresh_adapter, tensors_of
+from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
 from confed.federation.families.fisher import FisherWeighted
 from confed.federation.families.last_head import fit_heads, train_head
 from confed.federation.messages import Flow, Message, Reply
@@ -60,7 +73,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.specs import LearnsTokens
 from confed.federation.state import ServerState
-from confed.federation.structure import adapters_of, head_rules, private_head
+from confed.federation.structure import NO_HEAD, adapters_of, head_rules, private_head
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.mutual import Direction, divergence
@@ -93,6 +106,8 @@ class FedDAT(FisherWeighted):
         updates: "sequential": two steps per batch, the second after the first; "simultaneous": both gradients before
             one step, from one pass over both branches. The head then takes one step along the sum of its gradients.
         order: which of two sequential steps comes first. Either teaches the other as it was before both.
+        head_steps: which loss moves the head: "each", "shared" (L_s) or "teacher" (L_DAT); see above. With simultaneous
+            updates, whose gradients its one step follows: then either but "each" costs a pass for each branch.
         teacher: "dual"; "local", A_c alone (table 4, without Â_s); "frozen", Â_s alone (without A_c), whose step
             trains the head only.
         mutual: whether the teacher learns from the shared adapter too; else from the labels only (without MKD).
@@ -114,6 +129,7 @@ class FedDAT(FisherWeighted):
     direction: Direction = "teacher_student"
     updates: Literal["sequential", "simultaneous"] = "sequential"
     order: Literal["shared_first", "teacher_first"] = "shared_first"
+    head_steps: Literal["each", "shared", "teacher"] = "each"
     teacher: Literal["dual", "local", "frozen"] = "dual"
     mutual: bool = True
     inference: Literal["shared", "local", "both"] = "shared"
@@ -138,6 +154,11 @@ class FedDAT(FisherWeighted):
                 "algorithm.inference must be shared where algorithm.teacher is frozen (there is no local adapter), "
                 f"got {self.inference!r}"
             )
+        if self.teacher == "frozen" and self.head_steps == "shared":
+            raise ValueError(
+                "algorithm.head_steps must be each or teacher where algorithm.teacher is frozen (the teacher's step "
+                "trains nothing but the head), got 'shared'"
+            )
 
     # Before anything runs ----------------------------------------------------------------------------------
 
@@ -152,14 +173,18 @@ class FedDAT(FisherWeighted):
         """Setup of the shared adapter and the heads of the model.
 
         Raises:
-            ValueError: the model has no adapters, or none of the name, or does not say what its head is.
+            ValueError: the model has no adapters, or none of the name, does not say what its head is, or has none of
+                which ``head_steps`` could say when it moves.
         """
         names = adapters_of(model, "FedDAT").names
         if self.adapter and self.adapter not in names:
             raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {self.adapter!r}")
-        return replace(
-            self, adapter=self.adapter or names[0], head=private_head(model, self.head, "FedDAT", optional=True)
-        )
+        head = private_head(model, self.head, "FedDAT", optional=True)
+        if head == NO_HEAD and self.head_steps != "each":
+            raise ValueError(
+                f"algorithm.head_steps must be each where the model has no head of its own, got {self.head_steps!r}"
+            )
+        return replace(self, adapter=self.adapter or names[0], head=head)
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The client's own adapter, ``local``."""
@@ -233,26 +258,36 @@ class FedDAT(FisherWeighted):
         return self._together(client, branches) if self.updates == "simultaneous" else self._in_turn(client, branches)
 
     def _in_turn(self, client: Client, branches: Branches) -> Objective:
-        blends, weights = [{self.adapter: 1.0}, self._teaching()], self._weights(client)
-        if self.order == "teacher_first":
-            blends, weights = blends[::-1], weights[::-1]
+        one, other = ("shared", "teacher") if self.order == "shared_first" else ("teacher", "shared")
+        blends, weights = self._blends(), self._weights(client)
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             state = branches.begin(batch)
-            first = branches.run(state, blends[0])
-            second, answer_again = branches.answered(state, blends[1])
-            yield self._loss(client, first, batch, second.logits, weights[0])
+            with self._head_of(client, one):
+                first = branches.run(state, blends[one])
+            second, answer_again = branches.answered(state, blends[other])
+            yield self._loss(client, first, batch, second.logits, weights[one])
             # Below the head the second branch is as it was: the step has changed what the first one uses.
-            second = branches.run(state, blends[1]) if answer_again is None else answer_again()
-            yield self._loss(client, second, batch, first.logits, weights[1])
+            with self._head_of(client, other):
+                second = branches.run(state, blends[other]) if answer_again is None else answer_again()
+            yield self._loss(client, second, batch, first.logits, weights[other])
 
         return losses
 
     def _together(self, client: Client, branches: Branches) -> Objective:
-        to_shared, to_teacher = self._weights(client)
+        blends, weights = self._blends(), self._weights(client)
+        to_shared, to_teacher = weights["shared"], weights["teacher"]
+
+        def apart(state: Any, role: str) -> Output:
+            with self._head_of(client, role):
+                return branches.run(state, blends[role])
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            shared, teacher = branches.together(branches.begin(batch), {self.adapter: 1.0}, self._teaching())
+            state = branches.begin(batch)
+            if self.head_steps == "each":
+                shared, teacher = branches.together(state, blends["shared"], blends["teacher"])
+            else:
+                shared, teacher = apart(state, "shared"), apart(state, "teacher")
             loss = self._loss(client, shared, batch, teacher.logits, to_shared)
             yield loss + self._loss(client, teacher, batch, shared.logits, to_teacher)
 
@@ -267,14 +302,20 @@ class FedDAT(FisherWeighted):
             loss = loss + weight * divergence(output.logits, teacher_logits, temperature, self.direction, where)
         return loss / 2 if halve else loss
 
-    def _weights(self, client: Client) -> list[float]:
+    def _head_of(self, client: Client, role: str) -> AbstractContextManager[None]:
+        """Within it the head is a constant, if the branch of this role ("shared" or "teacher") may not move it."""
+        return nullcontext() if self.head_steps in ("each", role) else held(client, Scope.PRIVATE, but=LOCAL)
+
+    def _weights(self, client: Client) -> dict[str, float]:
         """Weights of the divergences in this round: in the shared adapter's loss, and in the teacher's."""
         ramped = self.ramp_up(client.round, client.rounds)
         beta = self.alpha if self.beta is None else self.beta
-        return [self.alpha * ramped, beta * ramped if self.mutual else 0.0]
+        return {"shared": self.alpha * ramped, "teacher": beta * ramped if self.mutual else 0.0}
 
-    def _teaching(self) -> dict[str, float]:
-        return {"dual": {ANCHOR: 0.5, LOCAL: 0.5}, "local": {LOCAL: 1.0}, "frozen": {ANCHOR: 1.0}}[self.teacher]
+    def _blends(self) -> dict[str, dict[str, float]]:
+        """Adapters of the two branches, with their weights."""
+        teaching = {"dual": {ANCHOR: 0.5, LOCAL: 0.5}, "local": {LOCAL: 1.0}, "frozen": {ANCHOR: 1.0}}
+        return {"shared": {self.adapter: 1.0}, "teacher": teaching[self.teacher]}
 
     def deployed_model(self, model: nn.Module) -> nn.Module:
         """The model with the adapters switched on that ``inference`` names: what a trained model answers with."""

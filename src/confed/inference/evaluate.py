@@ -64,8 +64,8 @@ class Evaluation:
         data: the new section ``[data]``.
         tried: a line per run, model and place.
         tests: differences of means over places, each with ``a``, ``b``, ``places``, ``difference``, ``low`` and
-            ``high`` (95 % bootstrap interval within places), ``p`` (two-sided stratified sign flips), ``p_holm`` (after
-            Holm's correction over these tests), ``won`` and ``lost`` examples.
+            ``high`` (95 % interval of the sign flips; None with too few examples), ``p`` (two-sided stratified sign
+            flips), ``p_holm`` (after Holm's correction over these tests), ``won`` and ``lost`` examples.
         notes: what did not fit, and how it counts.
     """
 
@@ -107,8 +107,8 @@ class Evaluation:
             for m in self.means()
         )  # fmt: skip
         tests = tuple(
-            f"{t['a']} minus {t['b']}: {100 * t['difference']:+.1f} points on {_places(t['places'])} (95 % CI "
-            f"{100 * t['low']:+.1f} to {100 * t['high']:+.1f}; sign flips within places, p = {t['p']:.2g}"
+            f"{t['a']} minus {t['b']}: {100 * t['difference']:+.1f} points on {_places(t['places'])} ({_interval(t)}"
+            f"sign flips within places, p = {t['p']:.2g}"
             + (
                 f", after Holm's correction over {len(self.tests)} tests {t['p_holm']:.2g})."
                 if len(self.tests) > 1
@@ -482,6 +482,12 @@ def _places_of(run_data: RunData) -> tuple[dict[str, TableData], dict[str, list[
             places[client] = TableData(*own.tables[:2], test) if more else own
             names[client] = [*data.clients[client].test.names, *(n for name in more for n in data.unseen[name].names)]
     return places, names
+
+
+def _interval(test: Mapping[str, Any]) -> str:
+    if test["low"] is None:
+        return ""
+    return f"95 % CI {100 * test['low']:+.1f} to {100 * test['high']:+.1f}; "
 
 
 def _places(names: Sequence[str]) -> str:

@@ -1,14 +1,13 @@
-"""Paired tests between finished models on new data: bootstrap and sign flips within places, corrected by Holm."""
+"""Paired tests between finished models on new data: sign flips within places and their interval, corrected by Holm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from confed.metrics.statistics import holm
-from confed.metrics.stratified import sign_flip, stratified_bootstrap
+from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.tables.control_marks import SIGN, blind_pair
 
 __all__ = ["Tried", "blind_notes", "by_model", "corrected_tests", "left_out", "paired_test"]
@@ -116,9 +115,10 @@ def paired_test(a: Sequence[Tried], b: Sequence[Tried]) -> dict[str, Any]:
     if not pairs:
         return {}
     strata = [(x.correct.double() - y.correct.double()).numpy()[None] for x, y in pairs]
-    found, signs = stratified_bootstrap([np.asarray(d) for d in strata])[0], sign_flip(strata)
+    interval, signs = flip_interval(strata), sign_flip(strata)
     names = _pair_names(a, b)
     return {
         "a": names[0], "b": names[1], "places": [x.place for x, _ in pairs], "difference": signs.difference,
-        "low": found.low, "high": found.high, "p": signs.p, "won": signs.won, "lost": signs.lost,
+        "low": interval and interval.low, "high": interval and interval.high, "p": signs.p, "won": signs.won,
+        "lost": signs.lost,
     }  # fmt: skip

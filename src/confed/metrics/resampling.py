@@ -10,7 +10,7 @@ it has the same distribution and is much faster for scores that take few values,
 Sources: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), sections 8.3, 13.3 and 16.2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -41,6 +41,11 @@ class Bootstrap:
     p: float
     n: int
     resamples: int
+
+    @property
+    def mirrored(self) -> "Bootstrap":
+        """The bootstrap of b - a."""
+        return replace(self, difference=0.0 - self.difference, low=0.0 - self.high, high=0.0 - self.low)
 
 
 def bootstrap(a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95) -> Bootstrap:

@@ -22,6 +22,7 @@ from confed.report.sections import privacy_curve, similarity
 from confed.report.sections import privacy_spent as spent
 from confed.report.sections import split_steps as steps
 from confed.report.sections.significance import significance
+from confed.report.statistics.comparison import compare_runs
 from confed.report.statistics.verdict import verdict
 from confed.report.tables import control_marks
 from confed.report.tables import modalities as modality_matrix
@@ -63,7 +64,8 @@ GLOSSARY: Mapping[str, str] = {
     "mean over seeds.",
     "margin": "Two one-sided tests (TOST): a small p-value says that a method is no worse than the reference by the "
     "margin, or no different by it.",
-    "Holm": "Correction of p-values for the number of methods compared.",
+    "Holm": "Correction of p-values for the number of pairs of methods: all that could be compared on a measure, so "
+    "that a pair has one p-value in the whole report.",
     "ECE": "Expected calibration error over 15 bins of confidence: mean distance between confidence and accuracy.",
     "attention": "How much the model looked at each part of the picture: bright is much, dark is little "
     "(brightness grows with the square root of the weight, which is 1 at the most looked-at part). A yellow frame is "
@@ -93,6 +95,7 @@ def write_report(folder: Path) -> Path:
 def render(study: Study) -> str:
     """The report as HTML."""
     tabs, store = Tabs(), ImageStore()
+    comparison = compare_runs(study.runs) if len(study.methods) > 1 else None
     title = _title(study)
     labels = label_sections.labelled(study)
     about = label_sections if labels else sections
@@ -100,7 +103,7 @@ def render(study: Study) -> str:
     kinds = "Kinds of example" if labels or caption_sections.captioned(study) else "Types of question"
     entries = [
         ("results", "Results", tiles + about.results(study, tabs)),
-        ("significance", "Differences between methods", significance(study, tabs)),
+        ("significance", "Differences between methods", significance(comparison, tabs)),
         ("learning", "Learning curves", sections.learning(study)),
         ("clients", "Clients", sections.clients(study)),
         ("matrix", "Each model on each client's data", sections.matrices(study, tabs)),
@@ -123,7 +126,8 @@ def render(study: Study) -> str:
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(_glossary(labels))),
     ]
-    first = page.paragraph(said, "verdict") if (said := verdict(study)) else ""
+    said = "" if comparison is None else verdict(study, comparison)
+    first = page.paragraph(said, "verdict") if said else ""
     head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{first}{lead(study)}{page.callout(_gaps(study))}"
     return page.document(title, head, entries, store.css)
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -20,17 +21,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_study(tmp_path_factory.mktemp("compare") / "study", seeds=3)
 
 
-def seeds_and_examples(differences: np.ndarray) -> np.ndarray:
-    """Means of draws with replacement of seeds, and of examples that all seeds share; from (S, N)."""
-    rng, (seeds, examples) = np.random.default_rng(0), differences.shape
-    return np.array(
-        [
-            differences[np.ix_(rng.integers(0, seeds, seeds), rng.integers(0, examples, examples))].mean()
-            for _ in range(10_000)
-        ]
-    )
-
-
 def found(comparison: Comparison, measure: str, method: str) -> Difference:
     return next(d for d in comparison.differences if (d.measure, d.method) == (measure, method))
 
@@ -47,9 +37,35 @@ def test_seeds_agree_with_scipy(study: Path) -> None:
     assert difference.over_seeds.p == pytest.approx(expected.pvalue)
     low, high = expected.confidence_interval(0.95)
     assert (difference.over_seeds.low, difference.over_seeds.high) == pytest.approx((low, high))
-    p = {m: stats.ttest_rel(personal[m], personal["fedavg"]).pvalue for m in personal if m != "fedavg"}
-    holm = max(min(1.0, (4 - i) * q) for i, q in enumerate(sorted(p.values())) if q <= p["fedp3"])
+    p = sorted(stats.ttest_rel(personal[a], personal[b]).pvalue for a, b in itertools.combinations(personal, 2))
+    assert len(p) == 10  # all pairs of five methods, whichever a table shows
+    holm = max(min(1.0, (10 - i) * q) for i, q in enumerate(p) if q <= expected.pvalue * (1 + 1e-9))
     assert difference.seeds_p == pytest.approx(holm)
+
+
+def test_a_pair_has_one_p_value_in_every_table(study: Path) -> None:
+    methods = ("local", "fedavg", "fedp3", "fedprox", "central")
+    alone = {name: compare([study], name) for name in methods}
+    together = compare([study], methods)
+    for a, b in itertools.permutations(methods, 2):
+        own, mirrored, both = (
+            next(d for d in one.against(reference) if (d.measure, d.method) == ("personal_mean", method))
+            for one, reference, method in ((alone[a], a, b), (alone[b], b, a), (together, a, b))
+        )
+        assert own == both
+        assert (own.seeds_p, own.examples_p, own.equivalence_p) == (
+            mirrored.seeds_p, mirrored.examples_p, mirrored.equivalence_p,
+        )  # fmt: skip
+        assert own.no_worse_p == mirrored.no_better_p
+        assert own.by_place_p == pytest.approx(mirrored.by_place_p)
+        assert own.points == -mirrored.points
+        assert own.over_examples is not None
+        assert mirrored.over_examples is not None
+        assert own.over_examples.low == -mirrored.over_examples.high
+        assert own.signs is not None
+        assert mirrored.signs is not None
+        assert (own.signs.won, own.signs.lost) == (mirrored.signs.lost, mirrored.signs.won)
+        assert own == mirrored.mirrored
 
 
 def mean_differences(study: Path, clients: list[str], method: str = "fedp3", reference: str = "fedavg") -> np.ndarray:
@@ -150,7 +166,7 @@ def test_equal_results_are_no_evidence_of_equality(tmp_path: Path) -> None:
     assert any("there is no spread" in remark for remark in comparison.remarks)
 
 
-def test_the_same_difference_in_all_seeds_is_no_claim_and_in_no_correction(tmp_path: Path) -> None:
+def test_the_same_difference_in_all_seeds_is_no_claim(tmp_path: Path) -> None:
     rows = {"fedavg": "fedavg", "twin": "fedavg", "shifted": "fedavg", "fedp3": "fedp3", "fedprox": "fedprox"}
     study = make_rows(tmp_path / "study", rows, seeds=5)
     for path in (study / "shifted").glob("seed-*/summary.json"):  # the same four points in every seed
@@ -165,9 +181,17 @@ def test_the_same_difference_in_all_seeds_is_no_claim_and_in_no_correction(tmp_p
     others = [found(comparison, "personal_mean", row) for row in ("fedp3", "fedprox")]
     values = comparison.values["personal_mean"]
     p = {d.method: stats.ttest_rel([*values[d.method].values()], [*values["fedavg"].values()]).pvalue for d in others}
-    small, large = sorted(p, key=p.__getitem__)
-    expected = {small: min(1, 2 * p[small]), large: max(p[large], min(1, 2 * p[small]))}  # a family of two, not of four
-    assert {d.method: d.seeds_p for d in others} == pytest.approx(expected)
+    rows = {row: [*values[row].values()] for row in values}
+    steady = [{"twin", "fedavg"}, {"shifted", "fedavg"}, {"twin", "shifted"}]  # no spread, hence no p-value
+    pairs = [set(pair) for pair in itertools.combinations(rows, 2)]
+    tested = {frozenset(p): stats.ttest_rel(*(rows[r] for r in p)).pvalue for p in pairs if p not in steady}
+    assert len(tested) == 7  # the others count as tests that could have been made
+    for method in p:
+        q = tested[frozenset({method, "fedavg"})]
+        ranked = [
+            min(1.0, (10 - i) * other) for i, other in enumerate(sorted(tested.values())) if other <= q * (1 + 1e-9)
+        ]
+        assert found(comparison, "personal_mean", method).seeds_p == pytest.approx(max(ranked))
     lines = csv.DictReader(io.StringIO(comparison.csv()))
     line = next(one for one in lines if one["method"].endswith("(shifted)") and one["measure"].startswith("personal"))
     assert {line[key] for key in line if "over seeds p" in key or "margin" in key} == {""}
@@ -188,8 +212,6 @@ def test_clients_that_left_are_in_no_test(tmp_path: Path) -> None:
     assert difference.over_examples.n == 3 * 200
     assert difference.over_examples.difference == pytest.approx(means[1] - means[0])
     assert list(difference.by_place) == [client for client in CLIENTS if client != "school"]
-    assert difference.pairs is not None
-    assert difference.pairs.n <= 3
 
 
 def test_variants_of_one_algorithm_are_told_apart(tmp_path: Path) -> None:
@@ -253,13 +275,12 @@ def test_default_references_are_fedavg_and_fedavg_ft(tmp_path: Path) -> None:
     assert [table.title.split(" to ")[1] for table in comparison.tables()] == [f"{name} in points" for name in names]
     lines = list(csv.DictReader(io.StringIO(comparison.csv())))
     assert [line["reference"] for line in lines] == [name for name in names for _ in range(10)]
-    assert comparison.latex().count(r"\begin{table}") == 2 * 3  # differences, places, extras
+    assert comparison.latex().count(r"\begin{table}") == 2 * 2  # differences, places
     files = comparison.files()
-    for name, column in {"compare-clients.csv": "school p uncorrected", "compare-extras.csv": "p"}.items():
-        lines = list(csv.DictReader(io.StringIO(files[name])))
-        each = 3 + 2 + 2  # local training has no global model
-        assert [line["reference"] for line in lines] == [label for label in names for _ in range(each)]
-        assert any(key.endswith(column) for key in lines[0])
+    lines = list(csv.DictReader(io.StringIO(files["compare-clients.csv"])))
+    each = 3 + 2 + 2  # local training has no global model
+    assert [line["reference"] for line in lines] == [label for label in names for _ in range(each)]
+    assert any(key.endswith("school p uncorrected") for key in lines[0])
 
 
 def test_reference_without_fedavg_is_the_first_federated_method(tmp_path: Path) -> None:
@@ -305,40 +326,11 @@ def test_sign_flips_place_by_place(study: Path) -> None:
     assert test.exact
     signs = np.random.default_rng(0).choice([-1, 1], (4000, len(d)))
     assert test.p == pytest.approx((np.abs(signs @ d) >= abs(d.sum()) - 1e-9).mean(), abs=0.03)
-    family = sorted(t.p for d in comparison.differences if d.measure == "personal_mean" for t in d.by_place.values())
-    assert len(family) == 16  # four methods on four clients
-    expected = max(min(1.0, (16 - i) * p) for i, p in enumerate(family) if p <= test.p)
-    assert difference.by_place_p["school"] == pytest.approx(expected)
+    assert difference.by_place_p["school"] == pytest.approx(min(1.0, 10 * 4 * test.p))  # ten pairs, four clients
     table = comparison.clients()
     assert table is not None
     row = next(row for row in table.rows if row[1].text == "FedP³")
     assert row[2 + 3 * CLIENTS.index("school")].text == f"{won}:{lost}"
-
-
-def test_extras_are_marked(study: Path) -> None:
-    comparison = compare([study])
-    difference = found(comparison, "personal_mean", "fedp3")
-    values: list[list[float]] = []
-    scores: list[list[np.ndarray]] = []
-    for method in ("fedp3", "fedavg"):
-        folders = [study / method / f"seed-{seed}" for seed in range(3)]
-        personal = [json.loads((folder / "summary.json").read_text())["personal"] for folder in folders]
-        values.append([of_seed[client] for of_seed in personal for client in CLIENTS])
-        files = [load_file(folder / "predictions.safetensors") for folder in folders]
-        scores.append([np.concatenate([file[f"personal/{client}/correct"] for client in CLIENTS]) for file in files])
-    d = np.subtract(values[0], values[1]).round(12)
-    assert difference.pairs is not None
-    assert difference.pairs.n == np.count_nonzero(d)
-    ranks = stats.rankdata(np.abs(d[d != 0]))
-    assert difference.pairs.statistic == min(ranks[d[d != 0] > 0].sum(), ranks[d[d != 0] < 0].sum())
-    resampled = seeds_and_examples(np.asarray(scores[0]) - np.asarray(scores[1]))
-    assert difference.over_both is not None
-    low, high = difference.over_both.low, difference.over_both.high
-    assert (low, high) == pytest.approx(tuple(np.quantile(resampled, [0.025, 0.975])), abs=2e-3)
-    table = comparison.extras()
-    assert table is not None
-    assert "not independent" in table.notes[0]
-    assert "Extras: other tests against FedAvg" in comparison.markdown()
 
 
 def test_unknown_reference_and_nothing_to_compare(study: Path) -> None:

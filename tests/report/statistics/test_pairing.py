@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from confed.metrics.stratified import sign_flip, stratified_bootstrap
+from confed.metrics.stratified import sign_flip
 from confed.report.statistics.comparison import Comparison, compare
 from confed.report.statistics.paired import LEVEL, MOST_SIGNS, Difference, by_place_test
 from confed.report.statistics.pairing import Rows, aligned, over_seeds
@@ -137,7 +137,7 @@ def test_means_of_other_examples_are_not_tested_over_seeds(tmp_path: Path) -> No
             rewritten(folder, {"home": shares(right, 10)}, lambda _, m=method: [f"{m}/{i}" for i in range(10)])
     d = personal(compare([*tmp_path.iterdir()]))
     assert d.refused == "home: other test examples (seed 0)"
-    assert (d.over_seeds, d.seeds_p, d.equivalence, d.pairs) == (None,) * 4
+    assert (d.over_seeds, d.seeds_p, d.equivalence) == (None,) * 3
     assert not d.significant
 
 
@@ -151,7 +151,7 @@ def test_means_over_other_places_are_not_tested(tmp_path: Path) -> None:
     d = personal(comparison)
     assert d.points > 0.1
     assert d.refused == "the means are of other places (only one has z, seed 0)"
-    assert (d.over_seeds, d.equivalence, d.over_examples, d.signs, d.pairs) == (None,) * 5
+    assert (d.over_seeds, d.equivalence, d.over_examples, d.signs) == (None,) * 4
     assert not d.significant
     assert comparison.refused["fedp3"]["fedavg"].startswith("the means are of other places (only one has z")
 
@@ -229,8 +229,8 @@ def test_reordered_seeds_reject_no_more_than_they_should(tmp_path: Path) -> None
         rows = [Rows(values, order) for values, order in zip(scores, orders, strict=True)]
         joined = over_seeds(rows, [run] * 3)
         assert not isinstance(joined, str)
-        by_name += int(stratified_bootstrap([joined], resamples=300)[0].p <= 0.05)
-        by_position += int(stratified_bootstrap([np.stack(scores)], resamples=300)[0].p <= 0.05)
+        by_name += int(sign_flip([joined], resamples=300).p <= 0.05)
+        by_position += int(sign_flip([np.stack(scores)], resamples=300).p <= 0.05)
     assert by_name / repeats < 0.1  # 5 % and three standard errors
     assert by_position / repeats > 0.12
 

@@ -272,7 +272,7 @@ def test_tables_are_written_beside_the_runs(study: Path) -> None:
     paths = write_tables(study)
     names = [f"{n}.{e}" for n in ("table", "compare") for e in ("md", "csv", "tex")]
     assert [path.name for path in paths] == [
-        *names, "compare-seeds.csv", "compare-clients.csv", "compare-extras.csv",
+        *names, "compare-seeds.csv", "compare-clients.csv",
     ]  # fmt: skip
     rows = list(csv.reader(io.StringIO((study / "table.csv").read_text(encoding="utf-8"))))
     assert rows[0][:3] == ["method", "personal transport (%)", "personal transport sd (%)"]

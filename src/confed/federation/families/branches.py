@@ -124,9 +124,10 @@ def fresh_adapter(client: Client, adapter: str) -> dict[str, Tensor]:
 
 
 @contextmanager
-def held(client: Client, scope: Scope) -> Generator[None]:
-    """For the duration of a ``with`` block, tensors of a scope do not learn."""
-    tensors = [t for n, t in client.tensors.items() if client.scopes[n] is scope and t.requires_grad]
+def held(client: Client, scope: Scope, but: str = "") -> Generator[None]:
+    """For the duration of a ``with`` block, tensors of a scope do not learn; but those of an adapter."""
+    names = [n for n in client.names(scope) if not (but and fnmatchcase(n, tensors_of(but)))]
+    tensors = [client.tensors[n] for n in names if client.tensors[n].requires_grad]
     for tensor in tensors:
         tensor.requires_grad_(False)
     try:

@@ -2,19 +2,17 @@
 
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.statistics.comparison import Comparison, compare_runs
+from confed.report.statistics.comparison import Comparison
 from confed.report.tables.table import Table, to_html
-from confed.results.runs import Study
 
 __all__ = ["significance"]
 
 
-def significance(study: Study, tabs: Tabs) -> str:
+def significance(comparison: Comparison | None, tabs: Tabs) -> str:
     """Paired tests against FedAvg and FedAvg + FT, or else against the first method with a global model."""
-    if len(study.methods) < 2:
-        return ""
-    comparison = compare_runs(study.runs)
-    if not any(d.over_seeds or d.over_examples or d.refused or d.unpaired for d in comparison.differences):
+    if comparison is None or not any(
+        d.over_seeds or d.over_examples or d.refused or d.unpaired for d in comparison.differences
+    ):
         return ""
     text = (
         "Every method against a reference, in percentage points. Three questions: would other seeds show the same "
@@ -33,14 +31,8 @@ def _against(comparison: Comparison, reference: str, tabs: Tabs) -> str:
     table = comparison.table(reference)
     parts = [(section[0][0].text, _part(table, i)) for i, section in enumerate(table.sections) if section]
     html = tabs(parts)
-    folded = {
-        "Client by client: sign-flip test": comparison.clients(reference),
-        "Extras: Wilcoxon over clients and seeds, bootstrap over seeds and examples": comparison.extras(reference),
-    }
-    for title, extra in folded.items():
-        if extra is not None:
-            html += page.details(title, _html(extra))
-    return html
+    places = comparison.clients(reference)
+    return html + ("" if places is None else page.details("Client by client: sign-flip test", _html(places)))
 
 
 def _part(table: Table, section: int) -> str:

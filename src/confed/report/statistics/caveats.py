@@ -24,14 +24,15 @@ def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
     return [*said, *_on_methods(methods), *_on_tuning(methods)]
 
 
-def table_remarks(found: Sequence[Difference], margin: float) -> list[str]:
+def table_remarks(found: Sequence[Difference], pairs: Sequence[Difference], margin: float) -> list[str]:
     """Caveats of one table of differences: its tests of equivalence, and the family of Holm's correction.
 
     Args:
         found: the differences.
+        pairs: all pairs of methods, of all measures.
         margin: of the tests of equivalence, a fraction.
     """
-    return [*_on_margin(found, margin), *_on_families(found)]
+    return [*_on_margin(found, margin), *_on_families(pairs)]
 
 
 def _on_tuning(methods: Methods) -> list[str]:
@@ -87,19 +88,17 @@ def _on_examples(found: Sequence[Difference]) -> list[str]:
         # Reasons for single pairs are said one by one.
         unsaid = bool(found) and not all(d.refused or d.unpaired for d in found)
         return ["No tests over examples: predictions of both methods on the same examples are missing."] * unsaid
-    fewest = min(d.over_examples.resamples for d in resampled if d.over_examples)
     means = [d for d in resampled if d.signs]
     line = "Over examples: these trained models on this test data; it says nothing about other seeds."
     if means:
         line += (
-            " Examples are drawn within clients (bootstrap), or get random signs (sign flips), and clients are "
-            "averaged as in the values; an example counts once, with its mean over seeds."
+            " p is of sign flips within clients, and the interval holds what they do not reject; clients are averaged "
+            "as in the values, and an example counts once, with its mean over seeds."
         )
     if len(means) < len(resampled):
-        line += " C-AP and O-F1 are of all examples together, and so are their draws."
+        line += " C-AP and O-F1 are of all examples together; their p and interval are of a bootstrap over them."
     bound = max((d.signs.smallest_p for d in means if d.signs and d.signs.won + d.signs.lost), default=0.0)
-    line += f" The bootstrap ({fewest} resamples) cannot give a p-value below {2 / (fewest + 1):.1g}"
-    return [line + (f", sign flips in some rows none below {bound:.2g}." if bound > 1e-4 else ".")]
+    return [line + (f" Sign flips cannot give a p-value below {bound:.2g} in some rows." if bound > 1e-4 else "")]
 
 
 def _on_refusals(found: Sequence[Difference], methods: Methods) -> list[str]:
@@ -124,14 +123,15 @@ def _unpaired(difference: Difference) -> str:
     return difference.unpaired
 
 
-def _on_families(found: Sequence[Difference]) -> list[str]:
+def _on_families(pairs: Sequence[Difference]) -> list[str]:
     """Note on multiple comparisons: the size of Holm's families."""
-    references = dict.fromkeys(d.reference for d in found)
-    families = [sum(d.measure == m and d.reference == r for d in found) for m in MEASURES for r in references]
-    if max(families, default=0) < 2:
+    most = max((sum(pair.measure == measure for pair in pairs) for measure in MEASURES), default=0)
+    if most < 2:
         return []
-    of = "measure and reference" if len(references) > 1 else "measure"
-    return [f"p-values are corrected by Holm's procedure over up to {max(families)} methods per {of}."]
+    return [
+        f"p-values are corrected by Holm's procedure over all pairs of methods on a measure, up to {most}, whichever "
+        "of them a table shows: a pair has the same p-value in every table."
+    ]
 
 
 def _on_methods(methods: Methods) -> list[str]:

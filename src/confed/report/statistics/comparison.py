@@ -1,10 +1,10 @@
 """Comparison of methods: spread over seeds and paired differences to references, with tests.
 
 Three questions are kept apart. *Would another seed show the same?* is answered by the paired t-test over seeds.
-*Are these trained models different on this test data?* is answered over examples, by a stratified bootstrap and a
-stratified sign-flip test: both are of the mean over clients that the tables show. *Is the method no worse, or no
-different?* is answered by two one-sided tests against a margin. Each family of tests (one measure, one reference, all
-methods) is corrected by Holm's procedure. Differences are method minus reference.
+*Are these trained models different on this test data?* is answered over examples, by a stratified sign-flip test of the
+mean over clients that the tables show, and the interval that it gives. *Is the method no worse, or no different?* is
+answered by two one-sided tests against a margin. Each family of tests (one measure, all pairs of methods) is corrected
+by Holm's procedure, so that a pair has one p-value in all tables. Differences are method minus reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,20 @@ from typing import TYPE_CHECKING
 
 from confed.report.statistics.caveats import remarks, table_remarks
 from confed.report.statistics.comparable import refusals
-from confed.report.statistics.paired import MARGIN, MEASURES, Difference, Methods, differences, references_of, values_of
+from confed.report.statistics.paired import (
+    MARGIN,
+    MEASURES,
+    Difference,
+    Methods,
+    against,
+    all_pairs,
+    references_of,
+    values_of,
+    with_places,
+)
 from confed.report.statistics.pairing import BY_POSITION, Scores
 from confed.report.tables.control_marks import MEANING, blind_pair, fails, with_marks
-from confed.report.tables.differences import client_table, difference_table, extra_table, seed_table
+from confed.report.tables.differences import client_table, difference_table, seed_table
 from confed.report.tables.headline import view_key
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
@@ -45,6 +55,7 @@ class Comparison:
         margin: differences smaller than this are taken not to matter, a fraction.
         values: measure -> method -> seed -> value.
         differences: one per reference, measure and method that share a seed.
+        pairs: one per measure and pair of methods that share a seed: the family that p-values are corrected over.
         warnings: settings in which the runs differ although only the algorithm and the seed should.
         remarks: how to read the figures.
         table_remarks: how to read the tables of this comparison: their tests of equivalence and corrections.
@@ -68,6 +79,7 @@ class Comparison:
     places_of: Mapping[str, Values] = field(default_factory=dict[str, Values])
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     blind: tuple[tuple[str, str], ...] = ()
+    pairs: tuple[Difference, ...] = ()
 
     def against(self, reference: str) -> tuple[Difference, ...]:
         """The differences to one reference."""
@@ -100,11 +112,6 @@ class Comparison:
         """The sign-flip test place by place against one reference; None without predictions."""
         reference = reference or self.references[0]
         return client_table(self.labels, self.differences, reference)
-
-    def extras(self, reference: str | None = None) -> Table | None:
-        """Wilcoxon over clients and seeds, and the bootstrap over seeds and examples; None if there is neither."""
-        reference = reference or self.references[0]
-        return extra_table(self.labels, self.against(reference), reference)
 
     def relative(self, own: str) -> Table:
         """Relative improvement of one method over each other one, per client (figure 7 of Cao et al., 2025).
@@ -139,14 +146,13 @@ class Comparison:
         from rich.text import Text
 
         more = (
-            "Place by place (sign flips), the extras (Wilcoxon over clients and seeds, bootstrap over seeds and "
-            "examples) and the values of every seed are not shown here: compare.md, .tex, compare-clients.csv, "
-            "compare-extras.csv and compare-seeds.csv have them (written with --recipe or --out)."
+            "Place by place (sign flips) and the values of every seed are not shown here: compare.md, .tex, "
+            "compare-clients.csv and compare-seeds.csv have them (written with --recipe or --out)."
         )
         return Group(*map(to_rich, self.tables()), *([Text(more)] if self._details() else []))
 
     def markdown(self) -> str:
-        """The main tables in Markdown, then the tables per client and the extras."""
+        """The main tables in Markdown, then the tables per client."""
         return "\n".join(map(to_markdown, (*self.tables(), *self._details())))
 
     def csv(self) -> str:
@@ -154,23 +160,18 @@ class Comparison:
         return to_csv(joined("reference", {self.labels[name]: self.table(name) for name in self.references}))
 
     def latex(self) -> str:
-        """The main tables in LaTeX, then the tables per client and the extras."""
+        """The main tables in LaTeX, then the tables per client."""
         return "\n".join(map(to_latex, (*self.tables(), *self._details())))
 
     def files(self) -> dict[str, str]:
         """Name of a file -> its content: everything in Markdown and LaTeX, and CSV in a file per kind of table."""
         found = {"compare.md": self.markdown(), "compare.csv": self.csv(), "compare.tex": self.latex()}
         found["compare-seeds.csv"] = to_csv(seed_table(self.labels, self.values, self.places_of))
-        kinds = {"compare-clients.csv": self.clients, "compare-extras.csv": self.extras}
-        for name, make in kinds.items():
-            tables = {self.labels[r]: table for r in self.references if (table := make(r)) is not None}
-            if tables:
-                found[name] = to_csv(joined("reference", tables))
-        return found
+        tables = {self.labels[r]: table for r in self.references if (table := self.clients(r)) is not None}
+        return found | ({"compare-clients.csv": to_csv(joined("reference", tables))} if tables else {})
 
     def _details(self) -> list[Table]:
-        found = [table for name in self.references for table in (self.clients(name), self.extras(name))]
-        return [table for table in found if table is not None]
+        return [table for name in self.references if (table := self.clients(name)) is not None]
 
 
 def compare(
@@ -219,7 +220,8 @@ def compare_runs(
         methods.setdefault(run.method, {})[run.seed] = run
     references = references_of(methods, reference)
     scores = Scores()
-    found = [d for name in references for d in differences(methods, name, margin, scores)]
+    pairs = all_pairs(methods, margin, scores)
+    found = [with_places(d, methods, scores) for name in references for d in against(pairs, name)]
     values = {measure: values_of(methods, measure) for measure in MEASURES}
     summaries = {method: [run.summary for run in own.values()] for method, own in methods.items()}
     blind = tuple(
@@ -239,11 +241,12 @@ def compare_runs(
         differences=tuple(found),
         warnings=(*_warnings(methods, references[0]), *_failures(methods)),
         remarks=(*sentences, *[BY_POSITION] * scores.by_position),
-        table_remarks=tuple(table_remarks(found, margin)),
+        table_remarks=tuple(table_remarks(found, pairs, margin)),
         clients_of=_clients_of(methods, view),
         places_of={name: _clients_of(methods, m.key) for name, m in MEASURES.items() if m.key and values[name]},
         refused=_refused(methods, scores, summaries, view),
         blind=blind,
+        pairs=tuple(pairs),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from confed.metrics.label_resampling import RESAMPLES, resampled_class_precision, resampled_overall_f1
+from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
 from confed.metrics.resampling import Bootstrap, bootstrap_of
 from confed.report.statistics.comparable import OtherExamples
 from confed.results.headline import LABELS, VALIDATION, label_value
@@ -58,16 +58,6 @@ class LabelResamples:
         # A test set that all seeds share is drawn once for all of them.
         sets = {a.test_set: a.examples for a, _ in found}
         return bootstrap_of(_observed(found), resampled, sum(sets.values()))
-
-    def over_both(self, pairs: Sequence[tuple[Run, Run]], measure: str, seed: int = 0) -> Bootstrap | None:
-        """The same over seeds and examples: each resample draws seeds, then examples; None also with one seed."""
-        found = self._pairs(pairs, measure)
-        if len(found) < 2:
-            return None
-        n = len(found)
-        drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
-        differences = np.stack([a.values - b.values for a, b in found], axis=1)
-        return bootstrap_of(_observed(found), (differences * drawn).sum(1) / n, n)
 
     def unpaired(self, pairs: Sequence[tuple[Run, Run]], measure: str) -> str:
         """Why a measure has no tests over examples; "" if it has. Arguments as for :meth:`over_examples`."""

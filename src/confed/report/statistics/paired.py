@@ -1,29 +1,33 @@
 """Paired differences between methods, over seeds and over test examples.
 
 All differences are of the values in the tables: means over places (clients or unseen ones), each of which counts the
-same whatever its number of test examples. Tests over examples therefore resample and flip signs within places
+same whatever its number of test examples. Tests over examples therefore flip signs within places
 (:mod:`confed.metrics.stratified`). Of multi-label runs C-AP and O-F1 are of all examples together, and so are their
-draws.
+draws (a bootstrap).
+
+All pairs of methods on one measure are one family of tests, whichever of them a table shows: a reader may look at any
+of them, and a verdict at the best. A pair has one corrected p-value, the same in every table.
 """
 
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
 from confed.metrics.equivalence import Equivalence, tost
 from confed.metrics.resampling import Bootstrap
-from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
-from confed.metrics.stratified import RESAMPLES, SignFlip, sign_flip, stratified_bootstrap
+from confed.metrics.statistics import PairedT, detectable, holm, paired_t
+from confed.metrics.stratified import RESAMPLES, Interval, SignFlip, flip_interval, sign_flip
 from confed.report.statistics.comparable import OtherExamples, other_places, refusal_of
 from confed.report.statistics.pairing import Scores
 from confed.report.tables.control_marks import blind_pair
 from confed.report.tables.headline import view_key
 from confed.results.headline import LABELS, headline, is_bound
-from confed.results.runs import Run, counted
+from confed.results.runs import Run
 from confed.results.traits import traits_of
 
 __all__ = [
@@ -37,11 +41,13 @@ __all__ = [
     "Measure",
     "Methods",
     "Scores",
+    "against",
+    "all_pairs",
     "by_place_test",
     "corrected",
-    "differences",
     "references_of",
     "values_of",
+    "with_places",
 ]
 
 MIN_SEEDS = 5
@@ -90,7 +96,7 @@ Methods = Mapping[str, Mapping[int, Run]]
 
 @dataclass(frozen=True)
 class Difference:
-    """One method against a reference on one measure. P-values "after the correction" are Holm's, over methods.
+    """One method against a reference on one measure. P-values "after the correction" are Holm's, over all pairs.
 
     Attributes:
         reference: what the method is compared with.
@@ -101,18 +107,16 @@ class Difference:
         over_seeds: paired t-test over seeds; None with fewer than two.
         seeds_p: its p-value after the correction; None where all seeds show the same difference, which is no evidence.
         equivalence: two one-sided tests over seeds; None with fewer than two.
-        no_worse_p: p-value against "worse by the margin or more", after the correction.
+        no_worse_p: p-value against "worse by the margin or more", after the correction over both ways of all pairs.
+        no_better_p: p-value against "better by the margin or more", likewise.
         equivalence_p: p-value against "different by the margin or more", after the correction.
-        over_examples: stratified paired bootstrap over test examples; None without predictions of both.
-        bootstrap_p: its p-value after the correction.
-        over_both: the same over seeds and examples; None without predictions or with one seed.
+        over_examples: interval over test examples; None without predictions of both.
+        examples_p: p-value over test examples after the correction, of sign flips; of what is no mean over examples,
+            of the bootstrap.
         signs: stratified sign-flip test over test examples, one vote per example; None without predictions, and of what
             is no mean over examples.
-        signs_p: its p-value after the correction.
-        by_place: place -> sign-flip test on its own examples; empty where ``signs`` is None.
-        by_place_p: place -> p-value corrected over all methods and places of the measure.
-        pairs: Wilcoxon's test over all pairs of place and seed, which are not independent; None if there are
-            none.
+        by_place: place -> sign-flip test on its own examples; empty until :func:`with_places` adds them.
+        by_place_p: place -> p-value times the number of pairs and places of the measure (Bonferroni).
         refused: why nothing is tested between the two (:mod:`confed.report.statistics.comparable`); "" where it is.
         unpaired: why there are no tests over examples; "" where there are, or where nothing is tested.
     """
@@ -126,17 +130,45 @@ class Difference:
     seeds_p: float | None = None
     equivalence: Equivalence | None = None
     no_worse_p: float | None = None
+    no_better_p: float | None = None
     equivalence_p: float | None = None
-    over_examples: Bootstrap | None = None
-    bootstrap_p: float | None = None
-    over_both: Bootstrap | None = None
+    over_examples: Interval | Bootstrap | None = None
+    examples_p: float | None = None
     signs: SignFlip | None = None
-    signs_p: float | None = None
     by_place: Mapping[str, SignFlip] = field(default_factory=dict[str, SignFlip])
     by_place_p: Mapping[str, float] = field(default_factory=dict[str, float])
-    pairs: Wilcoxon | None = None
     refused: str = ""
     unpaired: str = ""
+
+    @property
+    def mirrored(self) -> "Difference":
+        """The reference against the method, with the same p-values."""
+        return replace(
+            self,
+            reference=self.method,
+            method=self.reference,
+            points=0.0 - self.points,
+            over_seeds=self.over_seeds and self.over_seeds.mirrored,
+            equivalence=self.equivalence and self.equivalence.mirrored,
+            no_worse_p=self.no_better_p,
+            no_better_p=self.no_worse_p,
+            over_examples=self.over_examples and self.over_examples.mirrored,
+            signs=self.signs and self.signs.mirrored,
+            by_place={place: test.mirrored for place, test in self.by_place.items()},
+        )
+
+    @property
+    def examples_p_uncorrected(self) -> float | None:
+        """The p-value over test examples before the correction."""
+        if self.signs is not None:
+            return self.signs.p
+        return self.over_examples.p if isinstance(self.over_examples, Bootstrap) else None
+
+    @property
+    def detectable(self) -> float | None:
+        """The true difference that so many seeds show with 80 % power, a fraction; None without a spread over seeds."""
+        test = self.over_seeds
+        return detectable(test.sd, test.n) if test is not None and test.sd > 0 else None
 
     @property
     def significant(self) -> bool:
@@ -199,67 +231,93 @@ def values_of(methods: Methods, measure: str) -> dict[str, dict[int, float]]:
     return found
 
 
-def differences(
-    methods: Methods, reference: str, margin: float = MARGIN, scores: Scores | None = None
-) -> list[Difference]:
-    """Every method against the reference on every measure that both have.
+def all_pairs(methods: Methods, margin: float = MARGIN, scores: Scores | None = None) -> list[Difference]:
+    """Every method against every one before it, on every measure that both have.
 
-    In the order of measures, then methods. Each kind of test is corrected by Holm's procedure over the
-    methods of one measure.
+    In the order of measures, then of pairs. Each kind of test is corrected by Holm's procedure over all pairs of
+    methods with values of the measure, also those that cannot be tested.
 
     Args:
         methods: what is compared.
-        reference: one of them.
         margin: differences smaller than this do not matter, a fraction.
         scores: predictions read so far, shared by several calls.
     """
     scores = scores or Scores()
     found: list[Difference] = []
-    for name, measure in MEASURES.items():
-        values = values_of(methods, name)
+    for measure in MEASURES:
+        values = values_of(methods, measure)
         family: list[Difference] = []
-        for method in values:
-            seeds = [seed for seed in values[method] if seed in values.get(reference, {})]
-            if method == reference or not seeds:
-                continue
-            runs = [(methods[method][seed], methods[reference][seed]) for seed in seeds]
-            a, b = ([values[key][seed] for seed in seeds] for key in (method, reference))
-            points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
-            difference = Difference(reference, name, method, tuple(seeds), points)
-            own, others = ([pair[side].summary for pair in runs] for side in (0, 1))
-            blind = blind_pair(own, others, view_key(name, own[0]))
-            if refused := refusal_of(runs, scores.strict) or other_places(runs, measure.key) or blind:
-                family.append(replace(difference, refused=refused))
-                continue
-            if measure.key:
-                difference = replace(difference, pairs=_over_pairs(runs, measure.key))
-            if len(seeds) > 1:
-                difference = replace(difference, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
-            if name in LABELS:
-                difference = _over_labels(difference, runs, scores)
-            if measure.view:
-                difference = _over_examples(difference, runs, measure.view, scores, len(values) - 1)
-            family.append(difference)
-        found += corrected(family)
+        for reference, method in combinations(values, 2):
+            seeds = tuple(seed for seed in values[method] if seed in values[reference])
+            if seeds:
+                a, b = ([values[row][seed] for seed in seeds] for row in (method, reference))
+                points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
+                pair = Difference(reference, measure, method, seeds, points)
+                family.append(_tested(pair, a, b, methods, margin, scores))
+        found += corrected(family, math.comb(len(values), 2))
     return found
 
 
-def _over_pairs(runs: Sequence[tuple[Run, Run]], key: str) -> Wilcoxon | None:
-    """Wilcoxon's test over pairs of place and seed."""
-    tables = [(counted(a.summary, key), counted(b.summary, key)) for a, b in runs]
-    pairs = [(a[place], b[place]) for a, b in tables for place in a if place in b]
-    return wilcoxon(*zip(*pairs, strict=True)) if pairs else None
+def against(pairs: Sequence[Difference], reference: str) -> list[Difference]:
+    """Every other method against one, from the tests of all pairs."""
+    return [
+        pair if pair.reference == reference else pair.mirrored
+        for pair in pairs
+        if reference in (pair.reference, pair.method)
+    ]
 
 
-def _over_labels(difference: Difference, runs: Sequence[tuple[Run, Run]], scores: Scores) -> Difference:
-    """The same difference of multi-label runs with its tests over examples, or with the reason why there are none."""
-    if reason := scores.labels.unpaired(runs, difference.measure):
-        return _without(difference, reason)
-    return replace(
-        difference,
-        over_examples=scores.labels.over_examples(runs, difference.measure),
-        over_both=scores.labels.over_both(runs, difference.measure),
-    )
+def _tested(
+    pair: Difference, a: Sequence[float], b: Sequence[float], methods: Methods, margin: float, scores: Scores
+) -> Difference:
+    """A pair with its tests, uncorrected, or with the reason why there are none."""
+    runs, measure = _runs(pair, methods), MEASURES[pair.measure]
+    own, others = ([two[side].summary for two in runs] for side in (0, 1))
+    blind = blind_pair(own, others, view_key(pair.measure, own[0]))
+    if refused := refusal_of(runs, scores.strict) or other_places(runs, measure.key) or blind:
+        return replace(pair, refused=refused)
+    if len(runs) > 1:
+        pair = replace(pair, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
+    if pair.measure in LABELS:
+        if reason := scores.labels.unpaired(runs, pair.measure):
+            return _without(pair, reason)
+        return replace(pair, over_examples=scores.labels.over_examples(runs, pair.measure))
+    if not measure.view:
+        return pair
+    strata = _strata(runs, measure.view, scores)
+    if isinstance(strata, str):
+        return _without(pair, strata)
+    differences, seed = [*strata.values()], _sign_seed(pair)
+    return replace(pair, over_examples=flip_interval(differences, seed), signs=sign_flip(differences, seed))
+
+
+def with_places(pair: Difference, methods: Methods, scores: Scores) -> Difference:
+    """A pair with the tests of its places, where its examples are tested.
+
+    Args:
+        pair: one of :func:`all_pairs`, or its mirror image.
+        methods: what is compared.
+        scores: predictions read so far.
+    """
+    strata = _strata(_runs(pair, methods), MEASURES[pair.measure].view, scores) if pair.signs is not None else {}
+    if isinstance(strata, str):
+        return pair
+    tests = math.comb(len(values_of(methods, pair.measure)), 2) * len(strata)
+    by_place = {
+        place: by_place_test(d, zlib.crc32(place.encode(), _sign_seed(pair)), tests) for place, d in strata.items()
+    }
+    corrected_p = {place: min(1.0, tests * test.p) for place, test in by_place.items()}
+    return replace(pair, by_place=by_place, by_place_p=corrected_p)
+
+
+def _runs(pair: Difference, methods: Methods) -> list[tuple[Run, Run]]:
+    """Method and reference of each seed."""
+    return [(methods[pair.method][seed], methods[pair.reference][seed]) for seed in pair.seeds]
+
+
+def _sign_seed(pair: Difference) -> int:
+    """The seed of random signs, the same for a pair and its mirror image."""
+    return zlib.crc32(" ".join([pair.measure, *sorted([pair.method, pair.reference])]).encode())
 
 
 def _without(difference: Difference, reason: str) -> Difference:
@@ -270,43 +328,19 @@ def _without(difference: Difference, reason: str) -> Difference:
     return replace(difference, unpaired=reason)
 
 
-def _over_examples(
-    difference: Difference, runs: Sequence[tuple[Run, Run]], view: str, scores: Scores, methods: int
-) -> Difference:
-    """The same difference with its tests over examples, or with the reason why there are none.
-
-    Args:
-        difference: of one method.
-        runs: method and reference of each seed.
-        view: the view of the predictions.
-        scores: predictions read so far.
-        methods: how many methods the correction is over.
-    """
+def _strata(runs: Sequence[tuple[Run, Run]], view: str, scores: Scores) -> dict[str, np.ndarray] | str:
+    """Place -> differences of its examples (S, N), in the federation's order; or why there are none."""
     strata = scores.differences(runs, view)
     if isinstance(strata, str):
-        return _without(difference, strata)
-    # In the federation's order, as tables have the places.
-    order = dict.fromkeys(place for place in (*runs[0][0].clients, *runs[0][0].scenes, *strata) if place in strata)
+        return strata
+    run = runs[0][0]
+    order = dict.fromkeys(place for place in (*run.clients, *run.scenes, *strata) if place in strata)
     # A place without test examples has no value either.
-    strata = {place: strata[place] for place in order if strata[place].size}
-    if not strata:
-        return replace(difference, unpaired="there are no test examples")
-    seed = zlib.crc32(f"{difference.measure} {difference.method} {difference.reference}".encode())
-    over_examples, over_both = stratified_bootstrap([*strata.values()])
-    return replace(
-        difference,
-        over_examples=over_examples,
-        over_both=over_both,
-        signs=sign_flip([*strata.values()], seed),
-        by_place={
-            place: by_place_test(d, zlib.crc32(place.encode(), seed), methods * len(strata))
-            for place, d in strata.items()
-        },
-    )
+    return {place: strata[place] for place in order if strata[place].size} or "there are no test examples"
 
 
 def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:
-    """The sign-flip test of one place; with more random signs where Holm's correction could else not be passed.
+    """The sign-flip test of one place; with more random signs where the correction could else not be passed.
 
     With n random signs p is at least 1 / (n + 1), which the correction multiplies by up to the number of tests. The
     second test has signs of its own and is asked only where the first one's p-value is small, so that neither finds
@@ -324,33 +358,34 @@ def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:
     return sign_flip([differences], seed + 1, most)
 
 
-def corrected(family: Sequence[Difference]) -> list[Difference]:
+def corrected(family: Sequence[Difference], tests: int = 0) -> list[Difference]:
     """The same differences with Holm's correction within each kind of test.
 
     Args:
         family: the comparisons among which a reader may look for the best.
+        tests: how many there could have been; at least as many as there are.
     """
 
     def adjusted(read: Callable[[Difference], float | None]) -> Mapping[str, float]:
         found = {str(i): p for i, d in enumerate(family) if (p := read(d)) is not None}
-        return holm(found).adjusted
+        return holm(found, tests=max(tests, len(family))).adjusted
 
     seeds = adjusted(lambda d: d.over_seeds.p if d.over_seeds else None)
-    no_worse = adjusted(lambda d: d.equivalence.no_worse_p if d.equivalence else None)
     equivalent = adjusted(lambda d: d.equivalence.p if d.equivalence else None)
-    resampled = adjusted(lambda d: d.over_examples.p if d.over_examples else None)
-    signs = adjusted(lambda d: d.signs.p if d.signs else None)
-    keys = {(i, place): f"{i} {place}" for i, d in enumerate(family) for place in d.by_place}
-    places = holm({key: family[i].by_place[place].p for (i, place), key in keys.items()}).adjusted
+    examples = adjusted(lambda d: d.examples_p_uncorrected)
+    one_sided: dict[str, float] = {}
+    for i, test in enumerate(d.equivalence for d in family):
+        if test is not None and test.no_worse_p is not None and test.no_better_p is not None:
+            one_sided |= {f"{i} no worse": test.no_worse_p, f"{i} no better": test.no_better_p}
+    either_way = holm(one_sided, tests=2 * max(tests, len(family))).adjusted
     return [
         replace(
             d,
             seeds_p=seeds.get(str(i)),
-            no_worse_p=no_worse.get(str(i)),
+            no_worse_p=either_way.get(f"{i} no worse"),
+            no_better_p=either_way.get(f"{i} no better"),
             equivalence_p=equivalent.get(str(i)),
-            bootstrap_p=resampled.get(str(i)),
-            signs_p=signs.get(str(i)),
-            by_place_p={place: places[keys[i, place]] for place in d.by_place},
+            examples_p=examples.get(str(i)),
         )
         for i, d in enumerate(family)
     ]

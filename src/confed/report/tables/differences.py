@@ -1,16 +1,17 @@
-"""Tables of paired differences between methods: overall, per client, and further tests."""
+"""Tables of paired differences between methods: overall, and per client."""
 
 from collections.abc import Mapping, Sequence
 
 from confed.metrics.equivalence import Equivalence
 from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import PairedT
+from confed.metrics.stratified import Interval
 from confed.report.statistics.paired import MEASURES, Difference
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 
-__all__ = ["client_table", "difference_table", "extra_table", "seed_table"]
+__all__ = ["client_table", "difference_table", "seed_table"]
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Measure -> method -> seed -> value."""
@@ -82,61 +83,10 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
         sections.append(tuple(rows))
     notes = (
         "Sign-flip test on the questions of each place, each with its mean over seeds: won and lost count questions, "
-        "each once. With one seed and answers right or wrong it is McNemar's exact test. p-values are corrected by "
-        "Holm's procedure over all methods and places of a measure.",
+        "each once. With one seed and answers right or wrong it is McNemar's exact test. p-values are multiplied by "
+        "the number of pairs of methods and places of a measure (Bonferroni).",
     )
     return Table(f"Questions won and lost against {labels[reference]}, place by place", columns, tuple(sections), notes)
-
-
-def extra_table(labels: Mapping[str, str], found: Sequence[Difference], reference: str) -> Table | None:
-    """Tests that are read with care: Wilcoxon over places and seeds, bootstrap over seeds and examples.
-
-    None if there is neither.
-    """
-    if not any(d.pairs or d.over_both for d in found):
-        return None
-    columns = (
-        Column("measure", words=True),
-        Column("method", words=True),
-        Column("pairs", "Wilcoxon, clients × seeds"),
-        Column("rank sum", "Wilcoxon, clients × seeds"),
-        Column("p", "Wilcoxon, clients × seeds"),
-        Column("least p", "Wilcoxon, clients × seeds"),
-        Column("95 % CI", "bootstrap, seeds and examples", words=True),
-        Column("low", "bootstrap, seeds and examples", "points", detail=True),
-        Column("high", "bootstrap, seeds and examples", "points", detail=True),
-        Column("p", "bootstrap, seeds and examples"),
-    )
-    sections = tuple(
-        tuple(
-            (
-                Cell(words.words),
-                Cell(labels[d.method]),
-                *(
-                    (
-                        Cell(str(d.pairs.n), d.pairs.n),
-                        Cell(f"{d.pairs.statistic:g}", d.pairs.statistic),
-                        p_cell(d.pairs.p),
-                        p_cell(d.pairs.smallest_p),
-                    )
-                    if d.pairs
-                    else (Cell(formats.MISSING),) * 4
-                ),
-                *_interval(d.over_both),
-                p_cell(d.over_both.p if d.over_both else None),
-            )
-            for d in found
-            if d.measure == measure
-        )
-        for measure, words in MEASURES.items()
-    )
-    notes = (
-        "Extras, for orientation only, and not corrected for the number of methods. Clients of one run share the "
-        "model and the rounds, so pairs of client and seed are not independent, and Wilcoxon's p-values are too "
-        "small. Pairs without a difference do not count. A bootstrap over few seeds gives intervals that are too "
-        "narrow.",
-    )
-    return Table(f"Extras: other tests against {labels[reference]}", columns, sections, notes)
 
 
 def seed_table(
@@ -203,7 +153,7 @@ def _row(
     if found is None:
         gap = Cell("reference" if is_reference else formats.MISSING)
         return (*start, gap, *(Cell("") for _ in range(width - len(start) - 1)))
-    t, b, s, e = found.over_seeds, found.over_examples, found.signs, found.equivalence
+    t, e = found.over_seeds, found.equivalence
     mark = ", not tested" if found.refused else "*" if found.significant else ""
     return (
         *start,
@@ -211,11 +161,12 @@ def _row(
         *_interval(t),
         p_cell(t.p if t else None),
         p_cell(found.seeds_p),
-        *_interval(b),
-        p_cell(b.p if b else None),
-        p_cell(found.bootstrap_p),
-        p_cell(s.p if s else None),
-        p_cell(found.signs_p),
+        *_interval(found.over_examples),
+        p_cell(found.examples_p_uncorrected),
+        p_cell(found.examples_p),
+        Cell(
+            formats.MISSING if found.detectable is None else f"{100 * found.detectable:.1f}", _points(found.detectable)
+        ),
         *_interval(e)[1:],
         p_cell(e.no_worse_p if e else None),
         p_cell(found.no_worse_p, found.no_worse),
@@ -235,8 +186,7 @@ def _columns(margin: float, equal_seeds: bool) -> tuple[Column, ...]:
         Column("difference", unit="points"),
         *_test_columns("over seeds"),
         *_test_columns("over examples"),
-        Column("p uncorrected", "sign flips", detail=True),
-        Column("p", "sign flips"),
+        Column("can show", "over seeds", "points", detail=True),
         Column("90 % low", "over seeds", "points", detail=True),
         Column("90 % high", "over seeds", "points", detail=True),
         Column("no worse uncorrected", group, detail=True),
@@ -265,7 +215,11 @@ def _won(difference: Difference, place: str) -> tuple[Cell, Cell, Cell]:
     return Cell(f"{test.won}:{test.lost}"), p_cell(difference.by_place_p[place]), p_cell(test.p)
 
 
-def _interval(test: PairedT | Bootstrap | Equivalence | None) -> tuple[Cell, Cell, Cell]:
+def _points(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _interval(test: PairedT | Interval | Bootstrap | Equivalence | None) -> tuple[Cell, Cell, Cell]:
     if test is None:
         return Cell(formats.MISSING), Cell(formats.MISSING), Cell(formats.MISSING)
     text = f"[{formats.points(test.low)}, {formats.points(test.high)}]"

@@ -52,7 +52,6 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
         Column("95 % CI", "over examples", words=True),
         Column("p uncorrected", "over examples", detail=True),
         Column("p", "over examples"),
-        Column("p", "sign flips"),
         *(column.heading for column in _declared(found)),
     )
     sections = tuple(
@@ -85,7 +84,7 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
     )
     if d is None:
         reference = method == stage.comparison.references[0]
-        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(8)))
+        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(7)))
     t, b = d.over_seeds, d.over_examples
     return (
         *start,
@@ -97,9 +96,8 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
         p_cell(t.p if t else None),
         p_cell(d.seeds_p),
         _interval(b.low, b.high) if b else Cell(formats.MISSING),
-        p_cell(b.p if b else None),
-        p_cell(d.bootstrap_p),
-        p_cell(d.signs_p),
+        p_cell(d.examples_p_uncorrected),
+        p_cell(d.examples_p),
     )
 
 
@@ -203,9 +201,8 @@ def _method_results(stage: Stage, method: str) -> dict[str, Any]:
             "mean": d.points,
             "seeds_p_uncorrected": d.over_seeds.p if d.over_seeds else None,
             "seeds_p": d.seeds_p,
-            "examples_p_uncorrected": d.over_examples.p if d.over_examples else None,
-            "examples_p": d.bootstrap_p,
-            "sign_flips_p": d.signs_p,
+            "examples_p_uncorrected": d.examples_p_uncorrected,
+            "examples_p": d.examples_p,
             "not_tested": d.refused or d.unpaired,
         }
     return result
