@@ -57,7 +57,7 @@ def serve(
 
 def join(
     recipe: "Recipe", kit: Path, private: Path, site: str, stop: "threading.Event", epsilon: float | None, once: bool,
-    evaluations: str | None = None,
+    evaluations: str | None = None, patience: float = 3600.0,
 ) -> None:  # fmt: skip
     """Site of a federation over FLARE: ``confed client --engine flare``.
 
@@ -70,13 +70,14 @@ def join(
         epsilon: what this site's updates may cost in all; None for no limit.
         once: end when the server says that the run is over.
         evaluations: which evaluations this site answers; None for what was said before.
+        patience: seconds without a run after which ``once`` ends.
     """
     need_flare()
     from confed.deployment.flare.site import join
 
     join(
         recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations, once=once,
-        progress=notes(),
+        patience=patience, progress=notes(),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS
 from confed.models.hub_names import hub_name as published_name
-from confed.results.headline import HEADLINES, LABELS, headline
+from confed.results.headline import HEADLINES, LABELS, headline, over_clients
 from confed.results.privacy_spent import EXAMPLES, FIELD
 from confed.results.runs import numbers
 from confed.system.release import VERSION
@@ -39,6 +39,11 @@ _PERSONAL = (
     "of one client, can give some of them away, and carries the client's name. Publish it only with the consent of "
     "every client; deletion from the hub does not take back copies."
 )
+
+
+def _name(measure: str, run: FinishedRun) -> str:
+    words = _NAMES.get(measure, measure)
+    return words if measure == "global_unseen_mean" else over_clients(words, run.summary)
 
 
 def write_card(folder: Path, run: FinishedRun, repository: str) -> None:
@@ -90,7 +95,7 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
     task = _PIPELINES[kind_of_answers(run)]
     data = run.recipe.sections["data"]["name"]
     results = [
-        EvalResult(task, data, data, str(run.summary.get("metric", "")), round(value, 6), metric_name=_NAMES[name])
+        EvalResult(task, data, data, str(run.summary.get("metric", "")), round(value, 6), metric_name=_name(name, run))
         for name, value in _values(run).items()
         if name in _NAMES
     ]
@@ -121,7 +126,7 @@ def _results(run: FinishedRun, clients: list[str]) -> list[str]:
     if not values:
         return []
     metric = str(run.summary.get("metric", ""))
-    rows = [(_NAMES.get(name, name), value) for name, value in values.items()]
+    rows = [(_name(name, run), value) for name, value in values.items()]
     rows += [(f"global model, {_escaped(place)}", v) for place, v in numbers(run.summary.get("global_unseen")).items()]
     personal = numbers(run.summary.get("personal"))
     rows += [(f"personal model, {_escaped(name)}", personal[name]) for name in clients if name in personal]
