@@ -67,7 +67,7 @@ def server(
     ] = False,
     deliver: Annotated[
         bool,
-        typer.Option("--deliver", help="No rounds: hand a finished run's final model to late sites, evaluate them."),
+        typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated."),
     ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")

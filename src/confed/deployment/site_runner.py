@@ -135,11 +135,10 @@ class SiteRunner(Runner):
             found.notes.append("not evaluated: a part of the model is the server's, and was not sent to the sites")
             return found
         final = FinalResults(self.folder.root / FINAL, self.setup.rounds, model_digest(servers))
-        if others := final.of_other_models:
-            found.notes.append(f"{FINAL} has results of another final model, which do not count: {listed(others)}")
         present = [info.id for info in simulation.present(self.setup.rounds + 2)]
         # What a site has said of this model stays; it is not asked twice, as its policy may count what it answers.
         asked = [n for n in present if not final.of(n) and (self.newcomers is None or n in self.newcomers)]
+        self.remote.answered = sum(bool(final.of(name)) for name in present)
         measured = self._measured(simulation, servers, asked)
         silent = dict.fromkeys(asked, "it told nothing of the metric") | simulation.unanswered
         final.add({name: measured[name] for name in asked if name in measured}, {n: silent[n][:300] for n in asked})
@@ -186,8 +185,10 @@ class SiteRunner(Runner):
         evaluated = {n: {**shown, "rounds_taken_part": took_part[n]} for n in sites if n not in missing}
         self.membership = {"evaluated": evaluated, "missing": missing}
         found.notes += [f"{name} was not evaluated: {reason}" for name, reason in missing.items()]
+        if others := final.of_other_models:
+            found.notes.append(f"{FINAL} has results of another final model, which do not count: {', '.join(others)}")
         if over := membership({"membership": self.membership}):
-            those = f" ({listed(list(evaluated))})" if evaluated else ""
+            those = f" ({', '.join(evaluated)})" if evaluated else ""
             found.notes.append(f"every mean over clients is over {over}{those}")
             self.progress(Caution(f"{found.notes[-1]}; `confed server --deliver` hands the final model to late ones"))
 

@@ -89,9 +89,7 @@ def _join(
             client.check()
             busy = time.monotonic() if not once or client.jobs() else busy
             if time.monotonic() - busy >= patience:
-                raise RuntimeError(
-                    f"no run at {server} for {patience:g} s: it may be over; the same `confed server` hands out the final model"
-                )
+                raise RuntimeError(f"no run at {server} for {patience:g} s: it may be over")
             for text in news.notes():
                 progress(Note(text))
         for text in news.notes():
