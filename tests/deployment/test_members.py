@@ -13,6 +13,7 @@ from repository import SUPPORT
 pytest.importorskip("flwr")
 
 from confed.cli import main
+from confed.deployment.final_results import FinalResults
 from confed.deployment.provision import Federation, provision
 from confed.deployment.server import run_server
 from confed.engines.flower.loopback import LoopbackGrid
@@ -235,6 +236,25 @@ def test_results_of_another_model_do_not_count(tmp_path: Path) -> None:
     assert set(json.loads((led.state / "final.json").read_text())) == {digest, "another"}
 
 
+def test_a_result_that_is_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "final.json"
+    FinalResults(path, 3, "a").add({"warm": {"global": {"accuracy": 0.5}}}, {"warm": "", "cold": "it is silent"})
+    again = FinalResults(path, 3, "a")
+    again.add({"warm": {"global": {"accuracy": 0.25}}, "cold": {"global": {"accuracy": 1.0}}}, {"warm": "away"})
+    read = FinalResults(path, 3, "a")
+    assert read.of("warm") == {"global": {"accuracy": 0.5}}
+    assert read.of("cold") == {"global": {"accuracy": 1.0}}
+    assert (read.reason("warm"), read.reason("cold")) == ("", "")
+    assert FinalResults(path, 3, "b").of_other_models == ["cold", "warm"]
+
+
+@pytest.mark.timeout(30)
+def test_a_restart_does_not_wait_for_who_is_missing(tmp_path: Path) -> None:
+    led = Federated(tmp_path)
+    led.run_without_cold_at_the_end()
+    assert led.run()["membership"]["missing"].keys() == {"cold"}
+
+
 def test_nothing_is_delivered_without_a_finished_run(tmp_path: Path) -> None:
     led = Federated(tmp_path)
     with pytest.raises(ValueError, match="must hold a finished run for --deliver"):
@@ -246,6 +266,7 @@ def test_a_delivering_server_ends_when_nobody_comes(tmp_path: Path) -> None:
     led = Federated(tmp_path)
     before = led.run_without_cold_at_the_end()
     assert led.run(deliver=True)["personal"] == before["personal"]
+    assert sum(" means over 2 of 3 sites" in text for text in led.said) == 2  # each connection is served once
     led.back(COLD)
     led.run(deliver=True)
     assert led.run(deliver=True)["membership"]["missing"] == {}  # at once, whoever is there
