@@ -133,7 +133,7 @@ def test_a_session_gives_the_simulators_bits_and_the_state_of_calls_that_are_eac
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=NAMES)
 @pytest.mark.parametrize("moments", [(0, 1, 5, 11), pytest.param((2, 3, 4, 6, 7, 8, 9, 10), marks=pytest.mark.slow)])
-def test_a_site_killed_between_two_calls_goes_on_with_the_same_bits(
+def test_a_killed_site_of_split_learning_keeps_the_bits(
     tmp_path: Path, algorithm: Algorithm, moments: tuple[int, ...]
 ) -> None:
     setup = setup_of(algorithm)
