@@ -289,6 +289,7 @@ def once(kit: Path, *more: str) -> int:
     return int(str(ended.value.code))
 
 
+@pytest.mark.timeout(30)
 def test_a_site_with_once_ends_without_a_server(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert once(kit, "--patience", "0.1") == 1
     said = " ".join(capsys.readouterr().err.split())
