@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import time
-import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import toy_federation  # its datasets have names then
+from children import forked
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 from confed.studies.runner import resume, run_study
@@ -237,12 +238,7 @@ def test_a_folder_that_nothing_was_put_into_is_taken_away_again(tmp_path: Path) 
 def test_workers_do_not_outlive_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 15.0)  # the child closes its copies when it first runs
     with exclusive(tmp_path):
-        with warnings.catch_warnings():  # Python 3.12 warns of threads, of which the child uses none
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            time.sleep(20)
-            os._exit(0)
+        child = forked(partial(time.sleep, 20))
     try:
         with exclusive(tmp_path):  # while the child still sleeps
             pass

@@ -1,6 +1,7 @@
 """Verbs of a federation across machines: server and client."""
 
 import json
+import math
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from confed.system.folder_lock import exclusive
 if TYPE_CHECKING:
     from confed.deployment.manifest import Manifest
     from confed.recipes.recipe import Recipe
+    from confed.system.events import Event
 
 
 class Engine(StrEnum):
@@ -46,7 +48,10 @@ def server(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
     method: Method = None,
     minimum: Annotated[int, typer.Option(help="Fewest sites for a round.")] = 1,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites before the first round.")] = 600.0,
+    wait: Annotated[
+        float,
+        typer.Option(help="Seconds to wait for all sites before the first round; with --deliver, for a late site."),
+    ] = 600.0,
     deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
     away: Annotated[
         float, typer.Option(help="Seconds that a site may be disconnected before a round leaves it out.")
@@ -59,6 +64,10 @@ def server(
     ] = 10.0,
     whole: Annotated[
         bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
+    ] = False,
+    deliver: Annotated[
+        bool,
+        typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated."),
     ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")
@@ -84,6 +93,8 @@ def server(
 
         if insecure or (host, port) != ("127.0.0.1", 8443):
             raise ValueError("with --engine flare the kit sets address and port, and TLS is always on")
+        if deliver:
+            raise ValueError("--deliver is for Flower; with --engine flare the same command hands out the final models")
         loaded, timeouts = _led(recipe, list(overrides or []), method, card), Timeouts(minimum, deadline, away)
         with _private():
             federating_flare.serve(loaded, tls, sites, state, timeouts, wait, whole, as_json, bounds)
@@ -120,7 +131,7 @@ def server(
         page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
         summary = run_server(
             loaded, state, FlowerTransport(grid, keys), names=list(keys.values()), wait=wait, timeouts=timeouts,
-            whole=whole, bounds=bounds, signatures=signatures_by_list(loaded, named), progress=page,
+            whole=whole, bounds=bounds, signatures=signatures_by_list(loaded, named), deliver=deliver, progress=page,
         )  # fmt: skip
     show(state, [summary], as_json)
 
@@ -159,7 +170,10 @@ def client(
             "and least=50. [default: what was given before; else exact ones until --epsilon is spent]"
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the run is over, or this site cannot take part in it.")
+    ] = False,
+    patience: Annotated[float, typer.Option(help="Seconds without a server after which --once ends.")] = 3600.0,
     engine: Chosen = Engine.flower,
     kit: Annotated[
         Path, typer.Option(help="With --engine flare: this site's folder, instead of --ca and --key.")
@@ -192,12 +206,13 @@ def client(
                 accept(private, _certificate(anchor), check_signed(kit, anchor, recipe, card, site))
         with _private(), _stopping(stop):
             loaded = _handed_out(recipe, [*(overrides or []), *given], method)
-            federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations)
+            federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations, patience)
         return
     need_flower()
-    from confed.deployment.site import open_site, signer_by_list
+    from confed.deployment.site import ASK_FOR_IT, open_site, signer_by_list
     from confed.engines.flower.supernode import SuperNode, public_of, read_key
     from confed.engines.flower.transport import client_app
+    from confed.system.events import Note
 
     if (ca is None) != insecure:
         raise ValueError("give either --ca FILE, or --insecure to go without TLS")
@@ -211,9 +226,13 @@ def client(
     secret = read_key(key)
     root = None if ca is None else _certificate(ca)
 
-    progress = notes(site)
+    stop, say = threading.Event(), notes(site)
 
-    stop = threading.Event()
+    def progress(event: "Event") -> None:
+        say(event)
+        if once and opened.problem is not None:
+            stop.set()
+
     with _private(), exclusive(private):
         if root is not None and signed is not None:
             accept(private, root, signed)
@@ -224,8 +243,10 @@ def client(
         )  # fmt: skip
         line = SuperNode(server, secret, root, largest=opened.largest, progress=progress)
         with _stopping(stop):
-            line.serve(client_app(lambda _: opened), stop)
-    if opened.problem is not None:
+            gone = line.serve(client_app(lambda _: opened), stop, patience if once else math.inf)
+    if gone:
+        say(Note(f"{gone}: the run may be over; {ASK_FOR_IT}"))
+    if gone or opened.problem is not None:
         raise typer.Exit(FAILED)
 
 

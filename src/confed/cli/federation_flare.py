@@ -20,22 +20,7 @@ def serve(
     recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, timeouts: "Timeouts", wait: float, whole: bool,
     as_json: bool, bounds: "Bounds",
 ) -> None:  # fmt: skip
-    """Server of a federation over FLARE: ``confed server --engine flare``.
-
-    Args:
-        recipe: a single-run recipe.
-        kit: the server's folder, as ``confed federation new --engine flare`` made it.
-        sites: the list of sites and FLARE's names of them; None for that in the kit.
-        state: the run folder.
-        timeouts: how long to wait for whom.
-        wait: seconds to wait for all sites before the first round.
-        whole: evaluate split methods too.
-        as_json: print nothing but the result.
-        bounds: how much one site may count.
-
-    Raises:
-        ValueError: ``--tls`` is no kit of a FLARE server.
-    """
+    """Server of a federation over FLARE: ``confed server --engine flare``."""
     need_flare()
     from confed.cli.federation_status import StatusPage
     from confed.deployment.flare.job import ServerSettings
@@ -57,26 +42,15 @@ def serve(
 
 def join(
     recipe: "Recipe", kit: Path, private: Path, site: str, stop: "threading.Event", epsilon: float | None, once: bool,
-    evaluations: str | None = None,
+    evaluations: str | None = None, patience: float = 3600.0,
 ) -> None:  # fmt: skip
-    """Site of a federation over FLARE: ``confed client --engine flare``.
-
-    Args:
-        recipe: the federation's, with this site's data.
-        kit: this site's folder, as ``confed federation new --engine flare`` made it.
-        private: the folder for what must not leave this machine.
-        site: which of the data's clients this is; empty where FLARE calls it the same.
-        stop: set when this is to end.
-        epsilon: what this site's updates may cost in all; None for no limit.
-        once: end when the server says that the run is over.
-        evaluations: which evaluations this site answers; None for what was said before.
-    """
+    """Site of a federation over FLARE: ``confed client --engine flare``."""
     need_flare()
     from confed.deployment.flare.site import join
 
     join(
         recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations, once=once,
-        progress=notes(),
+        patience=patience, progress=notes(),
     )  # fmt: skip
 
 

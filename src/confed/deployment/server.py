@@ -5,6 +5,7 @@ themselves, their examples and their personal models are elsewhere, and one that
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from confed.engines.perform import Setup, Workspace
 from confed.engines.population import listed
 from confed.engines.remote.protocol import Schema, schema_of
 from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Timeouts, Transport
+from confed.engines.remote.sites import Connection, SiteRegistry, Timeouts, Transport
 from confed.engines.remote.update_bounds import Bounds, bounded_members
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import write_atomically
@@ -77,6 +78,7 @@ def run_server(
     whole: bool = False,
     bounds: Bounds | None = None,
     signatures: SignatureCheck | None = None,
+    deliver: bool = False,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Run of a recipe with sites as clients, begun or continued in a run folder.
@@ -95,6 +97,8 @@ def run_server(
         whole: evaluate methods whose model has a part on a server too, for which that part is sent to the sites.
         bounds: how much one site may count; None for the default.
         signatures: see :class:`confed.engines.perform.Setup`.
+        deliver: no rounds: late sites are handed the final model of a finished run and evaluated, until all have a
+            result, or nobody came for ``wait`` seconds.
         progress: called with every progress event of the run, and with the sites' states after every message.
 
     Returns:
@@ -102,7 +106,7 @@ def run_server(
 
     Raises:
         ValueError: the recipe is faulty, the method needs all data in one place, a name is no client of the data, or
-            the folder is that of another run.
+            the folder is that of another run, or with ``deliver`` holds none that is finished.
     """
     # Sample questions are shown from clients' data, which a server does not have.
     recipe = recipe.with_run(gallery=0, workers=1)
@@ -121,15 +125,55 @@ def run_server(
         if name not in clients:
             raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
     expected = [name for name in clients if not names or name in names]
+    if deliver and not RunFolder(root).summary.is_file():
+        raise ValueError(f"{root} must hold a finished run for --deliver: start the server without --deliver")
     folder = _folder(root, recipe)
-    progress(RunProgress(0, setup.rounds, "starting", f"waiting for {len(expected)} sites"))
-    remote = Remote(
-        setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
-        progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
-        bounds=Bounds() if bounds is None else bounds,
-    )  # fmt: skip
-    with closing(remote):
-        return _led(remote, recipe, setup, run_data, folder, expected, wait, coming, whole, absent, progress)
+    late = LateSites(expected, wait) if deliver else None
+    what = f"waiting for {len(expected)} sites" if late is None else "waiting for late sites"
+    progress(RunProgress(0, setup.rounds, "starting", what))
+    while late is None or late.missing(folder):
+        remote = Remote(
+            setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
+            progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
+            bounds=Bounds() if bounds is None else bounds,
+        )  # fmt: skip
+        with closing(remote):
+            newcomers = None if late is None else late.gather(remote.sites)
+            if newcomers == []:
+                break
+            summary = _led(
+                remote, recipe, setup, run_data, folder, expected, names, wait, coming, whole, absent, newcomers,
+                progress,
+            )  # fmt: skip
+        if late is None:
+            return summary
+    return json.loads(folder.summary.read_text(encoding="utf-8"))
+
+
+class LateSites:
+    """Sites that a server which only hands out final models waits for, each connection of which it serves once."""
+
+    def __init__(self, expected: Sequence[str], wait: float) -> None:
+        self._expected, self._wait = expected, wait
+        self._served: set[tuple[int, Connection]] = set()
+
+    def missing(self, folder: RunFolder) -> bool:
+        """Whether the summary has no results of some site."""
+        membership = json.loads(folder.summary.read_text(encoding="utf-8")).get("membership", {})
+        return not set(self._expected) <= set(membership.get("evaluated", ()))
+
+    def gather(self, sites: SiteRegistry) -> list[str]:
+        """The sites that have come anew, waited for; none after so many seconds without any."""
+        began = time.monotonic()
+        while True:
+            sites.look(always=True)
+            lines = {name: sites.lines[name] for name in self._expected if name in sites.lines}
+            if newcomers := [name for name, line in lines.items() if line not in self._served]:
+                self._served.update(lines.values())
+                return newcomers
+            if time.monotonic() - began >= self._wait:
+                return []
+            time.sleep(sites.timeouts.interval)
 
 
 def _led(
@@ -139,10 +183,12 @@ def _led(
     run_data: RunData,
     folder: RunFolder,
     expected: Sequence[str],
+    names: Sequence[str],
     wait: float,
     coming: Sequence[str],
     whole: bool,
     absent: Sequence[str],
+    newcomers: Sequence[str] | None,
     progress: Progress,
 ) -> dict[str, Any]:
     """Waits for the sites and runs the rounds with them."""
@@ -150,7 +196,10 @@ def _led(
     known = _members(root)
     if coming:
         remote.sites.gather(coming, wait)
-    there = {info.id: info for info in remote.sites.gather(expected, 0.0 if known or coming else wait)}
+    if newcomers is None:
+        there = {info.id: info for info in remote.sites.gather(expected, 0.0 if known or coming else wait)}
+    else:
+        there = {name: remote.sites.clients[name] for name in newcomers}
     # Weights and shares stay those that the run began with, whatever a site says later.
     members = [{**there, **known}[name] for name in expected if name in there or name in known]
     said = {**_left_out(root), **remote.sites.left_out}
@@ -164,7 +213,10 @@ def _led(
     here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
     runner = SiteRunner(recipe, here, run_data, folder, progress, remote)
     runner.whole = whole or not _has_server_parts(setup, members)
-    runner.absent = absent
+    if newcomers is not None and not runner.whole:
+        raise ValueError("--deliver needs --whole here: a part of the model is the server's, and sites get none of it")
+    runner.absent, runner.newcomers = absent, newcomers
+    runner.expected = expected if names else [info.id for info in members]
     runner.examples = {info.id: {"train": info.num_examples} for info in members}
     runner.left_out = left_out
     runner.bounded.update({name: f"it {said}" for name, said in heavy.items()})

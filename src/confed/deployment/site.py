@@ -9,7 +9,7 @@ from confed.data.examples import FederatedDataset
 from confed.deployment.manifest import MANIFEST, verified
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import common_ground
-from confed.deployment.site_models import write_site_run
+from confed.deployment.site_models import KEPT, write_site_run
 from confed.engines.remote.client import Site, client_named
 from confed.federation.client import SignatureCheck, Signer
 from confed.federation.params import Params
@@ -19,11 +19,13 @@ from confed.privacy.secure_sum.signatures import Authority, ListedKeys, PublicKe
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.build import check_device, prepare
 from confed.runs.grants import check_grants
-from confed.system.events import Progress, ignore
+from confed.system.events import Note, Progress, ignore
 
 __all__ = [
     "open_site", "signatures_by_kit", "signatures_by_list", "signer_by_kit", "signer_by_list", "site_recipe",
 ]  # fmt: skip
+
+ASK_FOR_IT = "`confed server --deliver` hands the final model of a finished run to late sites"
 
 
 def site_recipe(
@@ -180,10 +182,15 @@ def open_site(
     def final(shared: Params, state: ClientState) -> str:
         return str(write_site_run(private, recipe, setup, info, shared, state))
 
+    def ended() -> None:
+        if not (private / KEPT).is_dir():
+            progress(Note(f"no final model was handed to this site: {ASK_FOR_IT}"))
+        over()
+
     dataset = run_data.dataset
     out = dataset.unreadable if isinstance(dataset, FederatedDataset) else None
     return Site(
         setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", progress=progress,
-        limit=limit, evaluations=policy, signer=signer, over=over, final=final,
+        limit=limit, evaluations=policy, signer=signer, over=ended, final=final,
         left_out={} if out is None else out.examples.get(client, {}),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -155,6 +155,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         split: str,
         limit: int = 0,
         most: int | None = 100,
+        among: Container[str] | None = None,
         counted: Callable[[str, str, Mapping[str, Tensor]], None] | None = None,
     ) -> dict[str, dict[str, Tallies]]:
         """Global and personal models on the present clients' examples, and the global one in unseen places.
@@ -167,6 +168,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             split: "validation" or "test".
             limit: examples per client; 0 for all.
             most: evaluate the first so many clients; None for all.
+            among: the clients that are evaluated; None for all. Unseen places always are.
             counted: told, where the task counts things for metrics that are no means over examples, the view, the
                 client or place, and its counts, which may be added to those of others.
 
@@ -177,7 +179,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             RuntimeError: an evaluation failed; names the client and the error.
         """
         algorithm = self.setup.algorithm
-        infos = self.present(round, most)
+        infos = [info for info in self.present(round, most) if among is None or info.id in among]
         if algorithm.traits.has_global and not algorithm.traits.private_heads:  # there is no head for an unseen place
             infos += [self.observer(name) for name in self.setup.observers]
         # Methods that evaluate in their own way may show a personal model what others have learned.

@@ -12,7 +12,7 @@ from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS
 from confed.models.hub_names import hub_name as published_name
 from confed.recipes.recipe import Recipe
-from confed.results.headline import HEADLINES, LABELS, headline
+from confed.results.headline import HEADLINES, LABELS, headline, over_clients
 from confed.results.privacy_spent import EXAMPLES, FIELD
 from confed.results.runs import numbers
 from confed.runs.grants import local_paths
@@ -55,6 +55,11 @@ def without_local_paths(folder: Path, recipe: Recipe) -> None:
             file.write_text(text, encoding="utf-8")
 
 
+def _name(measure: str, run: FinishedRun) -> str:
+    words = _NAMES.get(measure, measure)
+    return words if measure == "global_unseen_mean" else over_clients(words, run.summary)
+
+
 def write_card(folder: Path, run: FinishedRun, repository: str) -> None:
     """The model card of an export, written into it as README.md."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
@@ -91,7 +96,7 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
     task = _PIPELINES[kind_of_answers(run)]
     data = run.recipe.sections["data"]["name"]
     results = [
-        EvalResult(task, data, data, str(run.summary.get("metric", "")), round(value, 6), metric_name=_NAMES[name])
+        EvalResult(task, data, data, str(run.summary.get("metric", "")), round(value, 6), metric_name=_name(name, run))
         for name, value in _values(run).items()
         if name in _NAMES
     ]
@@ -122,7 +127,7 @@ def _results(run: FinishedRun, clients: list[str]) -> list[str]:
     if not values:
         return []
     metric = str(run.summary.get("metric", ""))
-    rows = [(_NAMES.get(name, name), value) for name, value in values.items()]
+    rows = [(_name(name, run), value) for name, value in values.items()]
     rows += [(f"global model, {_escaped(place)}", v) for place, v in numbers(run.summary.get("global_unseen")).items()]
     personal = numbers(run.summary.get("personal"))
     rows += [(f"personal model, {_escaped(name)}", personal[name]) for name in clients if name in personal]

@@ -26,9 +26,10 @@ from confed.report.statistics.comparison import compare_runs
 from confed.report.statistics.verdict import verdict
 from confed.report.tables import control_marks
 from confed.report.tables import modalities as modality_matrix
+from confed.report.tables.left_out import missing_sites_note
 from confed.results import format as formats
 from confed.results.deployed import without_global, without_personal
-from confed.results.headline import headline, is_bound
+from confed.results.headline import headline, is_bound, membership, over_clients
 from confed.results.metric import metric_of
 from confed.results.runs import Run, Study, load, number
 from confed.results.settings import flat, tuning_note
@@ -159,6 +160,7 @@ def _chips(study: Study) -> list[str]:
     rounds = sorted({int(run.summary.get("rounds", 0)) for run in study.runs})
     chips = [
         "run" if study.single else "study",
+        *(dict.fromkeys(filter(None, (membership(run.summary) for run in study.runs)))),
         formats.counted(clients(study), "client"),
         f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
         f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
@@ -184,6 +186,8 @@ def _tiles(study: Study) -> str:
         names["personal_worst"] = "the worst client (%)"
     if without_global(summary):
         names = {name: words for name, words in names.items() if name.startswith("personal")}
+    seen = [name for name in names if name != "global_unseen_mean"]
+    names |= {name: over_clients(names[name], summary) for name in seen}
     found = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
     found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
     found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
@@ -192,7 +196,7 @@ def _tiles(study: Study) -> str:
 
 def _gaps(study: Study) -> list[str]:
     """Notes on missing results, in sentences."""
-    lines = [*study.remarks, *study.failed]
+    lines = [*study.remarks, *study.failed, *missing_sites_note([run.summary for run in study.runs])]
     for run in study.runs:
         who = "This run" if study.single else f"{run.label}, seed {run.seed}:"
         if not run.complete and run.place not in study.failures:

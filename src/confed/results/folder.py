@@ -20,12 +20,15 @@ from confed.federation.reading import faults_of
 from confed.system.folder_lock import without_lock
 from confed.system.plain_text import visible
 
-__all__ = ["MEMBERS", "SWEEPS", "Kind", "RunFolder", "kind_of", "read_jsonl", "run_folders"]
+__all__ = ["FINAL", "MEMBERS", "SWEEPS", "Kind", "RunFolder", "kind_of", "read_jsonl", "run_folders"]
 
 Kind = Literal["run", "federation", "study", "sweep", ""]
 
 MEMBERS = "members.json"
 """Who takes part in a federation across machines, in its run folder."""
+
+FINAL = "final.json"
+"""What the final models do at a federation's sites, by model; :mod:`confed.deployment.final_results`."""
 
 SWEEPS = ("sweep.json", "models.json")
 """Index of a sweep; the second is what version 0.1 called that of several models."""

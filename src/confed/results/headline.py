@@ -16,6 +16,8 @@ __all__ = [
     "is_bound",
     "is_labelled",
     "label_value",
+    "membership",
+    "over_clients",
 ]
 
 
@@ -59,6 +61,22 @@ def headline(summary: Summary, name: str) -> float | None:
         return stated
     parts = list(counted(summary, PARTS[name]).values())
     return min(parts, default=None) if name == "personal_worst" else average(parts)
+
+
+def membership(summary: Summary) -> str:
+    """Share of a federation's sites that the means of a run are over, such as "1 of 2 sites"; empty where all are."""
+    sites = summary.get("membership")
+    if not isinstance(sites, Mapping) or not sites["missing"]:
+        return ""
+    return f"{len(sites['evaluated'])} of {len(sites['evaluated']) + len(sites['missing'])} sites"
+
+
+def over_clients(words: str, summary: Summary) -> str:
+    """Words for a mean over clients, which say over which where some sites have no result: "mean over 1 of 2 sites"."""
+    sites = membership(summary)
+    if not sites:
+        return words
+    return words.replace("over clients", f"over {sites}") if "over clients" in words else f"{words}, {sites}"
 
 
 LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))

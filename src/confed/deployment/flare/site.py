@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 
 from confed.deployment.flare.job import ENDING, SiteSettings, write_settings
@@ -27,6 +28,7 @@ def join(
     epsilon: float | None = None,
     evaluations: str | None = None,
     once: bool = False,
+    patience: float = 3600.0,
     progress: Progress = ignore,
 ) -> None:
     """Participation in a federation over FLARE until told to stop.
@@ -43,6 +45,7 @@ def join(
         epsilon: what this site's updates may cost in all; None for no limit.
         evaluations: see :func:`confed.deployment.site.open_site`.
         once: end when the server says that the run is over.
+        patience: seconds without a job after which ``once`` ends with a RuntimeError.
         progress: called with every progress event.
 
     Raises:
@@ -56,12 +59,12 @@ def join(
     with exclusive(kit / "run"):
         with exclusive(private, ENDING):
             pass  # a job's process locks it; who works there already is said before FLARE starts
-        _join(recipe, kit, private, stop, name, server, site, epsilon, evaluations, once, progress)
+        _join(recipe, kit, private, stop, name, server, site, epsilon, evaluations, once, patience, progress)
 
 
 def _join(
     recipe: Recipe, kit: Path, private: Path, stop: threading.Event, name: str, server: str, site: str | None,
-    epsilon: float | None, evaluations: str | None, once: bool, progress: Progress,
+    epsilon: float | None, evaluations: str | None, once: bool, patience: float, progress: Progress,
 ) -> None:  # fmt: skip
     """:func:`join` with both folders free; ``name`` and ``server`` are FLARE's."""
     if evaluations is not None:
@@ -79,10 +82,14 @@ def _join(
     log, news = run / "flare.log", StatusReader(run)
     news.begin()
     with supervised(client_command(kit, name), log) as client:
+        busy = time.monotonic()
         progress(Note(f"FLARE's client {name!r} dials {server}; what it says is in {log}"))
         # The end of a job's process before its job's would be a failure of the job.
         while not stop.wait(0.5) and not (once and news.outcome() and not client.jobs()):
             client.check()
+            busy = time.monotonic() if not once or client.jobs() else busy
+            if time.monotonic() - busy >= patience:
+                raise RuntimeError(f"no run at {server} for {patience:g} s: it may be over")
             for text in news.notes():
                 progress(Note(text))
         for text in news.notes():

@@ -5,6 +5,7 @@ every message. This one runs the application that it is given, which is installe
 asks for messages, and when the connection breaks it dials again. Nothing that the server sends is ever code.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -128,28 +129,36 @@ class SuperNode:
         self._largest, self._most = largest, most_pieces(largest)
         self._public = public_key_to_bytes(key.public_key())
 
-    def serve(self, app: ClientApp, stop: threading.Event) -> None:
-        """Answers messages with the application until told to stop.
+    def serve(self, app: ClientApp, stop: threading.Event, patience: float = math.inf) -> str:
+        """Answers messages with the application until told to stop, or until the server was away for too long.
 
         Args:
             app: the application that answers.
             stop: set by the caller to end.
+            patience: seconds without a connection after which this ends.
+
+        Returns:
+            Why it ended by itself; empty where it was told to.
         """
-        pause, said = 1.0, ""
+        pause, said, lost = 1.0, "", time.monotonic()
         while not stop.is_set():
+            connected = False
             try:
                 with self._client() as client:
                     node = self._enter(client)
                     self._progress(Note(f"connected to {self._server}"))
-                    pause, said = 1.0, ""
+                    pause, said, connected = 1.0, "", True
                     self._answer(client, node, app, stop)
             except Exception as error:  # whatever a server may send, the site stays
                 text = f"no connection to {self._server}: {_reason(error)}; trying again"
                 if text != said:
                     self._progress(Note(text))
-                said = text
+                said, lost = text, time.monotonic() if connected else lost
+                if time.monotonic() - lost >= patience:
+                    return f"no connection to {self._server} for {patience:g} s"
                 stop.wait(pause)
                 pause = min(2 * pause, 10.0)
+        return ""
 
     def _client(self) -> FleetHttpClient:
         client = _Bounded.from_server_address(

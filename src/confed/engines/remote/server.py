@@ -63,6 +63,7 @@ class Remote:
     Attributes:
         bounds: as given.
         shortened: client -> what was done to its update, as it went too far; readers empty it.
+        answered: sites that have answered the same before and count towards the minimum.
         kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
         sites: who is there.
         spool: as given.
@@ -102,6 +103,7 @@ class Remote:
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self.bounds = Bounds(0, 0) if bounds is None else bounds
         self.shortened: dict[str, str] = {}
+        self.answered = 0
         self._keep = False
         self._start = 0
         self._bases: dict[str, int] = {}
@@ -320,7 +322,7 @@ class Remote:
     def _give_up(self, batch: CallBatch, position: int, ask: PendingCall, why: str) -> None:
         """Leaves a site out; where too few would be left, the server goes on waiting for it."""
         name = ask.call.client.id
-        wanted = 0 if batch.optional else min(self.timeouts.minimum, len(batch.calls))
+        wanted = 0 if batch.optional else min(self.timeouts.minimum - self.answered, len(batch.calls))
         self._forget(ask)
         if not ask.call.session and len(batch.calls) - batch.lost - 1 < wanted:
             why += "; the round cannot go on without it"

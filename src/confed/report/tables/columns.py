@@ -12,7 +12,7 @@ from confed.report.tables.left_out import with_left_out
 from confed.report.tables.table import Cell, Column, Mark, Table
 from confed.results import format as formats
 from confed.results.deployed import is_shown
-from confed.results.headline import headline, is_bound
+from confed.results.headline import headline, is_bound, membership
 from confed.results.runs import Run, Summary, average, counted, number, numbers
 
 __all__ = [
@@ -58,6 +58,12 @@ class MethodRow:
     def summaries(self) -> list[Summary]:
         """The summaries of the runs."""
         return [run.summary for run in self.runs]
+
+    @property
+    def title(self) -> str:
+        """The label, with over how many sites the means are where not all are in them."""
+        parts = dict.fromkeys(filter(None, map(membership, self.summaries)))
+        return f"{self.label} ({', '.join(parts)})" if parts else self.label
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,7 @@ def method_table(
         notes: sentences below the table.
     """
     cells = [column.cells(rows) if isinstance(column, RunColumn) else column[1] for column in columns]
-    lines = [(Cell(row.label), *own) for row, own in zip(rows, zip(*cells, strict=True), strict=True)]
+    lines = [(Cell(row.title), *own) for row, own in zip(rows, zip(*cells, strict=True), strict=True)]
     cut = sum(not row.bound for row in rows)
     headings = (column.heading if isinstance(column, RunColumn) else column[0] for column in columns)
     judged = [column.controls for column in columns if isinstance(column, RunColumn) and column.controls is not None]

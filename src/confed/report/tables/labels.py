@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from confed.report.tables.columns import Context, RunColumn, columns_of, in_order, method_row, method_table
+from confed.report.tables.left_out import missing_sites_note
 from confed.report.tables.table import Table
 from confed.results import format as formats
 from confed.results.headline import LABEL_METRICS, is_labelled, label_value
@@ -133,7 +134,8 @@ def _headlines(summaries: Iterable[Summary]) -> set[str]:
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:
     labelled = [(label, s["multilabel"]) for label, runs in methods for s in runs[:1] if is_labelled(s)]
-    notes = [
+    notes = missing_sites_note(s for _, runs in methods for s in runs)
+    notes += [
         "C: means over classes; C-F1 is the harmonic mean of C-P and C-R. O: over all pairs of example and label. AP: "
         "average precision; P, R and F1 at the probability "
         + formats.names(sorted({f"{m.get('threshold', 0.5):g}" for _, m in labelled}))

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from confed.data.picture_tables import by_place
 from confed.report.tables.table import Cell
+from confed.results.headline import membership
 from confed.results.runs import Summary
 
-__all__ = ["SIGN", "left_clients_note", "left_out_note", "with_left_out"]
+__all__ = ["SIGN", "left_clients_note", "left_out_note", "missing_sites_note", "with_left_out"]
 
 SIGN = "‡"
 """Behind the values of clients and places without all their examples."""
@@ -46,5 +47,17 @@ def left_out_note(summaries: Iterable[Summary]) -> list[str]:
 
 def left_clients_note(summaries: Iterable[Summary]) -> list[str]:
     """Why a mean over clients is not that of the cells beside it, if it is not."""
+    summaries = list(summaries)
     names = dict.fromkeys(str(name) for summary in summaries for name in summary.get("left", ()))
-    return [f"Left before the last round and in no mean: {', '.join(names)}."] if names else []
+    left = [f"Left before the last round and in no mean: {', '.join(names)}."] if names else []
+    return left + missing_sites_note(summaries)
+
+
+def missing_sites_note(summaries: Iterable[Summary]) -> list[str]:
+    """Over which part of a federation's sites the means are, and why others are in none; nothing where all are."""
+    notes: dict[str, None] = {}
+    for summary in summaries:
+        if sites := membership(summary):
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in summary["membership"]["missing"].items())
+            notes[f"{summary['label']}: every mean over clients is over {sites} (not evaluated: {reasons})."] = None
+    return [*notes]
