@@ -126,7 +126,7 @@ def run_server(
     remote = Remote(
         setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
         progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
-        bounds=Bounds() if bounds is None else bounds,
+        bounds=Bounds() if bounds is None else bounds, memory=root,
     )  # fmt: skip
     with closing(remote):
         return _led(remote, recipe, setup, run_data, folder, expected, wait, coming, whole, absent, progress)

@@ -45,7 +45,7 @@ from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.fixed_noise import noise_is_fixed
-from confed.privacy.guards import check_scale
+from confed.privacy.guards import ValueBound
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
 from confed.privacy.secure_sum.memory import FRESH, GROUP
 from confed.system.events import Note, Progress, ignore
@@ -75,9 +75,6 @@ EVALUATE = "evaluate"
 
 AFTER = 2
 """Behind a run's last round come the method's finish and the evaluation of the final models."""
-
-LARGEST = 1e6
-"""How many times the largest value of the initial model, or 1, a value that a server hands out may be."""
 
 
 class Site:
@@ -152,8 +149,7 @@ class Site:
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
         self._known: Schema = schema_of(self._workspace.tensors)
-        floating = [t for t in self._workspace.tensors.values() if t.is_floating_point() and t.numel()]
-        self._most = LARGEST * max([1.0, *(float(t.detach().abs().max()) for t in floating)])
+        self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
         self._limits = Limits.of(self._known) if limits is None else limits
         # A server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
@@ -244,7 +240,8 @@ class Site:
         if request.round > (end := self._setup.rounds + AFTER):  # a server could count evaluations as it likes
             raise Refused(f"the round must be at most {end} in a run of {self._setup.rounds}, got {request.round}")
         message = open_body(body, self._limits, self._known, self._allowed)
-        check_scale(message.tensors, self._most)
+        if (problem := self._values.problem(message.tensors)) is not None:
+            raise Refused(problem)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.journal.check(privacy)

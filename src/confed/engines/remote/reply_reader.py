@@ -8,7 +8,7 @@ from confed.engines.remote.reply_checks import check_content
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Scope
-from confed.privacy.guards import check_reply
+from confed.privacy.guards import ValueBound, check_reply
 
 __all__ = ["ReplyReader"]
 
@@ -24,6 +24,7 @@ class ReplyReader:
 
     Attributes:
         limits: as given, or from the model.
+        values: the absolute bound on values.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class ReplyReader:
         self._setup, self._workspace, self._judge = setup, workspace, judge
         self._known = schema_of(workspace.tensors)
         self.limits = Limits.of(self._known) if limits is None else limits
+        self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
 
     def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool]:
         """The reply, and whether the site has saved its state.
@@ -58,6 +60,8 @@ class ReplyReader:
             exact = None if call.expects is None else schema_of(call.expects)
             message = open_body(body, self.limits, self._known, shared, exact)
             check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
+            if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
+                raise Refused(problem)
         except Refused as error:
             return refused(error)
         if call.action == "evaluate" and (problem := self._misjudged(client, message)):
