@@ -169,6 +169,7 @@ def _led(
     runner.left_out = left_out
     runner.bounded.update({name: f"it {said}" for name, said in heavy.items()})
     summary = runner.run()
+    remote.remember()
     remote.sites.farewell(10.0)
     return summary
 

@@ -248,7 +248,8 @@ def test_a_server_goes_on_without_the_cells_of_sites_that_answer_none(tmp_path: 
     [
         ("exact", "exact"),
         ("off", "off"),
-        ("noise=8, per_round=1", "noise=8.0,per_round=1"),
+        ("noise=8, per_round=1", "noise=8.0"),
+        ("exact,per_round=60", "exact,per_round=60"),
         ("least=50", "default,least=50"),
         ("exact,in_all=0,least=2", "exact,in_all=0,least=2"),
     ],

@@ -35,8 +35,8 @@ class ReplyReader:
         self.limits = Limits.of(self._known) if limits is None else limits
         self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
 
-    def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool]:
-        """The reply, and whether the site has saved its state.
+    def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool, str]:
+        """The reply, whether the site has saved its state, and what it says of its books.
 
         Args:
             call: what was asked.
@@ -46,15 +46,15 @@ class ReplyReader:
         """
         client = call.client
 
-        def refused(why: object) -> tuple[Reply, bool]:
-            return Reply(client, Message(), f"ValueError: update refused: {why}"), False
+        def refused(why: object) -> tuple[Reply, bool, str]:
+            return Reply(client, Message(), f"ValueError: update refused: {why}"), False, ""
 
         try:
             answer = Answer.from_bytes(head, self.limits)
             if answer.id != identity:
                 return refused(f"the reply is to {answer.id[:120]!r}, the request was {identity!r}")
             if answer.error is not None:
-                return Reply(client, Message(), answer.error), False
+                return Reply(client, Message(), answer.error), False, ""
             scopes = self._workspace.scopes(self._setup.algorithm, client)
             shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
             exact = None if call.expects is None else schema_of(call.expects)
@@ -65,8 +65,8 @@ class ReplyReader:
         except Refused as error:
             return refused(error)
         if call.action == "evaluate" and (problem := self._misjudged(client, message)):
-            return Reply(client, Message(), problem), False
-        return check_reply(call, Reply(client, message)), answer.saved
+            return Reply(client, Message(), problem), False, ""
+        return check_reply(call, Reply(client, message)), answer.saved, answer.books
 
     def _misjudged(self, client: ClientInfo, message: Message) -> str:
         try:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
+from confed.engines.remote.books import Countersignatures
 from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.engines.remote.handshake import fingerprint
 from confed.engines.remote.open_files import patiently
@@ -94,7 +95,7 @@ class Remote:
         if isinstance(transport, Bounded):
             transport.bound(limits.head + limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
-        self.sites = SiteRegistry(transport, common_ground, self.timeouts, limits, audit, progress)
+        self.sites = SiteRegistry(transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory))
         self.kept: Sequence[int] = (0,)
         self.spool = spool
         self.fill: Callable[[CallBatch], None] = lambda batch: None
@@ -140,6 +141,7 @@ class Remote:
     def remember(self) -> None:
         """End of a round: what is remembered of its sites is on disk when this returns."""
         self._history.save()
+        self.sites.heads.sign()
 
     def pauses(self) -> Pauses:
         """Pauses between looks at what has arrived, from now on."""
@@ -229,6 +231,12 @@ class Remote:
             batch.count_out(reply, self.timeouts.minimum)
         return reply
 
+    def _known_start(self, call: Call) -> Call:
+        """A call with all values of the model that its reply's are compared with, those that were not sent, too."""
+        expected = {} if call.expects is None else call.expects
+        unsent = {name: tensor for name, tensor in expected.items() if name in self._local.workspace.tensors}
+        return replace(call, message=Message({**unsent, **call.message.tensors}))
+
     def _unusual(self, calls: Sequence[Call]) -> bool:
         """Whether these calls of a session are the first of their kind, whose replies say what is usual."""
         session = self.bounds.update > 0 and len(calls) > 1 and all(call.session for call in calls)
@@ -259,7 +267,7 @@ class Remote:
             finally:
                 self._keep = False
             if reply.error is None:
-                size = largest_of(reply.message) if ask.call.session else norm_of(ask.call, reply.message, changes)
+                size = largest_of(reply.message) if ask.call.session else norm_of(self._known_start(ask.call), reply.message, changes)
                 norms[reply.client.id] = size
             else:
                 failed[position] = reply
@@ -333,7 +341,8 @@ class Remote:
         base = self._bases.get(name, version_of(self._start, 0) - 1)
         kept = tuple(version_of(finished, 0) - 1 for finished in self.kept)
         identity = f"{self.sites.run}/{round}/{step}/{name}"
-        request = Request(identity, name, call.action, round, version, base, kept, call.session)
+        signed = self.sites.heads.signed(name)
+        request = Request(identity, name, call.action, round, version, base, kept, call.session, signed)
         return PendingCall(call, request)
 
     def _advance(self, batch: CallBatch, position: int, ask: PendingCall, now: float) -> None:
@@ -430,9 +439,11 @@ class Remote:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
         if not self._keep and (self._attempts is None or self._attempts.single):
             result.unlink()
-        reply, saved = self._reader.read(ask.call, ask.request.id, head, body)
+        reply, saved, books = self._reader.read(ask.call, ask.request.id, head, body)
         if reply.error is not None:
             return self._failed(client, reply.error)
+        if not ask.call.session:
+            self.sites.heads.note(client.id, books)
         if saved:
             self._bases[client.id] = ask.request.version
         return reply
