@@ -50,6 +50,15 @@ class ValueBound:
         floating = [tensor.detach() for tensor in initial if tensor.is_floating_point() and tensor.numel()]
         return cls(LARGEST * max([1.0, *(float(tensor.abs().max()) for tensor in floating)]), sums)
 
+    def check(self, params: Params) -> None:
+        """Check of a message.
+
+        Raises:
+            ValueError: a value is beyond the bound; names the tensor.
+        """
+        if (problem := self.problem(params)) is not None:
+            raise ValueError(problem)
+
     def problem(self, params: Params) -> str | None:
         """The first tensor with a value beyond the bound, a NaN or an infinity, in words; None where there is none."""
         for name, tensor in params.items():

@@ -1,4 +1,4 @@
-"""A server takes, averages and keeps nothing that its own sites would refuse, also with two sites and after a restart."""
+"""A server takes, averages and keeps nothing that its own sites would refuse, with two sites and after a restart."""
 
 import json
 import math
@@ -114,17 +114,20 @@ def test_no_method_keeps_what_a_site_would_refuse(tmp_path: Path, name: str, cha
     letters = Hostile(setup, tmp_path, change)
     remote = letters.remote()
     bound = ValueBound.of(InProcess(setup).workspace.tensors.values(), setup.algorithm.traits.sums)
+    records, ended = list[RoundRecord](), ""
     try:
         records = led(setup, remote)
     except RuntimeError as error:
-        assert "\n" not in str(error)
-        assert "every site refuses" in str(error) or "client-1" in str(error)
-        return
+        ended = str(error)
+    assert "\n" not in ended
+    assert bool(records) or "every site refuses" in ended or "client-1" in ended
     for record in records:
         for state in record.servers.values():
             assert bound.problem(state.params) is None
-        assert not {e for e in record.errors.values() if "is the most in this run" in e} or set(record.errors) == {"client-1"}
-    assert max(largest(state.params) for state in records[-1].servers.values()) < 1e3
+        assert not {e for e in record.errors.values() if "is the most in this run" in e} or set(record.errors) == {
+            "client-1"
+        }
+    assert max((largest(s.params) for record in records for s in record.servers.values()), default=0.0) < 1e3
 
 
 def test_a_site_with_one_huge_value_leaves_the_other_sound(tmp_path: Path) -> None:
@@ -168,7 +171,9 @@ def test_two_honest_sites_have_the_same_bits_as_without_bounds(tmp_path: Path) -
 
 
 def call_of(name: str, examples: int = 10, session: bool = False) -> Call:
-    return Call(ClientInfo(name, examples), "step" if session else "fit", Message({"w": torch.ones(4)}), session=session)
+    return Call(
+        ClientInfo(name, examples), "step" if session else "fit", Message({"w": torch.ones(4)}), session=session
+    )
 
 
 def test_a_site_cannot_grow_beyond_what_the_other_one_sends() -> None:
@@ -223,7 +228,9 @@ def test_a_new_model_that_sites_would_refuse_is_not_kept(tmp_path: Path) -> None
     remote = Letters(setup, tmp_path, TWO)
     state = ServerState(3, {"w": torch.tensor([2e6])}, {"moments": {"w": torch.tensor([1.0])}})
     check = Remote(setup, remote, timeouts=QUICK).check
-    with pytest.raises(RuntimeError, match=r"parameters after round 3 'w' holds values from 2e\+06 .* every site refuses"):
+    with pytest.raises(
+        RuntimeError, match=r"parameters after round 3 'w' holds values from 2e\+06 .* every site refuses"
+    ):
         check("main", state)
     check("main", ServerState(3, {"w": torch.tensor([0.9e6])}))
     with pytest.raises(RuntimeError, match="NaN or an infinity"):
@@ -233,7 +240,10 @@ def test_a_new_model_that_sites_would_refuse_is_not_kept(tmp_path: Path) -> None
 def test_sums_over_examples_have_a_wider_bound_and_nothing_has_none() -> None:
     bound = ValueBound.of([torch.tensor([3.0]), torch.tensor([1, 2])], ("moments.*",))
     assert bound.most == 3e6
-    assert bound.problem({"w": torch.tensor([-3e6]), "moments.gram": torch.tensor([3e9]), "n": torch.tensor(10**12)}) is None
+    assert (
+        bound.problem({"w": torch.tensor([-3e6]), "moments.gram": torch.tensor([3e9]), "n": torch.tensor(10**12)})
+        is None
+    )
     for tensors in ({"w": -3.1e6}, {"w": math.nan}, {"w": -math.inf}, {"moments.gram": 1e38}):
         assert bound.problem({name: torch.tensor([0.0, value]) for name, value in tensors.items()}) is not None
 
@@ -268,4 +278,7 @@ def test_a_run_with_two_sites_ends_or_goes_on_in_one_line(tmp_path: Path, minimu
     else:
         assert not said
         assert [set(error) for error in errors] == [set(), {"cold"}, {"cold"}]
-    assert sorted(path.name for path in (tmp_path / "state" / "checkpoint").glob("round-*"))[0] == "round-000001" or minimum == 1
+    assert (
+        sorted(path.name for path in (tmp_path / "state" / "checkpoint").glob("round-*"))[0] == "round-000001"
+        or minimum == 1
+    )

@@ -1,11 +1,12 @@
 """Books of a site that its disk cannot shorten, and their heads, which the server countersigns in every round.
 
-A site writes down what it cannot take back: secrets that it used, what its updates and evaluations cost, every message,
-the secret of its noise, the serial numbers of manifests. Each book is a hash chain: the head after n entries follows from
-all of them. With every reply the site says how long its books are, and their heads. The server keeps that, signs it after
-every round, and shows it with every request; the site goes on only where its books begin with what the server has seen. So
-a book that was removed, cut or put back from an old copy is noticed before the next update, at both ends. A site that was
-killed has written more than the server knows, never less; a server that goes back to an older checkpoint knows less.
+A site writes down what it cannot take back: secrets that it used, what its updates and evaluations cost, every
+message, the secret of its noise, the serial numbers of manifests. Each book is a hash chain: the head after n entries
+follows from all of them. With its replies the site says how long its books are, and their heads. The server keeps that,
+signs it after every round, and shows it with every request; the site goes on only where its books begin with what the
+server has seen. So a book that was removed, cut or put back from an old copy is noticed before the next update, at both
+ends. A site that was killed has written more than the server knows, never less; a server that goes back to an older
+checkpoint knows less.
 """
 
 import json
@@ -41,32 +42,42 @@ class _Chain:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._heads: list[bytes] = []
-        self._end, self._file = 0, 0
+        self._end, self._synced, self._file, self._last = 0, 0, 0, b""
 
     def read(self) -> None:
         """Entries that came since the last look; all of them where the file is another or shorter."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
-            self._heads, self._end = [], 0
+            self._heads, self._end, self._last = [], 0, b""
             return
-        if found.st_ino != self._file or found.st_size < self._end:
-            self._heads, self._end, self._file = [], 0, found.st_ino
-        if found.st_size == self._end:
+        if found.st_ino == self._file and found.st_size == self._end:
             return
         with self.path.open("rb") as file:
-            file.seek(self._end)
+            file.seek(self._end - len(self._last))
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
+            if found.st_ino != self._file or not data.startswith(self._last):
+                self._heads, self._end, self._file, self._last = [], 0, found.st_ino, b""
+                file.seek(0)
+                data = file.read()
+        lines = data[len(self._last) : data.rfind(b"\n") + 1].splitlines(keepends=True)
         head = self._heads[-1] if self._heads else b""
-        for line in whole.splitlines(keepends=True):
+        for line in lines:
             head = blake2b(line, digest_size=_HEAD // 2, key=head).digest()
             self._heads.append(head)
-        self._end += len(whole)
+            self._end, self._last = self._end + len(line), line
 
     def at(self, length: int) -> tuple[int, str]:
         """The number of entries, and the head after so many."""
         return len(self._heads), self._heads[length - 1].hex() if 0 < length <= len(self._heads) else ""
+
+    def sync(self) -> None:
+        """Entries on disk, where there are more than the last time."""
+        self.read()
+        if self._end != self._synced:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+            self._synced = self._end
 
     def trim(self) -> None:
         """Removes an entry that was not written to its end, as its process was killed: nothing was sent then."""
@@ -76,20 +87,10 @@ class _Chain:
 
 
 class Books:
-    """A site's books; what the server signed last is compared with them at once.
-
-    Args:
-        site: whose they are.
-        root: the site's folder.
-        lines: names of files there that only grow.
-        secrets: names of files there that never change.
-        serials: the file with serial numbers of manifests.
-
-    Raises:
-        ValueError: a book is shorter than, or another one than, what the server has signed; names it and the remedy.
-    """
+    """A site's books; what the server signed last is compared with them at once."""
 
     def __init__(self, site: str, root: Path, lines: Sequence[str], secrets: Sequence[str], serials: str) -> None:
+        # Names of files in the folder: those that only grow, those that never change, that of manifests' numbers.
         self._site, self._root, self._secrets, self._serials = site, root, secrets, root / serials
         self._chains = {name: _Chain(root / name) for name in lines}
         self._seen, self._signed = "", cast(Statement, {})
@@ -101,24 +102,20 @@ class Books:
             self._compare(self._signed)
 
     def confirm(self, signed: str) -> None:
-        """Check that the books begin with what the server has signed, by what it shows now and by what is kept here.
-
-        Raises:
-            Refused: they do not, or the server's signature is none.
-        """
+        """Check that the books begin with what the server has signed, by what it shows now and by what is kept here."""
         shown = self._signed if signed in ("", self._seen) else _signed_statement(signed, self._site)
         self._compare(self._signed)
         self._compare(shown)
-        if shown is not self._signed and not any(shown.get(name, (0, ""))[0] < n for name, (n, _) in self._signed.items()):
+        if shown is not self._signed and not any(
+            shown.get(name, (0, ""))[0] < n for name, (n, _) in self._signed.items()
+        ):
             write_atomically(self._root / SEEN, signed.encode(), sync=True)
             self._seen, self._signed = signed, shown
 
     def statement(self) -> str:
         """Lengths and heads of all books, on disk, as they are sent."""
         for chain in self._chains.values():
-            if chain.path.is_file():
-                with chain.path.open("rb") as file:
-                    os.fsync(file.fileno())  # what was told must not be lost with the power
+            chain.sync()  # what was told must not be lost with the power
         heads = {name: self._at(name, _LENGTH) for name in (*self._chains, *self._secrets, *self._counters())}
         told = {name: (length, self._at(name, length)[1]) for name, (length, _) in heads.items() if length}
         return json.dumps(told)
@@ -155,14 +152,7 @@ class Books:
 
 
 class Countersignatures:
-    """Heads of all sites' books at the server, and its signatures under them.
-
-    Args:
-        root: the server's run folder; None to remember nothing.
-
-    Raises:
-        ValueError: a file there is damaged.
-    """
+    """Heads of all sites' books at the server, in its run folder where there is one, and its signatures under them."""
 
     def __init__(self, root: Path | None) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -174,7 +164,9 @@ class Countersignatures:
         path = None if root is None else root / KEY
         seed = path.read_bytes() if path is not None and path.is_file() else os.urandom(32)
         if len(seed) != 32:
-            raise ValueError(f"{path} must hold the 32 bytes of this server's key, got {len(seed)}; remove it for a new one")
+            raise ValueError(
+                f"{path} must hold the 32 bytes of this server's key, got {len(seed)}; remove it for a new one"
+            )
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         if root is None or path is None:
             return
@@ -186,7 +178,9 @@ class Countersignatures:
                 self._signed = json.loads((root / KNOWN).read_text(encoding="utf-8"))
                 self._known = {site: _signed_statement(signed, site) for site, signed in self._signed.items()}
             except (ValueError, AttributeError, RecursionError) as error:
-                raise ValueError(f"{root / KNOWN} must hold signed heads of sites' books: {error}; put it back") from error
+                raise ValueError(
+                    f"{root / KNOWN} must hold signed heads of sites' books: {error}; put it back"
+                ) from error
 
     def signed(self, site: str) -> str:
         """What was signed last of a site's books; "" before the first time."""
@@ -203,9 +197,9 @@ class Countersignatures:
             found = statement.get(name, (0, ""))
             if found[0] < length or (found[0] == length and found[1] != head):
                 raise Refused(
-                    f"the book {name!r} of {site!r} had {length} entries with the head {head}, and now has {found[0]} with "
-                    f"{found[1] or 'no head'}: it was removed, cut or put back from an old copy; the site must put the "
-                    f"newest copy of its private folder back"
+                    f"the book {name!r} of {site!r} had {length} entries with the head {head}, and now has {found[0]} "
+                    f"with {found[1] or 'no head'}: it was removed, cut or put back from an old copy; the site must "
+                    "put the newest copy of its private folder back"
                 )
         if statement != self._known.get(site):
             self._known[site] = statement
@@ -229,9 +223,9 @@ def _text(site: str, statement: Statement) -> str:
 
 
 def _statement(told: str) -> Statement:
-    """A statement from its text; whatever else it is, is a Refused."""
+    """A statement from its text; whatever else it is, is a Refused. Who says nothing has no books."""
     try:
-        return _entries(json.loads(told))
+        return _entries(json.loads(told or "{}"))
     except (ValueError, RecursionError) as error:
         raise Refused(f"lengths and heads of books must be JSON: {error}") from error
 

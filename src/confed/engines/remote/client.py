@@ -251,8 +251,7 @@ class Site:
         if request.round > (end := self._setup.rounds + AFTER):  # a server could count evaluations as it likes
             raise Refused(f"the round must be at most {end} in a run of {self._setup.rounds}, got {request.round}")
         message = open_body(body, self._limits, self._known, self._allowed)
-        if (problem := self._values.problem(message.tensors)) is not None:
-            raise Refused(problem)
+        self._values.check(message.tensors)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.journal.check(privacy)

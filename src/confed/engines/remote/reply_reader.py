@@ -61,7 +61,7 @@ class ReplyReader:
             message = open_body(body, self.limits, self._known, shared, exact)
             check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
             if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
-                raise Refused(problem)
+                return refused(problem)
         except Refused as error:
             return refused(error)
         if call.action == "evaluate" and (problem := self._misjudged(client, message)):

@@ -95,7 +95,9 @@ class Remote:
         if isinstance(transport, Bounded):
             transport.bound(limits.head + limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
-        self.sites = SiteRegistry(transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory))
+        self.sites = SiteRegistry(
+            transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
+        )
         self.kept: Sequence[int] = (0,)
         self.spool = spool
         self.fill: Callable[[CallBatch], None] = lambda batch: None
@@ -267,7 +269,11 @@ class Remote:
             finally:
                 self._keep = False
             if reply.error is None:
-                size = largest_of(reply.message) if ask.call.session else norm_of(self._known_start(ask.call), reply.message, changes)
+                size = (
+                    largest_of(reply.message)
+                    if ask.call.session
+                    else norm_of(self._known_start(ask.call), reply.message, changes)
+                )
                 norms[reply.client.id] = size
             else:
                 failed[position] = reply
@@ -296,7 +302,8 @@ class Remote:
         algorithm, name = self._setup.algorithm, reply.client.id
         said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
         if ask.call.session:
-            said = f"its reply to {ask.call.action!r} held values up to {norm:.3g}, more than {most:.3g}, as sites sent so far"
+            said = f"its reply to {ask.call.action!r} held values up to {norm:.3g}, more than {most:.3g}"
+            said += ", as sites sent so far"
         elif few:
             said = f"its update had the norm {norm:.3g}, more than {most:.3g}, as the smaller ones of all sites so far"
         try:

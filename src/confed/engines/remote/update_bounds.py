@@ -7,10 +7,10 @@ sites that train honestly on data of different sizes stay below. A majority of s
 medians, and secure aggregation shows no single update, so there no norm is bounded. Nor is one of what is no new value
 of what was sent (scores, counts).
 
-Of two sites neither can be told from the other by one round. There an update is compared with what all sites have sent so
-far (:class:`NormHistory`): the reference is the smaller one's median, so that no site moves its own bound, however slowly
-it grows, and an update beyond it is left out. In a session of split learning the largest value of a reply is compared with
-those of the first rounds in the same way.
+Of two sites neither can be told from the other by one round. There an update is compared with what all sites have sent
+so far (:class:`NormHistory`): the reference is the smaller one's median, so that no site moves its own bound, however
+slowly it grows, and an update beyond it is left out. In a session of split learning the largest value of a reply is
+compared with those of the first rounds in the same way.
 """
 
 import json
@@ -36,7 +36,7 @@ FEWEST = 3
 """Clients that a median is taken of, at least: of two, neither can be told from the other."""
 
 HARMLESS = 0.1
-"""An update of this share of the norm of what was sent passes, whatever others sent: no site can stop others by zeros."""
+"""An update of this share of the norm of what was sent passes always: no site can stop others by tiny updates."""
 
 IN_SESSION = 100.0
 """Times the usual largest value that activations and gradients may have: honest ones differ by more than updates do."""
