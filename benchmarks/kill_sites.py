@@ -1,37 +1,36 @@
-"""SIGKILL at random moments of sites over TLS: they go on with their books, and the model is that of an undisturbed run.
+"""SIGKILL at random moments of a federation's sites: they go on with their books, to the model of a run without.
 
-The server is this process; every site is a process of its own, which is killed again and again, at any moment from its
-start, and started anew. A site that wrote into a book and was killed before the server signed it must not be refused,
-and no round may leave a site out.
+The server is this process, every site a fork of it, which gets requests and sends replies over a pair of sockets. It is
+killed again and again, at any moment of its work, and another one opens the same folder. A site that wrote into a book
+and was killed before the server signed it must not be refused, and no round may leave a site out. Every tenth time the
+server is another object as well, which has what is on disk.
 
-    python benchmarks/kill_sites.py --seed 1 --count 20
+    python benchmarks/kill_sites.py --seed 1 --count 60
 """
 
 import argparse
 import json
+import os
 import random
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.provision import SITES, Federation, provision, read_sites
-from confed.engines.flower.superlink import open_superlink
-from confed.engines.flower.supernode import SuperNode, read_key, read_public
-from confed.engines.flower.transport import FlowerTransport, client_app
+from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.sites import Connection, Timeouts
+from confed.engines.remote.update_bounds import Bounds
 from confed.federation.local import Local
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_clients, toy_setup
@@ -39,108 +38,172 @@ from confed.testing.toy import toy_clients, toy_setup
 NAMES = ("client-0", "client-1")
 
 
-def setup_of(rounds: int) -> Setup:
-    clients = toy_clients()
-    local = Local(epochs=30, batch_size=4, lr=0.01)
-    return toy_setup(FedAvg(), clients={name: clients[name] for name in NAMES}, rounds=rounds, local=local)
+def exactly(line: socket.socket, count: int) -> bytes:
+    """So many bytes; a ConnectionError where the other end is gone."""
+    data = b""
+    while len(data) < count:
+        if not (piece := line.recv(count - len(data))):
+            raise ConnectionError("the other end is gone")
+        data += piece
+    return data
 
 
-def serve(root: Path, name: str, port: int, rounds: int) -> None:
-    """One site, until it is killed."""
-    setup, own, private = setup_of(rounds), root / "made" / "sites" / name, root / "private" / name
-    log = (root / f"{name}.log").open("a")
-    site = Site(
-        setup, client_named(setup, name), private, audit=private / "audit.jsonl",
-        progress=lambda event: print(getattr(event, "text", ""), file=log, flush=True),
-    )  # fmt: skip
-    (root / f"{name}.up").touch()
-    line = SuperNode(f"localhost:{port}", read_key(own / "key"), (own / "ca.crt").read_bytes(), interval=0.02)
-    line.serve(client_app(lambda _: site), threading.Event())
+def received(line: socket.socket) -> tuple[bytes, bytes]:
+    sizes = [int.from_bytes(exactly(line, 8), "little") for _ in range(2)]
+    return exactly(line, sizes[0]), exactly(line, sizes[1])
 
 
-@contextmanager
-def killed(root: Path, port: int, rounds: int, count: int, rng: random.Random) -> Iterator[list[int]]:
-    """All sites, killed so many times in all while this lasts; yields a list with the kills made."""
-    made, over = [0], threading.Event()
-    names = [NAMES[number % len(NAMES)] for number in range(count)]
+def sent(line: socket.socket, head: bytes, body: bytes) -> None:
+    line.sendall(len(head).to_bytes(8, "little") + len(body).to_bytes(8, "little") + head + body)
 
-    def start(name: str) -> "subprocess.Popen[bytes]":
-        (root / f"{name}.up").unlink(missing_ok=True)
-        given = ["--root", str(root), "--site", name, "--port", str(port), "--rounds", str(rounds)]
-        return subprocess.Popen([sys.executable, __file__, *given])
 
-    running = {name: start(name) for name in NAMES}
+@dataclass
+class Post:
+    """Requests to forks of this process, which are killed; see :class:`confed.engines.remote.sites.Transport`."""
 
-    def kill() -> None:
-        for name in names:
-            while not (root / f"{name}.up").is_file() and not over.is_set():
-                time.sleep(0.01)
-            over.wait(rng.uniform(0.0, 1.5))
-            if over.is_set():
-                return
-            running[name].send_signal(signal.SIGKILL)
-            running[name].wait()
-            made[0] += 1
-            running[name] = start(name)
+    setup: Setup
+    root: Path
+    rng: random.Random
+    most: int
+    kills: int = 0
+    lines: dict[int, socket.socket] = field(default_factory=dict)
+    processes: dict[int, int] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)
+    waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
+    order: dict[int, list[str]] = field(default_factory=dict)
+    replies: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    next_kill: float = 0.0
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        yield made
-    finally:
-        over.set()
-        thread.join()
-        for process in running.values():
-            process.kill()
-            process.wait()
+    def start(self, number: int) -> None:
+        """A new process for a site."""
+        ours, theirs = socket.socketpair()
+        process = os.fork()
+        if process == 0:
+            try:
+                for line in (ours, *self.lines.values()):
+                    line.close()
+                self.serve(theirs, NAMES[number])
+            finally:
+                os._exit(0)
+        theirs.close()
+        self.lines[number], self.processes[number] = ours, process
+        self.since[number], self.order[number] = self.since.get(number, 0) + 1, []
+
+    def serve(self, line: socket.socket, name: str) -> None:
+        """One site, until it is killed or the server is gone."""
+        root = self.root / name
+        log = (self.root / f"{name}.log").open("a")
+        site = Site(
+            self.setup, client_named(self.setup, name), root, audit=root / "audit.jsonl",
+            progress=lambda event: print(getattr(event, "text", ""), file=log, flush=True),
+        )  # fmt: skip
+        while True:
+            sent(line, *site.handle(*received(line)))
+
+    def kill(self, number: int) -> None:
+        """The end of a site's process."""
+        self.lines.pop(number).close()
+        os.kill(self.processes[number], signal.SIGKILL)
+        os.waitpid(self.processes.pop(number), 0)
+
+    def connections(self) -> Mapping[int, Connection]:
+        return {number: Connection(str(since), NAMES[number]) for number, since in self.since.items()}
+
+    def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
+        sent(self.lines[to], head, body)
+        name = f"{kind}-{time.monotonic()}"
+        self.waiting[name] = (to, self.since[to])
+        self.order[to].append(name)
+        return name
+
+    def receive(self, name: str) -> tuple[bytes, bytes] | str | None:
+        to, since = self.waiting[name]
+        if since != self.since[to]:
+            return "ConnectionError: the site was killed"
+        now = time.monotonic()
+        if self.kills < self.most and now > self.next_kill:
+            self.next_kill = now + self.rng.uniform(0.0, 1.5)
+            self.kills += 1
+            self.kill(to)
+            self.start(to)
+            return "ConnectionError: the site was killed"
+        line = self.lines[to]
+        line.settimeout(0.001)
+        try:
+            line.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return self.replies.pop(name, None)
+        line.settimeout(None)
+        self.replies[self.order[to].pop(0)] = received(line)
+        return self.replies.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        self.waiting.pop(name, None)
+
+
+def trial(method: FedAvg | SplitLearning, seed: int, count: int, until: float) -> tuple[int, int, list[str]]:
+    """Kills made in a run, its rounds, and what was wrong."""
+    clients, findings = toy_clients(), list[str]()
+    local = Local(epochs=20, batch_size=4, lr=0.01)
+    setup = toy_setup(method, clients={name: clients[name] for name in NAMES}, rounds=1000, local=local)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        post = Post(setup, root, random.Random(seed), count)
+        for number in range(len(NAMES)):
+            post.start(number)
+
+        def opened() -> Remote:
+            timeouts = Timeouts(minimum=len(NAMES), away=120, interval=0.01)
+            remote = Remote(setup, post, timeouts=timeouts, bounds=Bounds(), memory=root / "state")
+            remote.sites.gather(NAMES, wait=60)
+            return remote
+
+        plain = Simulation(setup, MemoryStore())
+        servers = plain.start(InProcess(setup).workspace)
+        expected, round = simulate(plain, servers), 0
+        while post.kills < count and time.monotonic() < until and not findings:
+            remote = opened()
+            remote.begin(round, (0, round))
+            simulation = Simulation(setup, MemoryStore(), remote)
+            simulation.attempt, simulation.check = remote.attempt, remote.check
+            for record in simulate(simulation, servers, round):
+                remote.remember()
+                round, servers = record.round, record.servers
+                findings += [f"round {round}: {name}: {error}" for name, error in record.errors.items()]
+                undisturbed = next(expected).servers
+                for server, state in servers.items():
+                    same = (torch.equal(t, undisturbed[server].params[n]) for n, t in state.params.items())
+                    findings += [] if all(same) else [f"round {round}: another {server} than without kills"]
+                if round % 10 == 0 or post.kills >= count or time.monotonic() > until or findings:
+                    break
+        for number in list(post.lines):
+            post.kill(number)
+        for name in NAMES:
+            log = (root / f"{name}.log").read_text()
+            findings += [line for line in log.splitlines() if "the book" in line]
+        stored = json.loads((root / "state" / "books.json").read_text())
+        if len(stored) < len(NAMES):
+            findings.append(f"the server knows the books of {sorted(stored)} only")
+    return post.kills, round, findings
 
 
 def main() -> int:
     """Kills, compares and prints; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments (default: the time)")
-    parser.add_argument("--count", type=int, default=20, help="kills in all, at most")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--minutes", type=float, default=4.0, help="after which no more rounds are run")
-    for hidden in ("--root", "--site", "--port"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, default=60, help="kills in all, at most")
+    parser.add_argument("--minutes", type=float, default=6.0, help="after which no more rounds are run")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.site:
-        serve(Path(options.root), options.site, int(options.port), options.rounds)
-        return 0
-    rng, setup, findings = random.Random(options.seed), setup_of(options.rounds), list[str]()
-    until = time.monotonic() + 60 * options.minutes
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        provision(root / "made", Federation(NAMES, "localhost", 8443, ""))
-        server = root / "made" / "server"
-        keys = {read_public(key): name for name, key in read_sites(server / SITES).items()}
-        post = open_superlink(keys, certificate=server / "server.crt", key=server / "server.key", waiting=root / "post")
-        with post as (grid, port), killed(root, port, options.rounds, options.count, rng) as made:
-            timeouts = Timeouts(minimum=len(NAMES), away=120, interval=0.02)
-            remote = Remote(setup, FlowerTransport(grid, keys), timeouts=timeouts, memory=root / "state")
-            remote.sites.gather(NAMES, wait=120)
-            simulation, plain = Simulation(setup, MemoryStore(), remote), Simulation(setup, MemoryStore())
-            expected = simulate(plain, plain.start(InProcess(setup).workspace))
-            for record in simulate(simulation, simulation.start(remote._local.workspace)):
-                remote.remember()
-                findings += [f"round {record.round}: {name}: {error}" for name, error in record.errors.items()]
-                undisturbed = next(expected).servers["main"].params
-                if not all(torch.equal(tensor, undisturbed[name]) for name, tensor in record.servers["main"].params.items()):
-                    findings.append(f"round {record.round}: another model than without kills")
-                if made[0] >= options.count or time.monotonic() > until:
-                    break
-        for name in NAMES:
-            findings += [line for line in (root / f"{name}.log").read_text().splitlines() if "book" in line]
-        longest = max(entry[0] for told in _books(root).values() for entry in told["books"].values())
-    print(f"seed {options.seed}: {made[0]} kills in {record.round} rounds, longest book {longest}, {len(findings)} findings")
-    print(*findings, sep="\n")
-    return 1 if findings else 0
-
-
-def _books(root: Path) -> dict[str, dict[str, dict[str, list[int]]]]:
-    return {name: json.loads(told) for name, told in json.loads((root / "state" / "books.json").read_text()).items()}
+    worst = 0
+    for number, method in enumerate((FedAvg(), SplitLearning())):
+        until = time.monotonic() + 30 * options.minutes
+        kills, rounds, findings = trial(method, options.seed + number, options.count // 2, until)
+        print(f"{type(method).__name__}: {kills} kills in {rounds} rounds, {len(findings)} findings", flush=True)
+        print(*findings, sep="\n")
+        worst |= bool(findings)
+    print(f"seed {options.seed}")
+    return worst
 
 
 if __name__ == "__main__":

@@ -91,8 +91,9 @@ class Books:
 
     def __init__(self, site: str, root: Path, lines: Sequence[str], secrets: Sequence[str], serials: str) -> None:
         # Names of files in the folder: those that only grow, those that never change, that of manifests' numbers.
-        self._site, self._root, self._secrets, self._serials = site, root, secrets, root / serials
-        self._chains = {name: _Chain(root / name) for name in lines}
+        self._site, self._root, self._serials = site, root, root / serials
+        self._secrets = {Path(name).stem: root / name for name in secrets}
+        self._chains = {Path(name).stem: _Chain(root / name) for name in lines}
         self._seen, self._signed = "", cast(Statement, {})
         for chain in self._chains.values():
             chain.trim()
@@ -126,7 +127,7 @@ class Books:
             self._chains[name].read()
             return self._chains[name].at(length)
         if name in self._secrets:
-            path = self._root / name
+            path = self._secrets[name]
             return (1, blake2b(path.read_bytes(), digest_size=_HEAD // 2).hexdigest()) if path.is_file() else (0, "")
         serial, head = self._counters().get(name, (0, ""))
         return serial, head if length == serial else ""
@@ -143,11 +144,11 @@ class Books:
             length, own = self._at(name, wanted)
             counted = name not in self._chains and name not in self._secrets and length > wanted
             if length < wanted or (own != head and not counted):
-                raise Refused(
-                    f"the book {name!r} in {self._root} was removed, cut or put back from an old copy: the server has "
-                    f"signed {wanted} entries with the head {head}, and here are {length} with {own or 'no head'}. Put "
-                    f"the newest copy of the folder back; if it is lost, remove {SEEN} there and have the coordinator "
-                    f"take {self._site!r} out of {KNOWN} in the server's run folder"
+                raise Refused(  # files last: what is sent to the server ends before the first one
+                    f"the book {name!r} was removed, cut or put back from an old copy: the server has signed {wanted} "
+                    f"entries with the head {head}, and here are {length} with {own or 'no head'}. Put the newest copy "
+                    "of the private folder back; if it is lost, have the coordinator take the site out of the books in "
+                    f"the server's run folder ({KNOWN}), and remove {self._root / SEEN}"
                 )
 
 

@@ -233,11 +233,14 @@ class Remote:
             batch.count_out(reply, self.timeouts.minimum)
         return reply
 
-    def _known_start(self, call: Call) -> Call:
-        """A call with all values of the model that its reply's are compared with, those that were not sent, too."""
+    def _size(self, call: Call, message: Message) -> float:
+        """Norm of an update, also of values of the model that were not sent; of activations their largest value."""
+        if call.session:
+            return largest_of(message)
         expected = {} if call.expects is None else call.expects
         unsent = {name: tensor for name, tensor in expected.items() if name in self._local.workspace.tensors}
-        return replace(call, message=Message({**unsent, **call.message.tensors}))
+        start = replace(call, message=Message({**unsent, **call.message.tensors}))
+        return norm_of(start, message, self._setup.algorithm.traits.changes)
 
     def _unusual(self, calls: Sequence[Call]) -> bool:
         """Whether these calls of a session are the first of their kind, whose replies say what is usual."""
@@ -260,7 +263,7 @@ class Remote:
 
         They are read twice, as their median is known only when all have come and they would not fit into memory.
         """
-        changes, norms, failed = self._setup.algorithm.traits.changes, dict[str, float](), dict[int, Reply]()
+        norms, failed = dict[str, float](), dict[int, Reply]()
         before = dict(self._bases)
         for position, (ask, result) in sorted(batch.done.items()):
             self._keep = True
@@ -269,12 +272,7 @@ class Remote:
             finally:
                 self._keep = False
             if reply.error is None:
-                size = (
-                    largest_of(reply.message)
-                    if ask.call.session
-                    else norm_of(self._known_start(ask.call), reply.message, changes)
-                )
-                norms[reply.client.id] = size
+                norms[reply.client.id] = self._size(ask.call, reply.message)
             else:
                 failed[position] = reply
         self._history.meet(batch.calls)

@@ -75,11 +75,7 @@ class Bounds:
 
 
 class NormHistory:
-    """Sizes of the replies that counted: action -> site -> round -> size.
-
-    Args:
-        path: a file that survives the server; None for none.
-    """
+    """Sizes of the replies that counted, in a file where there is one: action -> site -> round -> size."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -134,13 +130,7 @@ class NormHistory:
         return sum(bool(rounds) for rounds in self._sizes.get(action, {}).values()) > 1
 
     def most(self, call: Call, sizes: Mapping[str, float], factor: float) -> float:
-        """The largest size that a reply may have; infinity where one site alone has ever answered.
-
-        Args:
-            call: what was asked.
-            sizes: client -> size of its reply to the calls made together.
-            factor: see :class:`Bounds`.
-        """
+        """The largest size of a reply, beside those of calls made together; infinity where one site alone answers."""
         usual = self._usual(call.action, sizes, FIRST if call.session and call.expects is None else RECENT)
         if call.session:
             return usual * (factor if call.expects is not None else IN_SESSION)
