@@ -150,7 +150,7 @@ class SiteRegistry:
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
         progress: called with the sites' states after every change.
-        heads: of the sites' books.
+        heads: of the sites' books; None to begin without any.
 
     Attributes:
         heads: as given.
@@ -170,9 +170,9 @@ class SiteRegistry:
         limits: Limits,
         audit: Path | None,
         progress: Progress,
-        heads: Countersignatures,
+        heads: Countersignatures | None = None,
     ) -> None:
-        self.heads = heads
+        self.heads = Countersignatures(None) if heads is None else heads
         self.transport, self.fingerprint, self.timeouts, self.limits = transport, fingerprint, timeouts, limits
         self.clients: dict[str, ClientInfo] = {}
         self.left_out: dict[str, dict[str, int]] = {}
