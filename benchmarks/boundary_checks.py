@@ -2,8 +2,8 @@
 
 Every figure is the median processor time of one site's part of a round. ``values`` is the absolute bound, which a site
 applies to what it receives, and the server to each reply and to the new model; ``norm`` the norm of an update;
-``history`` the comparison of two sites with what they sent so far; ``books`` what a site computes and writes for its
-books, with files of 10,000 lines, and ``sign`` what the server does, on its disk. The yardstick is five readings of the
+``history`` the comparison of two sites with what they sent so far; ``journals`` what a site computes and writes for
+its own, with files of 10,000 lines, and ``sign`` what the server does, on its disk. The yardstick is five readings of the
 update, from bytes to tensors that are all finite, of which there were two before these checks.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from confed.engines.remote.books import Books, Countersignatures
+from confed.engines.remote.journal_chains import Countersignatures, JournalChains
 from confed.engines.remote.protocol import Limits, open_body, seal
 from confed.engines.remote.update_bounds import NormHistory, norm_of
 from confed.federation.client_info import ClientInfo
@@ -53,18 +53,18 @@ def main() -> None:
         root, names = Path(folder), ["privacy.jsonl", "used.jsonl", "evaluations.jsonl", "audit.jsonl"]
         for name in names:
             (root / name).write_text(f'{{"time": 1.0, "digest": "{"0" * 100}"}}\n' * LINES)
-        books, server = Books("a", root, names, [], "manifests.json"), Countersignatures(root / "server")
+        journals, server = JournalChains("a", root, names, [], "manifests.json"), Countersignatures(root / "server")
 
         def entries() -> None:
             with (root / "audit.jsonl").open("a") as file:
                 file.write('{"time": 1.0}\n')
-            books.confirm(server.signed("a"))
-            books.statement()
+            journals.confirm(server.signed("a"))
+            journals.statement()
 
         def signed() -> None:
             with (root / "audit.jsonl").open("a") as file:
                 file.write('{"time": 1.0}\n')
-            server.note("a", books.statement())
+            server.note("a", journals.statement())
             server.sign()
 
         read = milliseconds(lambda: open_body(body, Limits(), {}, frozenset()))
@@ -74,9 +74,9 @@ def main() -> None:
             "boundary_checks", 5.0, ratio=(read + 2 * values + norm) / read,
             read_ms=read, values_ms=values, norm_ms=norm,
             history_ms=milliseconds(lambda: history.most(calls[0], {"a": 1.0, "b": 1.1}, 10.0)),
-            books_ms=milliseconds(entries), books_seconds_ms=milliseconds(entries, time.perf_counter),
+            journals_ms=milliseconds(entries), journals_seconds_ms=milliseconds(entries, time.perf_counter),
             sign_ms=milliseconds(signed), sign_seconds_ms=milliseconds(signed, time.perf_counter),
-            opened_ms=milliseconds(lambda: Books("a", root, names, [], "manifests.json")),
+            opened_ms=milliseconds(lambda: JournalChains("a", root, names, [], "manifests.json")),
         )  # fmt: skip
 
 

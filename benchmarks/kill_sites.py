@@ -1,9 +1,9 @@
-"""SIGKILL at random moments of a federation's sites: they go on with their books, to the model of a run without.
+"""SIGKILL at random moments of a federation's sites: they go on with their journals, to the model of a run without.
 
 The server is this process, every site a fork of it, which gets requests and sends replies over a pair of sockets. It is
-killed again and again, at any moment of its work, and another one opens the same folder. A site that wrote into a book
-and was killed before the server signed it must not be refused, and no round may leave a site out. Every tenth time the
-server is another object as well, which has what is on disk.
+killed again and again, at any moment of its work, and another one opens the same folder. A site that wrote into a
+journal and was killed before the server signed it must not be refused, and no round may leave a site out. Every tenth
+time the server is another object as well, which has what is on disk.
 
     python benchmarks/kill_sites.py --seed 1 --count 60
 """
@@ -73,6 +73,7 @@ class Post:
     order: dict[int, list[str]] = field(default_factory=dict)
     replies: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     next_kill: float = 0.0
+    in_row: dict[int, int] = field(default_factory=dict)  # a site that loses a request three times is left out
 
     def start(self, number: int) -> None:
         """A new process for a site."""
@@ -121,7 +122,8 @@ class Post:
         if since != self.since[to]:
             return "ConnectionError: the site was killed"
         now = time.monotonic()
-        if self.kills < self.most and now > self.next_kill:
+        if self.kills < self.most and now > self.next_kill and self.in_row.get(to, 0) < 2:
+            self.in_row[to] = self.in_row.get(to, 0) + 1
             self.next_kill = now + self.rng.uniform(0.0, 1.5)
             self.kills += 1
             self.kill(to)
@@ -134,7 +136,7 @@ class Post:
         except TimeoutError:
             return self.replies.pop(name, None)
         line.settimeout(None)
-        self.replies[self.order[to].pop(0)] = received(line)
+        self.replies[self.order[to].pop(0)], self.in_row[to] = received(line), 0
         return self.replies.pop(name, None)
 
     def forget(self, name: str) -> None:
@@ -180,10 +182,10 @@ def trial(method: FedAvg | SplitLearning, seed: int, count: int, until: float) -
             post.kill(number)
         for name in NAMES:
             log = (root / f"{name}.log").read_text()
-            findings += [line for line in log.splitlines() if "the book" in line]
-        stored = json.loads((root / "state" / "books.json").read_text())
+            findings += [line for line in log.splitlines() if "the journal" in line]
+        stored = json.loads((root / "state" / "journals.json").read_text())
         if len(stored) < len(NAMES):
-            findings.append(f"the server knows the books of {sorted(stored)} only")
+            findings.append(f"the server knows the journals of {sorted(stored)} only")
     return post.kills, round, findings
 
 

@@ -62,7 +62,9 @@ def tampered(body: bytes, change: Change) -> bytes:
 
 def of_two(method: Algorithm, rounds: int = 3) -> Setup:
     clients = toy_clients(kind=method.traits.made_for)
-    return toy_setup(method, clients={name: clients[name] for name in TWO}, rounds=rounds, noisy=isinstance(method, FedBN))
+    return toy_setup(
+        method, clients={name: clients[name] for name in TWO}, rounds=rounds, noisy=isinstance(method, FedBN)
+    )
 
 
 class Hostile(Letters):

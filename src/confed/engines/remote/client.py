@@ -16,10 +16,10 @@ from typing import Any
 
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.population import listed
-from confed.engines.remote.books import Books
 from confed.engines.remote.evaluation_record import ANSWERED, EvaluationRecord, kept_policy
 from confed.engines.remote.handshake import Fingerprint, fingerprint
 from confed.engines.remote.journal import COSTS, USED, Journal
+from confed.engines.remote.journal_chains import JournalChains
 from confed.engines.remote.noise_secret import NoiseSecret
 from confed.engines.remote.protocol import (
     GOODBYE,
@@ -146,7 +146,7 @@ class Site:
         if audit is not None and audit.parent == root:
             lines.append(audit.name)
         root.mkdir(parents=True, exist_ok=True)
-        self._books = Books(client.id, root, lines, [secret], SERIALS)
+        self._journals = JournalChains(client.id, root, lines, [secret], SERIALS)
         self.journal = Journal(root, self.fingerprint.terms[:16], limit)
         policy = kept_policy(root, evaluations)
         self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
@@ -182,13 +182,13 @@ class Site:
         try:
             request = self._read(head, body)
             name = request.id
-            self._books.confirm(request.books)
+            self._journals.confirm(request.journals)
             if request.action == GOODBYE:
                 reply = self._part(request)
             else:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
             if reply[0].error is None and not request.session:  # in a session calls are many, and cost no entries
-                reply = replace(reply[0], books=self._books.statement()), reply[1]
+                reply = replace(reply[0], journals=self._journals.statement()), reply[1]
         except Exception as error:
             self._progress(Note(f"refused: {error}"))
             reply = Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())

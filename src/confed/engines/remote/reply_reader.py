@@ -36,7 +36,7 @@ class ReplyReader:
         self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
 
     def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool, str]:
-        """The reply, whether the site has saved its state, and what it says of its books.
+        """The reply, whether the site has saved its state, and what it says of its journals.
 
         Args:
             call: what was asked.
@@ -66,7 +66,7 @@ class ReplyReader:
             return refused(error)
         if call.action == "evaluate" and (problem := self._misjudged(client, message)):
             return Reply(client, Message(), problem), False, ""
-        return check_reply(call, Reply(client, message)), answer.saved, answer.books
+        return check_reply(call, Reply(client, message)), answer.saved, answer.journals
 
     def _misjudged(self, client: ClientInfo, message: Message) -> str:
         try:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
-from confed.engines.remote.books import Countersignatures
 from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.engines.remote.handshake import fingerprint
+from confed.engines.remote.journal_chains import Countersignatures
 from confed.engines.remote.open_files import patiently
 from confed.engines.remote.pauses import Pauses
 from confed.engines.remote.protocol import Limits, Request, printable, seal, version_of
@@ -444,11 +444,11 @@ class Remote:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
         if not self._keep and (self._attempts is None or self._attempts.single):
             result.unlink()
-        reply, saved, books = self._reader.read(ask.call, ask.request.id, head, body)
+        reply, saved, journals = self._reader.read(ask.call, ask.request.id, head, body)
         if reply.error is not None:
             return self._failed(client, reply.error)
         if not ask.call.session:
-            self.sites.heads.note(client.id, books)
+            self.sites.heads.note(client.id, journals)
         if saved:
             self._bases[client.id] = ask.request.version
         return reply

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 from uuid import uuid4
 
-from confed.engines.remote.books import Countersignatures
 from confed.engines.remote.handshake import Fingerprint
+from confed.engines.remote.journal_chains import Countersignatures
 from confed.engines.remote.open_files import patiently
 from confed.engines.remote.protocol import (
     GOODBYE,
@@ -150,7 +150,7 @@ class SiteRegistry:
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
         progress: called with the sites' states after every change.
-        heads: of the sites' books; None to begin without any.
+        heads: of the sites' journals; None to begin without any.
 
     Attributes:
         heads: as given.
@@ -213,7 +213,7 @@ class SiteRegistry:
         """
         told: set[str] = set()
         for name, (number, _) in self.lines.items():
-            request = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0, books=self.heads.signed(name))
+            request = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0, journals=self.heads.signed(name))
             head, body = request.to_bytes(), seal(Message())
             if (sent := self.transport.send(number, GOODBYE, head, body, wait)) is not None:
                 told.add(sent)
@@ -254,7 +254,7 @@ class SiteRegistry:
 
     def _greet(self, number: int, connection: Connection) -> None:
         name = connection.name or ""
-        head = Request(f"{self.run}/hello/{number}", name, HELLO, 0, 1, 0, books=self.heads.signed(name)).to_bytes()
+        head = Request(f"{self.run}/hello/{number}", name, HELLO, 0, 1, 0, journals=self.heads.signed(name)).to_bytes()
         body = seal(Message({}, self.fingerprint.scalars()))
         sent = self.transport.send(number, HELLO, head, body, self.timeouts.deadline)
         if sent is not None:
@@ -290,7 +290,7 @@ class SiteRegistry:
             if not isinstance(answers, str) or len(answers) > 200 or not answers.isprintable():
                 raise Refused(f"the name of its head must be up to 200 printable characters, got {str(answers)[:80]!r}")
             left_out = _left_out(told)
-            self.heads.note(claimed, answer.books)
+            self.heads.note(claimed, answer.journals)
         except Exception as error:  # whatever a greeting may lead to is a fault of its site
             self.note(name, "away", f"cannot take part: {error if isinstance(error, ValueError) else repr(error)}")
             return

@@ -1,12 +1,12 @@
-"""Books of a site that its disk cannot shorten, and their heads, which the server countersigns in every round.
+"""Journals of a site that its disk cannot shorten, and their heads, which the server countersigns in every round.
 
-A site writes down what it cannot take back: secrets that it used, what its updates and evaluations cost, every
-message, the secret of its noise, the serial numbers of manifests. Each book is a hash chain: the head after n entries
-follows from all of them. With its replies the site says how long its books are, and their heads. The server keeps that,
-signs it after every round, and shows it with every request; the site goes on only where its books begin with what the
-server has seen. So a book that was removed, cut or put back from an old copy is noticed before the next update, at both
-ends. A site that was killed has written more than the server knows, never less; a server that goes back to an older
-checkpoint knows less.
+A site writes down what it cannot take back: secrets that it used, what its updates and evaluations cost, every message,
+the secret of its noise, the serial numbers of manifests. Each journal is a hash chain: the head after n entries follows
+from all of them. With its replies the site says how long its journals are, and their heads. The server keeps that,
+signs it after every round, and shows it with every request; the site goes on only where its journals begin with what
+the server has seen. So a journal that was removed, cut or put back from an old copy is noticed before the next update,
+at both ends. A site that was killed has written more than the server knows, never less; a server that goes back to an
+older checkpoint knows less.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any, cast
 from confed.engines.remote.protocol import Refused
 from confed.federation.atomic import write_atomically
 
-__all__ = ["Books", "Countersignatures", "Statement"]
+__all__ = ["Countersignatures", "JournalChains", "Statement"]
 
 Statement = Mapping[str, tuple[int, str]]
 """Book -> its number of entries, and its head."""
@@ -27,11 +27,11 @@ Statement = Mapping[str, tuple[int, str]]
 SEEN = "countersigned.json"
 """File in a site's folder: what the server signed last."""
 
-KNOWN, KEY = "books.json", "books.key"
-"""Files in the server's run folder: heads of the sites' books, and the key that signs them."""
+KNOWN, KEY = "journals.json", "journals.key"
+"""Files in the server's run folder: heads of the sites' journals, and the key that signs them."""
 
 MOST = 32
-"""Books of a site, at most."""
+"""Journals of a site, at most."""
 
 _LENGTH, _HEAD = 2**53, 32
 
@@ -86,8 +86,8 @@ class _Chain:
             os.truncate(self.path, self._end)
 
 
-class Books:
-    """A site's books; what the server signed last is compared with them at once."""
+class JournalChains:
+    """A site's journals; what the server signed last is compared with them at once."""
 
     def __init__(self, site: str, root: Path, lines: Sequence[str], secrets: Sequence[str], serials: str) -> None:
         # Names of files in the folder: those that only grow, those that never change, that of manifests' numbers.
@@ -103,7 +103,7 @@ class Books:
             self._compare(self._signed)
 
     def confirm(self, signed: str) -> None:
-        """Check that the books begin with what the server has signed, by what it shows now and by what is kept here."""
+        """Check that the journals begin with what the server has signed, as it shows now and as is kept here."""
         shown = self._signed if signed in ("", self._seen) else _signed_statement(signed, self._site)
         self._compare(self._signed)
         self._compare(shown)
@@ -114,7 +114,7 @@ class Books:
             self._seen, self._signed = signed, shown
 
     def statement(self) -> str:
-        """Lengths and heads of all books, on disk, as they are sent."""
+        """Lengths and heads of all journals, on disk, as they are sent."""
         for chain in self._chains.values():
             chain.sync()  # what was told must not be lost with the power
         heads = {name: self._at(name, _LENGTH) for name in (*self._chains, *self._secrets, *self._counters())}
@@ -122,7 +122,7 @@ class Books:
         return json.dumps(told)
 
     def _at(self, name: str, length: int) -> tuple[int, str]:
-        """Entries of a book, and its head after so many; no head where a book does not say."""
+        """Entries of a journal, and its head after so many; no head where a journal does not say."""
         if name in self._chains:
             self._chains[name].read()
             return self._chains[name].at(length)
@@ -145,15 +145,15 @@ class Books:
             counted = name not in self._chains and name not in self._secrets and length > wanted
             if length < wanted or (own != head and not counted):
                 raise Refused(  # files last: what is sent to the server ends before the first one
-                    f"the book {name!r} was removed, cut or put back from an old copy: the server has signed {wanted} "
-                    f"entries with the head {head}, and here are {length} with {own or 'no head'}. Put the newest copy "
-                    "of the private folder back; if it is lost, have the coordinator take the site out of the books in "
-                    f"the server's run folder ({KNOWN}), and remove {self._root / SEEN}"
+                    f"the journal {name!r} was removed, cut or put back from an old copy: the server has signed "
+                    f"{wanted} entries with the head {head}, and here are {length} with {own or 'no head'}. Put the newest copy "
+                    "of the private folder back; if it is lost, have the coordinator take the site out of the journals "
+                    f"in the server's run folder ({KNOWN}), and remove {self._root / SEEN}"
                 )
 
 
 class Countersignatures:
-    """Heads of all sites' books at the server, in its run folder where there is one, and its signatures under them."""
+    """Heads of all sites' journals, in the server's run folder where there is one, and its signatures under them."""
 
     def __init__(self, root: Path | None) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -180,26 +180,26 @@ class Countersignatures:
                 self._known = {site: _signed_statement(signed, site) for site, signed in self._signed.items()}
             except (ValueError, AttributeError, RecursionError) as error:
                 raise ValueError(
-                    f"{root / KNOWN} must hold signed heads of sites' books: {error}; put it back"
+                    f"{root / KNOWN} must hold signed heads of sites' journals: {error}; put it back"
                 ) from error
 
     def signed(self, site: str) -> str:
-        """What was signed last of a site's books; "" before the first time."""
+        """What was signed last of a site's journals; "" before the first time."""
         return self._signed.get(site, "")
 
     def note(self, site: str, told: str) -> None:
-        """Record of what a site says of its books.
+        """Record of what a site says of its journals.
 
         Raises:
-            Refused: it is no statement, or a book is shorter than it was or has another head.
+            Refused: it is no statement, or a journal is shorter than it was or has another head.
         """
         statement = _statement(told)
         for name, (length, head) in self._known.get(site, {}).items():
             found = statement.get(name, (0, ""))
             if found[0] < length or (found[0] == length and found[1] != head):
                 raise Refused(
-                    f"the book {name!r} of {site!r} had {length} entries with the head {head}, and now has {found[0]} "
-                    f"with {found[1] or 'no head'}: it was removed, cut or put back from an old copy; the site must "
+                    f"the journal {name!r} of {site!r} had {length} entries with the head {head}, and now has "
+                    f"{found[0]} with {found[1] or 'no head'}: it was removed, cut or put back from an old copy; the site must "
                     "put the newest copy of its private folder back"
                 )
         if statement != self._known.get(site):
@@ -212,7 +212,7 @@ class Countersignatures:
             text = _text(site, self._known[site])
             public = self._key.public_key().public_bytes_raw().hex()
             signature = self._key.sign(text.encode()).hex()
-            self._signed[site] = json.dumps({"books": self._known[site], "key": public, "signature": signature})
+            self._signed[site] = json.dumps({"journals": self._known[site], "key": public, "signature": signature})
         if self._changed and self._root is not None:
             write_atomically(self._root / KNOWN, json.dumps(self._signed, indent=1).encode(), sync=True)
         self._changed.clear()
@@ -220,26 +220,28 @@ class Countersignatures:
 
 def _text(site: str, statement: Statement) -> str:
     """What is signed."""
-    return json.dumps(["confed books", site, {name: list(entry) for name, entry in statement.items()}], sort_keys=True)
+    return json.dumps(
+        ["confed journals", site, {name: list(entry) for name, entry in statement.items()}], sort_keys=True
+    )
 
 
 def _statement(told: str) -> Statement:
-    """A statement from its text; whatever else it is, is a Refused. Who says nothing has no books."""
+    """A statement from its text; whatever else it is, is a Refused. Who says nothing has no journals."""
     try:
         return _entries(json.loads(told or "{}"))
     except (ValueError, RecursionError) as error:
-        raise Refused(f"lengths and heads of books must be JSON: {error}") from error
+        raise Refused(f"lengths and heads of journals must be JSON: {error}") from error
 
 
 def _entries(told: Any) -> dict[str, tuple[int, str]]:
     if not isinstance(told, dict) or len(cast(dict[str, Any], told)) > MOST:
-        raise Refused(f"a site must name at most {MOST} books")
+        raise Refused(f"a site must name at most {MOST} journals")
     entries: dict[str, tuple[int, str]] = {}
     for name, entry in cast(dict[str, Any], told).items():
         sound = len(name) <= 100 and name.isprintable() and isinstance(entry, list) and len(cast(list[Any], entry)) == 2
         length, head = cast(list[Any], entry) if sound else (None, None)
         if type(length) is not int or not 0 < length < _LENGTH or not isinstance(head, str) or len(head) != _HEAD:
-            raise Refused(f"the book {name[:80]!r} must have a length and a head of {_HEAD} characters")
+            raise Refused(f"the journal {name[:80]!r} must have a length and a head of {_HEAD} characters")
         entries[name] = (length, head)
     return entries
 
@@ -251,9 +253,11 @@ def _signed_statement(signed: str, site: str) -> Statement:
 
     try:
         told = json.loads(signed)
-        statement = _entries(told["books"])
+        statement = _entries(told["journals"])
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["key"]))
         key.verify(bytes.fromhex(told["signature"]), _text(site, statement).encode())
     except (ValueError, TypeError, LookupError, RecursionError, InvalidSignature) as error:
-        raise Refused(f"the server's signature under the books of {site!r} is none: {type(error).__name__}") from error
+        raise Refused(
+            f"the server's signature under the journals of {site!r} is none: {type(error).__name__}"
+        ) from error
     return statement

@@ -1,4 +1,4 @@
-"""Books that a disk cannot shorten: removed, cut and restored ones are noticed before the next update, at both ends."""
+"""Journals that a disk cannot shorten: removed, cut and restored ones are noticed before the next update."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from confed.algorithms.split_learning import SplitLearning
 from confed.deployment.manifest_serial import ACCEPTED
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
-from confed.engines.remote.books import KEY, KNOWN, SEEN, Books, Countersignatures
 from confed.engines.remote.client import SERIALS, Site, client_named
+from confed.engines.remote.journal_chains import KEY, KNOWN, SEEN, Countersignatures, JournalChains
 from confed.engines.remote.protocol import Refused
 from confed.engines.remote.server import Remote
 from confed.federation.state import MemoryStore
@@ -59,15 +59,15 @@ def test_a_head_follows_from_all_entries(tmp_path: Path) -> None:
     lines = [b'{"a": 1}\n', b'{"b": 2}\n', b"torn"]
     (tmp_path / "privacy.jsonl").write_bytes(b"".join(lines))
     (tmp_path / "noise.key").write_bytes(b"k" * 32)
-    books = Books("a", tmp_path, ["privacy.jsonl", "audit.jsonl"], ["noise.key"], SERIALS)
+    journals = JournalChains("a", tmp_path, ["privacy.jsonl", "audit.jsonl"], ["noise.key"], SERIALS)
     assert (tmp_path / "privacy.jsonl").read_bytes() == b"".join(lines[:2])  # nothing was sent of the third one
     first = blake2b(lines[0], digest_size=16).digest()
     second = blake2b(lines[1], digest_size=16, key=first).hexdigest()
     key = blake2b(b"k" * 32, digest_size=16).hexdigest()
-    assert json.loads(books.statement()) == {"privacy": [2, second], "noise": [1, key]}
+    assert json.loads(journals.statement()) == {"privacy": [2, second], "noise": [1, key]}
     with (tmp_path / "privacy.jsonl").open("ab") as file:
         file.write(b"more\n")
-    assert json.loads(books.statement())["privacy"][0] == 3
+    assert json.loads(journals.statement())["privacy"][0] == 3
     assert SERIALS == ACCEPTED
 
 
@@ -84,10 +84,10 @@ def rewrite(path: Path) -> None:
     path.write_bytes(b"{}\n" + path.read_bytes().partition(b"\n")[2])
 
 
-@pytest.mark.parametrize("book", ["privacy.jsonl", "evaluations.jsonl", "audit.jsonl"])
+@pytest.mark.parametrize("journal", ["privacy.jsonl", "evaluations.jsonl", "audit.jsonl"])
 @pytest.mark.parametrize("damage", [remove, cut, rewrite])
 def test_a_shortened_book_stops_its_site_before_the_next_update(
-    tmp_path: Path, book: str, damage: Callable[[Path], None]
+    tmp_path: Path, journal: str, damage: Callable[[Path], None]
 ) -> None:
     pytest.importorskip("dp_accounting")
     setup = toy_setup(NOISY, rounds=4, noisy=False)
@@ -96,11 +96,11 @@ def test_a_shortened_book_stops_its_site_before_the_next_update(
     led(setup, remote, 0, 3)
     root = tmp_path / "client-1"
     spent = len((root / "privacy.jsonl").read_text().splitlines())
-    damage(root / book)
+    damage(root / journal)
     # In the running process, before anything is computed.
     (record,) = led(setup, remote, 3, 4)
     assert set(record.errors) == {"client-1"}
-    said = f"the book {book.removesuffix('.jsonl')!r} was removed, cut or put back from an old copy"
+    said = f"the journal {journal.removesuffix('.jsonl')!r} was removed, cut or put back from an old copy"
     assert said in record.errors["client-1"]
     assert (
         "Put the newest copy of the private folder back; if it is lost, have the coordinator"
@@ -155,7 +155,7 @@ def test_another_noise_key_is_noticed(tmp_path: Path) -> None:
     led(setup, letters.remote(tmp_path / "server"), 0, 2)
     (key,) = (tmp_path / "client-1").glob("noise-*.key")
     key.write_bytes(os.urandom(32))
-    with pytest.raises(ValueError, match=r"the book 'noise-\w+' was removed.* the server has signed 1 entries"):
+    with pytest.raises(ValueError, match=r"the journal 'noise-\w+' was removed.* the server has signed 1 entries"):
         letters.site("client-1")
 
 
@@ -165,17 +165,17 @@ def test_serial_numbers_of_manifests_only_rise(tmp_path: Path) -> None:
 
     server = Countersignatures(None)
     write(3, "a")
-    books = Books("a", tmp_path, [], [], SERIALS)
-    server.note("a", books.statement())
+    journals = JournalChains("a", tmp_path, [], [], SERIALS)
+    server.note("a", journals.statement())
     server.sign()
     write(4, "b")
-    books.confirm(server.signed("a"))
+    journals.confirm(server.signed("a"))
     for serial, digest in ((2, "a"), (3, "c")):
         write(serial, digest)
         with pytest.raises(Refused, match=f"the server has signed 3 entries .* and here are {serial} with"):
-            books.confirm(server.signed("a"))
+            journals.confirm(server.signed("a"))
         with pytest.raises(Refused, match="had 3 entries with the head a"):
-            server.note("a", books.statement())
+            server.note("a", journals.statement())
 
 
 class Death(BaseException):
@@ -242,25 +242,25 @@ def test_a_server_that_goes_back_knows_less_and_asks_again(tmp_path: Path) -> No
 
 def test_a_forged_or_older_signature_moves_nothing(tmp_path: Path) -> None:
     (tmp_path / "privacy.jsonl").write_text("{}\n")
-    books, server = Books("a", tmp_path, ["privacy.jsonl"], [], SERIALS), Countersignatures(None)
-    server.note("a", books.statement())
+    journals, server = JournalChains("a", tmp_path, ["privacy.jsonl"], [], SERIALS), Countersignatures(None)
+    server.note("a", journals.statement())
     server.sign()
     first = server.signed("a")
-    books.confirm(first)
+    journals.confirm(first)
     with (tmp_path / "privacy.jsonl").open("a") as file:
         file.write("{}\n")
-    server.note("a", books.statement())
+    server.note("a", journals.statement())
     server.sign()
-    books.confirm(server.signed("a"))
-    books.confirm(first)
+    journals.confirm(server.signed("a"))
+    journals.confirm(first)
     assert (tmp_path / SEEN).read_text() == server.signed("a")
     told = json.loads(server.signed("a"))
-    forged = [{**told, "books": {"privacy": [1, "0" * 32]}}, {**told, "key": "00" * 32}, [], {"books": {}}, 3]
+    forged = [{**told, "journals": {"privacy": [1, "0" * 32]}}, {**told, "key": "00" * 32}, [], {"journals": {}}, 3]
     for wrong in (*map(json.dumps, forged), "{", server.signed("a")[:-1]):
-        with pytest.raises(Refused, match="the server's signature under the books of 'a' is none"):
-            books.confirm(wrong)
-    with pytest.raises(Refused, match="signature under the books of 'b'"):
-        Books("b", tmp_path / "b", [], [], SERIALS).confirm(first)
+        with pytest.raises(Refused, match="the server's signature under the journals of 'a' is none"):
+            journals.confirm(wrong)
+    with pytest.raises(Refused, match="signature under the journals of 'b'"):
+        JournalChains("b", tmp_path / "b", [], [], SERIALS).confirm(first)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_statement_that_is_none_is_refused(told: str) -> None:
         Countersignatures(None).note("a", told)
 
 
-def test_a_site_that_had_books_cannot_say_nothing() -> None:
+def test_a_site_that_had_journals_cannot_say_nothing() -> None:
     server = Countersignatures(None)
     server.note("a", "")
     server.note("a", json.dumps({"audit.jsonl": [3, "0" * 32]}))
@@ -282,8 +282,8 @@ def test_a_site_that_had_books_cannot_say_nothing() -> None:
 def test_damaged_files_of_the_server_are_named(tmp_path: Path) -> None:
     Countersignatures(tmp_path)
     (tmp_path / KNOWN).write_text('{"a": "x"}')
-    with pytest.raises(ValueError, match=r"books\.json must hold signed heads of sites' books"):
+    with pytest.raises(ValueError, match=r"journals\.json must hold signed heads of sites' journals"):
         Countersignatures(tmp_path)
     (tmp_path / KEY).write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"books\.key must hold the 32 bytes of this server's key, got 1"):
+    with pytest.raises(ValueError, match=r"journals\.key must hold the 32 bytes of this server's key, got 1"):
         Countersignatures(tmp_path)
