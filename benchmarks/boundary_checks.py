@@ -3,8 +3,8 @@
 Every figure is the median processor time of one site's part of a round. ``values`` is the absolute bound, which a site
 applies to what it receives, and the server to each reply and to the new model; ``norm`` the norm of an update;
 ``history`` the comparison of two sites with what they sent so far; ``journals`` what a site computes and writes for
-its own, with files of 10,000 lines, and ``sign`` what the server does, on its disk. The yardstick is five readings of the
-update, from bytes to tensors that are all finite, of which there were two before these checks.
+its own, with files of 10,000 lines, and ``sign`` what the server does, on its disk. The yardstick is five readings of
+the update, from bytes to tensors that are all finite, of which there were two before these checks.
 """
 
 import statistics

@@ -146,9 +146,9 @@ class JournalChains:
             if length < wanted or (own != head and not counted):
                 raise Refused(  # files last: what is sent to the server ends before the first one
                     f"the journal {name!r} was removed, cut or put back from an old copy: the server has signed "
-                    f"{wanted} entries with the head {head}, and here are {length} with {own or 'no head'}. Put the newest copy "
-                    "of the private folder back; if it is lost, have the coordinator take the site out of the journals "
-                    f"in the server's run folder ({KNOWN}), and remove {self._root / SEEN}"
+                    f"{wanted} entries with the head {head}, and here are {length} with {own or 'no head'}. Put the "
+                    "newest copy of the private folder back; if it is lost, have the coordinator take the site out of "
+                    f"the journals in the server's run folder ({KNOWN}), and remove {self._root / SEEN}"
                 )
 
 
@@ -199,8 +199,8 @@ class Countersignatures:
             if found[0] < length or (found[0] == length and found[1] != head):
                 raise Refused(
                     f"the journal {name!r} of {site!r} had {length} entries with the head {head}, and now has "
-                    f"{found[0]} with {found[1] or 'no head'}: it was removed, cut or put back from an old copy; the site must "
-                    "put the newest copy of its private folder back"
+                    f"{found[0]} with {found[1] or 'no head'}: it was removed, cut or put back from an old copy; the "
+                    "site must put the newest copy of its private folder back"
                 )
         if statement != self._known.get(site):
             self._known[site] = statement
