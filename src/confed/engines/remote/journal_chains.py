@@ -22,7 +22,7 @@ from confed.federation.atomic import write_atomically
 __all__ = ["Countersignatures", "JournalChains", "Statement"]
 
 Statement = Mapping[str, tuple[int, str]]
-"""Book -> its number of entries, and its head."""
+"""Journal -> its number of entries, and its head."""
 
 SEEN = "countersigned.json"
 """File in a site's folder: what the server signed last."""
