@@ -80,7 +80,11 @@ class FedLGT(Algorithm):
     """
 
     traits = Traits(
-        label="FedLGT", made_for="states", neutral={"guidance": False}, search={"eps": (0.01, 0.02, 0.05, 0.1)}
+        label="FedLGT",
+        sums=("*.examples",),
+        made_for="states",
+        neutral={"guidance": False},
+        search={"eps": (0.01, 0.02, 0.05, 0.1)},
     )
     preset: Preset = "paper"
     tau: Annotated[float, SHARE] = 0.5

@@ -64,6 +64,7 @@ class ModalityFill(Algorithm):
         group="modalities",
         synchronous="its clients report statistics beside their updates, which no older model explains",
         aggregates=(f"{MEANS}*",),
+        sums=(f"{READ}*",),
         made_for="modalities",
         neutral="its fusion of modalities is another network than the backbone's",
     )

@@ -73,6 +73,7 @@ class PmcmFL(Algorithm):
         label="PmcmFL",
         group="modalities",
         aggregates=(f"{PROTOTYPES}*",),
+        sums=(f"{COUNTS}*",),
         made_for="modalities",
         neutral="its fusion of modalities is another network than the backbone's",
         search={"fusion_weight": (0.001, 0.01, 0.1)},

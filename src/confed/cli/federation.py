@@ -166,8 +166,8 @@ def client(
     evaluations: Annotated[
         str | None,
         typer.Option(
-            help='Which evaluations this site answers: "exact", "noise=8" or "off", with any of per_round=1, in_all=40 '
-            "and least=50. [default: what was given before; else exact ones until --epsilon is spent]"
+            help='Which evaluations this site answers: "exact", "noise=8" or "off", with any of per_round=5, in_all=40 '
+            "and least=50. [default: what was given before; else exact ones, one per round, until --epsilon is spent]"
         ),
     ] = None,
     once: Annotated[

@@ -135,7 +135,7 @@ def run_server(
         remote = Remote(
             setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
             progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
-            bounds=Bounds() if bounds is None else bounds,
+            bounds=Bounds() if bounds is None else bounds, memory=root,
         )  # fmt: skip
         with closing(remote):
             newcomers = None if late is None else late.gather(remote.sites)
@@ -221,6 +221,7 @@ def _led(
     runner.left_out = left_out
     runner.bounded.update({name: f"it {said}" for name, said in heavy.items()})
     summary = runner.run()
+    remote.remember()
     remote.sites.farewell(10.0)
     return summary
 

@@ -97,6 +97,7 @@ class SiteRunner(Runner):
 
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
         super()._after(simulation, record)
+        self.remote.remember()
         if said := dict(self.remote.shortened):
             self.remote.shortened.clear()
             self.bounded.update(said)
@@ -118,7 +119,7 @@ class SiteRunner(Runner):
         """A federation in which sites may be away."""
         simulation = super().simulation(store, executor)
         simulation.lenient = True
-        simulation.attempt = self.remote.attempt
+        simulation.attempt, simulation.check = self.remote.attempt, self.remote.check
         if (drawn := simulation.arrivals) is not None:
             simulation.arrivals = SiteArrivals(self.remote, self.setup, drawn.settings, drawn.concurrency)
         return simulation

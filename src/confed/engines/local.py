@@ -11,13 +11,12 @@ from confed.engines.executor import Executor, InProcess
 from confed.engines.participation import Participation
 from confed.engines.perform import Setup, Workspace, perform
 from confed.engines.population import Members, Population
-from confed.engines.simulation import Simulation
+from confed.engines.simulation import Simulation, check_finite
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.traffic import Ledger, Traffic
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Exchange, Flow, drive
 from confed.federation.state import ServerState
-from confed.privacy.guards import first_non_finite
 from confed.privacy.protections import protect
 
 __all__ = [
@@ -130,7 +129,7 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
             flow = partial(setup.algorithm.finish, servers[name], simulation.present(round))
             servers[name], records = _drive(simulation, flow, round, records)
         for name, server in servers.items():
-            check_finite(name, server)
+            simulation.check(name, server)
         yield RoundRecord(
             round + 1, dict(servers), records.losses, records.errors, records.ledger.up, records.ledger.down,
             time.perf_counter() - began, records.ledger.actions, timeline.spans, **asynchronous,
@@ -165,17 +164,3 @@ def _drive(
         return replace(drive(flow(), exchange), local=None), records
 
     return simulation.attempt(part)
-
-
-def check_finite(name: str, server: ServerState) -> None:
-    """Check that a server's state is finite before it is kept: from any other no run can go on.
-
-    Raises:
-        RuntimeError: a value among its parameters or slots is a NaN or an infinity; names the tensor.
-    """
-    for group, tensors in {"parameters": server.params, **server.slots}.items():
-        if (lost := first_non_finite(tensors)) is not None:
-            raise RuntimeError(
-                f"server {name!r}: {lost!r} of its {group} holds a NaN or an infinity after round {server.round}; the "
-                "last checkpoint is sound"
-            )

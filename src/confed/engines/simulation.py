@@ -23,8 +23,9 @@ from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Scalar, Scope, layout, pick, widest
 from confed.federation.state import ServerState, Store
+from confed.privacy.guards import first_non_finite
 
-__all__ = ["Simulation", "Tallies"]
+__all__ = ["Simulation", "Tallies", "check_finite"]
 
 Tallies = Mapping[str, tuple[float, float]]
 
@@ -47,6 +48,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         arrivals: of asynchronous rounds: which updates end which round; None where rounds are synchronous.
         unanswered: clients that were left out of the last evaluation, and why.
         attempt: drives a part of a round; by default once, so that a method's own errors are seen as they are.
+        check: called with a server's name and state before they are kept; raises where no run can go on from them.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         # What personal models scored, until their clients are asked for anything else.
         self._personal = dict[str, dict[tuple[str, int], tuple[Tallies, Mapping[str, Tensor]]]]()
         self.attempt: Callable[[Callable[[], Any]], Any] = lambda part: part()
+        self.check: Callable[[str, ServerState], None] = check_finite
         self.executor = InProcess(setup) if executor is None else executor
 
     def __exit__(self, *exception: object) -> None:
@@ -270,3 +273,17 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             if reply.error is not None:
                 raise RuntimeError(f"evaluation on {reply.client.id!r} failed: {reply.error}")
             yield reply.message
+
+
+def check_finite(name: str, server: ServerState) -> None:
+    """Check that a server's state is finite before it is kept: from any other no run can go on.
+
+    Raises:
+        RuntimeError: a value among its parameters or slots is a NaN or an infinity; names the tensor.
+    """
+    for group, tensors in {"parameters": server.params, **server.slots}.items():
+        if (lost := first_non_finite(tensors)) is not None:
+            raise RuntimeError(
+                f"server {name!r}: {lost!r} of its {group} holds a NaN or an infinity after round {server.round}; the "
+                "last checkpoint is sound"
+            )

@@ -44,6 +44,8 @@ class Traits:
             need not (:mod:`confed.engines.buffered`).
         aggregates: globs of shared tensors that only the server computes; not counted as trained or sent.
         changes: globs of tensors in replies to ``fit`` that are changes, and no new values of what was received.
+        sums: globs of tensors that travel as sums over examples (numbers of examples, moments), whose values grow with
+            these (:class:`confed.privacy.guards.ValueBound`).
         made_for: kind of model that the contract tries the method on: "adapters", "lora", "modalities",
             "contrastive", "states", "prompts"; "" for any.
         reference: rank among the references that other methods are compared with, from 1; 0 for none.
@@ -75,6 +77,7 @@ class Traits:
     synchronous: str = ""
     aggregates: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
     made_for: str = ""
     reference: int = 0
     neutral: Mapping[str, Any] | str = field(default_factory=dict[str, Any])

@@ -46,8 +46,9 @@ class EvaluationPolicy:
         mode: "exact" sums; sums with "noise"; none ("off"); or, by default, exact ones until the limit of epsilon that
             the site has set is spent.
         noise: noise multiplier z, positive with "noise": the standard deviation in examples, for one metric.
-        per_round: evaluations in a round at most; None for any number. A run asks for one in each round that it
-            evaluates, and a round that is done again counts again.
+        per_round: models that are evaluated in a round at most. A run asks for one in each round that it evaluates;
+            when a round is done again, the same model is evaluated again, but no other one. With noise every answer
+            counts, as its noise is new.
         in_all: evaluations at most, of all recipes together; None for any number.
         least: examples of which sums are told at least; parts (by question type) over fewer are left out, and an
             evaluation of fewer is refused. Above 1 counts of labels are left out, too, as some are of few examples.
@@ -58,7 +59,7 @@ class EvaluationPolicy:
 
     mode: Mode = "default"
     noise: float = 0.0
-    per_round: Annotated[int, NOT_NEGATIVE] | None = None
+    per_round: Annotated[int, NOT_NEGATIVE] = 1
     in_all: Annotated[int, NOT_NEGATIVE] | None = None
     least: Annotated[int, AT_LEAST_ONE] = 1
 
@@ -103,8 +104,9 @@ class EvaluationPolicy:
     def __str__(self) -> str:
         """The text of :meth:`parse`."""
         parts = [f"noise={self.noise!r}" if self.mode == "noise" else self.mode]
-        given = {"per_round": self.per_round, "in_all": self.in_all, "least": self.least if self.least > 1 else None}
-        return ",".join([*parts, *(f"{key}={value}" for key, value in given.items() if value is not None)])
+        given = {"per_round": self.per_round, "in_all": self.in_all, "least": self.least}
+        usual = {"per_round": 1, "in_all": None, "least": 1}
+        return ",".join([*parts, *(f"{key}={value}" for key, value in given.items() if value != usual[key])])
 
     def release(self, message: Message) -> Message:
         """The part of an evaluation's reply that may leave the site.

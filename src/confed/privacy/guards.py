@@ -1,14 +1,22 @@
 """Checks of a client's message before it is used: finite values of plausible scale in the declared tensors."""
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import torch
 
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params
 
-__all__ = ["check_reply", "check_scale", "first_non_finite"]
+__all__ = ["ValueBound", "check_reply", "first_non_finite"]
+
+LARGEST = 1e6
+"""How many times the largest value of the initial model, or 1, a value that travels may be."""
+
+SUMMED = 2.0**32
+"""How many times that a sum over examples may be."""
 
 
 def first_non_finite(params: Params) -> str | None:
@@ -24,19 +32,43 @@ def first_non_finite(params: Params) -> str | None:
     return None
 
 
-def check_scale(params: Params, most: float) -> None:
-    """Check that no value is so large that adding it would lose all others to rounding.
+@dataclass(frozen=True)
+class ValueBound:
+    """Absolute bound on values that travel, the same at sites and server: adding larger ones would lose all others.
 
-    Args:
-        params: what was received.
+    Attributes:
         most: the largest absolute value.
-
-    Raises:
-        ValueError: a floating-point tensor holds a larger one; names it.
+        sums: see :attr:`confed.federation.traits.Traits.sums`.
     """
-    for name, tensor in params.items():
-        if tensor.is_floating_point() and tensor.numel() and (found := float(tensor.abs().max())) > most:
-            raise ValueError(f"{name!r} holds values up to {found:.3g}, and this site takes {most:.3g} at most")
+
+    most: float
+    sums: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, initial: Iterable[torch.Tensor], sums: tuple[str, ...]) -> "ValueBound":
+        """The bound of a run, from the values that every party starts from."""
+        floating = [tensor.detach() for tensor in initial if tensor.is_floating_point() and tensor.numel()]
+        return cls(LARGEST * max([1.0, *(float(tensor.abs().max()) for tensor in floating)]), sums)
+
+    def check(self, params: Params) -> None:
+        """Check of a message.
+
+        Raises:
+            ValueError: a value is beyond the bound; names the tensor.
+        """
+        if (problem := self.problem(params)) is not None:
+            raise ValueError(problem)
+
+    def problem(self, params: Params) -> str | None:
+        """The first tensor with a value beyond the bound, a NaN or an infinity, in words; None where there is none."""
+        for name, tensor in params.items():
+            if not tensor.is_floating_point() or not tensor.numel():
+                continue
+            most = self.most * (SUMMED if any(fnmatchcase(name, glob) for glob in self.sums) else 1.0)
+            low, high = (float(end) for end in tensor.detach().aminmax())
+            if not (-most <= low and high <= most):  # a NaN is in no range
+                return f"{name!r} holds values from {low:.3g} to {high:.3g}, and {most:.3g} is the most in this run"
+        return None
 
 
 def check_reply(call: Call, reply: Reply) -> Reply:

@@ -195,6 +195,42 @@ def test_noise_has_the_spread_of_all_sums_that_leave_together() -> None:
         policy.release(Message({}, {"global:loss:sum": 1.0, "global:loss:weight": 2.0}))
 
 
+def in_one_round(site: Site, setup: Setup, times: int = 60) -> list[str | None]:
+    """Errors of evaluations of different models, all in one round."""
+    shared = dict(Workspace(setup.model()).initial)
+    errors: list[str | None] = []
+    for number in range(times):
+        model = {**shared, "head.bias": torch.full_like(shared["head.bias"], float(number))}
+        request = Request(f"{number}", "client-0", "evaluate", 1, version_of(1, number), version_of(1, 0) - 1)
+        head, _ = site.handle(request.to_bytes(), seal(Message(model, {"split": "test", "limit": 0})))
+        errors.append(Answer.from_bytes(head, Limits()).error)
+    return errors
+
+
+def test_one_model_a_round_is_evaluated_unless_a_site_allows_more(tmp_path: Path) -> None:
+    setup = toy_setup(FedAvg(), noisy=False)
+    usual = in_one_round(opened(setup, tmp_path / "usual"), setup)
+    assert usual[0] is None
+    assert set(usual[1:]) == {"ValueError: this site answers 1 evaluations in a round, and has answered 1"}
+    assert in_one_round(opened(setup, tmp_path / "five", "exact,per_round=5"), setup).count(None) == 5
+    # A round that is done again asks for the same model again, of a new process, too.
+    again = opened(setup, tmp_path / "usual")
+    assert [error is None for error in in_one_round(again, setup, 3)] == [True, False, False]
+
+
+def test_noised_answers_count_one_by_one_also_of_the_same_model(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    setup = toy_setup(FedAvg(), noisy=False)
+    site = opened(setup, tmp_path, "noise=8,per_round=2")
+    errors: list[str | None] = []
+    for number in range(3):  # other versions, so that no answer comes from memory
+        shared = Message(dict(Workspace(setup.model()).initial), {"split": "test", "limit": 0})
+        request = Request("x", "client-0", "evaluate", 1, version_of(1, number), version_of(1, 0) - 1)
+        errors.append(Answer.from_bytes(site.handle(request.to_bytes(), seal(shared))[0], Limits()).error)
+    assert errors[:2] == [None, None]
+    assert errors[2] == "ValueError: this site answers 2 evaluations in a round, and has answered 2"
+
+
 # Numbers --------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +284,8 @@ def test_a_server_goes_on_without_the_cells_of_sites_that_answer_none(tmp_path: 
     [
         ("exact", "exact"),
         ("off", "off"),
-        ("noise=8, per_round=1", "noise=8.0,per_round=1"),
+        ("noise=8, per_round=1", "noise=8.0"),
+        ("exact,per_round=60", "exact,per_round=60"),
         ("least=50", "default,least=50"),
         ("exact,in_all=0,least=2", "exact,in_all=0,least=2"),
     ],

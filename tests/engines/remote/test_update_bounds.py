@@ -78,7 +78,8 @@ def test_a_claim_of_very_many_examples_counts_as_several_sites() -> None:
     assert [member.num_examples for member in found] == [100, 120, 1200]
     assert said.keys() == {"c"}
     assert bounded_members(members, 0) == (members, {})
-    assert bounded_members(members[1:], 10) == (members[1:], {})
+    assert [member.num_examples for member in bounded_members(members[1:], 10)[0]] == [120, 1200]  # of two the smaller
+    assert bounded_members(members[2:], 10) == (members[2:], {})
 
 
 def test_sites_that_go_by_their_own_number_of_examples_keep_it() -> None:

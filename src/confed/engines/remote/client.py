@@ -16,9 +16,10 @@ from typing import Any
 
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.population import listed
-from confed.engines.remote.evaluation_record import EvaluationRecord, kept_policy
+from confed.engines.remote.evaluation_record import ANSWERED, EvaluationRecord, kept_policy
 from confed.engines.remote.handshake import Fingerprint, fingerprint
-from confed.engines.remote.journal import Journal
+from confed.engines.remote.journal import COSTS, USED, Journal
+from confed.engines.remote.journal_chains import JournalChains
 from confed.engines.remote.noise_secret import NoiseSecret
 from confed.engines.remote.protocol import (
     GOODBYE,
@@ -45,7 +46,7 @@ from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.fixed_noise import noise_is_fixed
-from confed.privacy.guards import check_scale
+from confed.privacy.guards import ValueBound
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
 from confed.privacy.secure_sum.memory import FRESH, GROUP
 from confed.system.events import Note, Progress, ignore
@@ -73,11 +74,11 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
 EVALUATE = "evaluate"
 """The action that tells sums over examples and nothing else; the site's policy says which."""
 
+SERIALS = "manifests.json"
+"""File in a site's folder with serial numbers of manifests; see :mod:`confed.deployment.manifest_serial`."""
+
 AFTER = 2
 """Behind a run's last round come the method's finish and the evaluation of the final models."""
-
-LARGEST = 1e6
-"""How many times the largest value of the initial model, or 1, a value that a server hands out may be."""
 
 
 class Site:
@@ -141,19 +142,22 @@ class Site:
         self._last = root / "reply"
         self._workspace = Workspace(setup.model(), setup.device)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
+        secret, lines = f"noise-{self.fingerprint.terms[:16]}.key", [USED, COSTS, ANSWERED]
+        if audit is not None and audit.parent == root:
+            lines.append(audit.name)
+        root.mkdir(parents=True, exist_ok=True)
+        self._journals = JournalChains(client.id, root, lines, [secret], SERIALS)
         self.journal = Journal(root, self.fingerprint.terms[:16], limit)
         policy = kept_policy(root, evaluations)
         self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
         fixed = noise_is_fixed(setup.algorithm)
-        path = root / f"noise-{self.fingerprint.terms[:16]}.key"
-        self._secret = NoiseSecret(path, self.journal.released) if fixed else None
+        self._secret = NoiseSecret(root / secret, self.journal.released) if fixed else None
         self._setup = replace(setup, journal=self.journal, signer=signer, secret=self._secret)
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
         self._known: Schema = schema_of(self._workspace.tensors)
-        floating = [t for t in self._workspace.tensors.values() if t.is_floating_point() and t.numel()]
-        self._most = LARGEST * max([1.0, *(float(t.detach().abs().max()) for t in floating)])
+        self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
         self._limits = Limits.of(self._known) if limits is None else limits
         # A server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
@@ -178,10 +182,13 @@ class Site:
         try:
             request = self._read(head, body)
             name = request.id
+            self._journals.confirm(request.journals)
             if request.action == GOODBYE:
                 reply = self._part(request)
             else:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
+            if reply[0].error is None and not request.session:  # in a session calls are many, and cost no entries
+                reply = replace(reply[0], journals=self._journals.statement()), reply[1]
         except Exception as error:
             self._progress(Note(f"refused: {error}"))
             reply = Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
@@ -244,20 +251,20 @@ class Site:
         if request.round > (end := self._setup.rounds + AFTER):  # a server could count evaluations as it likes
             raise Refused(f"the round must be at most {end} in a run of {self._setup.rounds}, got {request.round}")
         message = open_body(body, self._limits, self._known, self._allowed)
-        check_scale(message.tensors, self._most)
+        self._values.check(message.tensors)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.journal.check(privacy)
         self._progress(Note(self._when(request)))
         if request.action == EVALUATE:  # before the store is touched: what is refused must leave no trace there
             try:
-                self.evaluations.check(request.round)
+                self.evaluations.check(request.round, digest(b"", body))
             finally:  # also where the site's policy refuses the evaluation itself
                 self._keep_final(request, message)
         reply = self._do(request, message, asked, body)
         saved = self._newest() == request.version
         if request.action == EVALUATE and reply.error is None:
-            reply = replace(reply, message=self.evaluations.release(reply.message, request.round))
+            reply = replace(reply, message=self.evaluations.release(reply.message, request.round, digest(b"", body)))
         data = seal(reply.message)
         if reply.error is not None:
             self._progress(Note(f"{self._when(request)} failed: {reply.error}"))

@@ -4,7 +4,6 @@ The record only grows, and a line is on disk before the reply leaves: no server 
 """
 
 import time
-from collections import Counter
 from pathlib import Path
 
 from confed.engines.remote.journal import Journal, append, read_lines
@@ -68,22 +67,27 @@ class EvaluationRecord:
         self._path = root / ANSWERED
         lines = read_lines(self._path, {"run": str, "round": int})
         self._answered = len(lines)
-        self._rounds = Counter((line["run"], line["round"]) for line in lines)
+        self._models: dict[tuple[str, int], list[str]] = {}
+        for line in lines:
+            self._models.setdefault((line["run"], line["round"]), []).append(str(line.get("model", "")))
 
-    def check(self, round: int) -> None:
+    def check(self, round: int, model: str) -> None:
         """Check that the policy allows one more evaluation, before anything is computed.
 
         Args:
             round: number of finished rounds.
+            model: digest of what is to be evaluated, and how.
 
         Raises:
             ValueError: it has not.
         """
         policy = self.policy
+        models = self._models.get((self._run, round), [])
+        again = model in models and policy.mode != "noise"  # the same sums once more
         if policy.mode == "off":
             raise ValueError("this site answers no evaluations")
         for name, most, so_far in (
-            ("in a round", policy.per_round, self._rounds[self._run, round]),
+            ("in a round", None if again else policy.per_round, len(models if policy.mode == "noise" else {*models})),
             ("in all", policy.in_all, self._answered),
         ):
             if most is not None and so_far >= most:
@@ -93,7 +97,7 @@ class EvaluationRecord:
         elif policy.mode == "default" and self._noised:
             self._journal.check_exact(self._privacy)
 
-    def release(self, message: Message, round: int) -> Message:
+    def release(self, message: Message, round: int, model: str) -> Message:
         """The part of an evaluation's reply that may leave the site; it is recorded first.
 
         Where nothing of the reply may leave, a ValueError says so.
@@ -101,12 +105,13 @@ class EvaluationRecord:
         Args:
             message: the reply.
             round: number of finished rounds.
+            model: see :meth:`check`.
         """
         released = self.policy.release(message)
-        line = {"time": time.time(), "run": self._run, "round": round, "noise": self.policy.noise}
+        line = {"time": time.time(), "run": self._run, "round": round, "model": model, "noise": self.policy.noise}
         if self.policy.mode == "noise":
             self._journal.evaluated(self._privacy, self.policy.noise, round)
         append(self._path, {**line, "sums": sum(name.endswith(":sum") for name in released.scalars)})
         self._answered += 1
-        self._rounds[self._run, round] += 1
+        self._models.setdefault((self._run, round), []).append(model)
         return released

@@ -20,6 +20,7 @@ from confed.privacy.accountant import epsilon
 __all__ = ["Journal", "append", "read_lines"]
 
 EVALUATION = "evaluate"
+USED, COSTS = "used.jsonl", "privacy.jsonl"
 
 _SECRET = {"secret": str, "asked": str}
 _COST = {"run": str, "round": int, "action": str, "noise": float}
@@ -49,7 +50,7 @@ class Journal:
         root.mkdir(parents=True, exist_ok=True)
         self.asked = ""
         self._run, self._limit = run, limit
-        self._secrets, self._costs = root / "used.jsonl", root / "privacy.jsonl"
+        self._secrets, self._costs = root / USED, root / COSTS
         self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets, _SECRET)}
         costs = read_lines(self._costs, _COST)
         self.released = any(line["run"] == run for line in costs)

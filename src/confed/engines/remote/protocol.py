@@ -115,6 +115,8 @@ class Request:
             replies the server has not accepted, or to a part of the run that it has to do again.
         kept: versions that must stay loadable: those of the server's checkpoints.
         session: see :class:`confed.federation.messages.Call`.
+        journals: what the server has signed of the site's journals, "" for nothing
+            (:mod:`confed.engines.remote.journal_chains`).
     """
 
     id: str
@@ -125,6 +127,7 @@ class Request:
     base: int
     kept: tuple[int, ...] = ()
     session: bool = False
+    journals: str = ""
 
     def to_bytes(self) -> bytes:
         """The head as it travels."""
@@ -138,7 +141,7 @@ class Request:
             Refused: it is no request's head.
         """
         head = _head(data, limits, {"id": str, "client": str, "action": str, "round": int, "version": int,
-                                    "base": int, "kept": list, "session": bool})  # fmt: skip
+                                    "base": int, "kept": list, "session": bool, "journals": str})  # fmt: skip
         if not all(type(kept) is int for kept in head["kept"]):
             raise Refused(f"kept must be whole numbers, got {head['kept']!r}")
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", head["action"]):
@@ -157,12 +160,14 @@ class Answer:
         error: what went wrong, type and message; None if nothing did.
         saved: whether the client's state is another than before.
         seconds: that the site took.
+        journals: lengths and heads of the site's journals; "" where it does not say.
     """
 
     id: str
     error: str | None
     saved: bool
     seconds: float
+    journals: str = ""
 
     def to_bytes(self) -> bytes:
         """The head as it travels."""
@@ -177,7 +182,8 @@ class Answer:
         """
         if len(data) > ANSWER:
             raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
-        head = _head(data, limits, {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float})
+        fields = {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float, "journals": str}
+        head = _head(data, limits, fields)
         if not (math.isfinite(head["seconds"]) and head["seconds"] >= 0):
             raise Refused(f"seconds must not be negative, got {head['seconds']}")
         error = head["error"]

@@ -8,7 +8,7 @@ from confed.engines.remote.reply_checks import check_content
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Scope
-from confed.privacy.guards import check_reply
+from confed.privacy.guards import ValueBound, check_reply
 
 __all__ = ["ReplyReader"]
 
@@ -24,6 +24,7 @@ class ReplyReader:
 
     Attributes:
         limits: as given, or from the model.
+        values: the absolute bound on values.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class ReplyReader:
         self._setup, self._workspace, self._judge = setup, workspace, judge
         self._known = schema_of(workspace.tensors)
         self.limits = Limits.of(self._known) if limits is None else limits
+        self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
 
-    def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool]:
-        """The reply, and whether the site has saved its state.
+    def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool, str]:
+        """The reply, whether the site has saved its state, and what it says of its journals.
 
         Args:
             call: what was asked.
@@ -44,25 +46,27 @@ class ReplyReader:
         """
         client = call.client
 
-        def refused(why: object) -> tuple[Reply, bool]:
-            return Reply(client, Message(), f"ValueError: update refused: {why}"), False
+        def refused(why: object) -> tuple[Reply, bool, str]:
+            return Reply(client, Message(), f"ValueError: update refused: {why}"), False, ""
 
         try:
             answer = Answer.from_bytes(head, self.limits)
             if answer.id != identity:
                 return refused(f"the reply is to {answer.id[:120]!r}, the request was {identity!r}")
             if answer.error is not None:
-                return Reply(client, Message(), answer.error), False
+                return Reply(client, Message(), answer.error), False, ""
             scopes = self._workspace.scopes(self._setup.algorithm, client)
             shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
             exact = None if call.expects is None else schema_of(call.expects)
             message = open_body(body, self.limits, self._known, shared, exact)
             check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
+            if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
+                return refused(problem)
         except Refused as error:
             return refused(error)
         if call.action == "evaluate" and (problem := self._misjudged(client, message)):
-            return Reply(client, Message(), problem), False
-        return check_reply(call, Reply(client, message)), answer.saved
+            return Reply(client, Message(), problem), False, ""
+        return check_reply(call, Reply(client, message)), answer.saved, answer.journals
 
     def _misjudged(self, client: ClientInfo, message: Message) -> str:
         try:

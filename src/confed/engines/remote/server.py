@@ -15,22 +15,23 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from confed.engines.local import InProcess
+from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.engines.remote.handshake import fingerprint
+from confed.engines.remote.journal_chains import Countersignatures
 from confed.engines.remote.open_files import patiently
 from confed.engines.remote.pauses import Pauses
 from confed.engines.remote.protocol import Limits, Request, printable, seal, version_of
 from confed.engines.remote.reply_reader import ReplyReader
 from confed.engines.remote.round_retry import Attempts, Done
 from confed.engines.remote.sites import Bounded, Registered, SiteRegistry, Timeouts, Transport, Waiting
-from confed.engines.remote.update_bounds import Bounds, most_of, norm_of, scaled
+from confed.engines.remote.update_bounds import FEWEST, Bounds, NormHistory, largest_of, most_of, norm_of, scaled
 from confed.engines.timeline import Timeline
 from confed.federation.checkpoint import private_folder
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
-from confed.federation.state import Store
+from confed.federation.state import ServerState, Store
 from confed.privacy.protections import ANALYSIS
 from confed.system.events import Progress, ignore
 
@@ -59,6 +60,7 @@ class Remote:
         judge: see :class:`confed.engines.remote.reply_reader.ReplyReader`.
         workspace: a model that may be used for places whose examples are here.
         bounds: how far an update may go beyond those of others; None for no bound.
+        memory: a folder for what this server remembers of its sites for good; None to forget it.
 
     Attributes:
         bounds: as given.
@@ -84,6 +86,7 @@ class Remote:
         judge: Callable[[ClientInfo, Message], None] = lambda info, message: None,
         workspace: Workspace | None = None,
         bounds: Bounds | None = None,
+        memory: Path | None = None,
     ) -> None:
         self.timeline = Timeline(0)
         self.timeouts = Timeouts() if timeouts is None else timeouts
@@ -93,7 +96,9 @@ class Remote:
         if isinstance(transport, Bounded):
             transport.bound(limits.head + limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
-        self.sites = SiteRegistry(transport, common_ground, self.timeouts, limits, audit, progress)
+        self.sites = SiteRegistry(
+            transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
+        )
         self.kept: Sequence[int] = (0,)
         self.spool = spool
         self.fill: Callable[[CallBatch], None] = lambda batch: None
@@ -104,6 +109,7 @@ class Remote:
         self.bounds = Bounds(0, 0) if bounds is None else bounds
         self.shortened: dict[str, str] = {}
         self.answered = 0
+        self._history = NormHistory(None if memory is None else memory / "norms.json")
         self._keep = False
         self._start = 0
         self._bases: dict[str, int] = {}
@@ -118,8 +124,28 @@ class Remote:
             kept: see :attr:`kept`.
         """
         self._start, self.kept = start, kept
+        self._history.begin(start)
         self._bases.clear()
         self._steps.clear()
+
+    def check(self, name: str, server: ServerState) -> None:
+        """Check that a server's state is one that sites take, before it is kept.
+
+        Raises:
+            RuntimeError: a value is not finite, or beyond what every site refuses; names the tensor.
+        """
+        check_finite(name, server)
+        for group, tensors in {"parameters": server.params, **server.slots}.items():
+            if (problem := self._reader.values.problem(tensors)) is not None:
+                raise RuntimeError(
+                    f"server {name!r}: of its {group} after round {server.round} {problem}, which every site refuses; "
+                    "the last checkpoint is sound"
+                )
+
+    def remember(self) -> None:
+        """End of a round: what is remembered of its sites is on disk when this returns."""
+        self._history.save()
+        self.sites.heads.sign()
 
     def pauses(self) -> Pauses:
         """Pauses between looks at what has arrived, from now on."""
@@ -183,7 +209,7 @@ class Remote:
             self.fill(batch)
             self.step(batch)
             yield None
-            bounded = self.bounds.apply_to(self._setup.algorithm, calls)
+            bounded = self.bounds.apply_to(self._setup.algorithm, calls) or self._unusual(calls)
             for position in range(len(calls)):
                 pauses = self.pauses()
                 while position not in batch.done:
@@ -191,7 +217,8 @@ class Remote:
                     if position not in batch.done:
                         pauses.sleep()
                 if not bounded:
-                    yield self._counted(batch, *batch.done.pop(position))
+                    ask, result = batch.done.pop(position)
+                    yield self._usual(ask, self._counted(batch, ask, result))
             if bounded:
                 yield from self._bounded(batch)
 
@@ -208,12 +235,37 @@ class Remote:
             batch.count_out(reply, self.timeouts.minimum)
         return reply
 
+    def _size(self, call: Call, message: Message) -> float:
+        """Norm of an update, also of values of the model that were not sent; of activations their largest value."""
+        if call.session:
+            return largest_of(message)
+        expected = {} if call.expects is None else call.expects
+        unsent = {name: tensor for name, tensor in expected.items() if name in self._local.workspace.tensors}
+        start = replace(call, message=Message({**unsent, **call.message.tensors}))
+        return norm_of(start, message, self._setup.algorithm.traits.changes)
+
+    def _unusual(self, calls: Sequence[Call]) -> bool:
+        """Whether these calls of a session are the first of their kind, whose replies say what is usual."""
+        session = self.bounds.update > 0 and len(calls) > 1 and all(call.session for call in calls)
+        return session and not self._history.knows(calls[0].action)
+
+    def _usual(self, ask: PendingCall, reply: Reply) -> Reply:
+        """A reply of a session, or its error where its values are of another scale than those before."""
+        if reply.error is not None or not ask.call.session or self.bounds.update == 0:
+            return reply
+        name, size = reply.client.id, largest_of(reply.message)
+        most = self._history.most(ask.call, {name: size}, self.bounds.update)
+        if size > most:
+            return self._shortened(ask, reply, size, most)
+        self._history.note(ask.call.action, name, ask.request.round, size)
+        return reply
+
     def _bounded(self, batch: CallBatch) -> Iterator[Reply]:
         """All replies of a round, none of which goes much further than most.
 
         They are read twice, as their median is known only when all have come and they would not fit into memory.
         """
-        changes, norms, failed = self._setup.algorithm.traits.changes, dict[str, float](), dict[int, Reply]()
+        norms, failed = dict[str, float](), dict[int, Reply]()
         before = dict(self._bases)
         for position, (ask, result) in sorted(batch.done.items()):
             self._keep = True
@@ -222,30 +274,40 @@ class Remote:
             finally:
                 self._keep = False
             if reply.error is None:
-                norms[reply.client.id] = norm_of(ask.call, reply.message, changes)
+                norms[reply.client.id] = self._size(ask.call, reply.message)
             else:
                 failed[position] = reply
-        most = most_of(norms, self.bounds.update)
+        self._history.meet(batch.calls)
+        few = len(norms) < FEWEST or any(call.session for call in batch.calls)
         for position in range(len(batch.calls)):
             ask, result = batch.done.pop(position)
-            norm = norms.get(ask.call.client.id, 0.0)
+            name = ask.call.client.id
+            norm, factor = norms.get(name, 0.0), self.bounds.update
+            most = self._history.most(ask.call, norms, factor) if few else most_of(norms, factor)
+            if position not in failed and (norm <= most or not few):
+                self._history.note(ask.call.action, name, batch.round, min(norm, most))
             if position in failed:
                 yield failed[position]
             elif norm <= most:
                 yield self._read(ask, result)
             else:
-                reply = self._shortened(ask, self._read(ask, result), norm, most)
+                reply = self._shortened(ask, self._read(ask, result), norm, most, few)
                 if reply.error is not None:  # what the site keeps of this round does not count
                     self._bases.pop(reply.client.id, None)
                     self._bases |= {name: base for name, base in before.items() if name == reply.client.id}
                 yield reply
 
-    def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float) -> Reply:
-        """A part of an update whose norm is above the bound."""
+    def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float, few: bool = True) -> Reply:
+        """A part of an update whose norm is above the bound; its error where most sites cannot vouch for the bound."""
         algorithm, name = self._setup.algorithm, reply.client.id
         said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
+        if ask.call.session:
+            said = f"its reply to {ask.call.action!r} held values up to {norm:.3g}, more than {most:.3g}"
+            said += ", as sites sent so far"
+        elif few:
+            said = f"its update had the norm {norm:.3g}, more than {most:.3g}, as the smaller ones of all sites so far"
         try:
-            if not math.isfinite(norm) or algorithm.unsupported_reason("robust"):
+            if few or not math.isfinite(norm) or algorithm.unsupported_reason("robust"):
                 raise ValueError("no part of it can be taken")
             reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.traits.changes, most / norm))
             self.shortened[name] = f"{said}; it was scaled down to that"
@@ -286,7 +348,8 @@ class Remote:
         base = self._bases.get(name, version_of(self._start, 0) - 1)
         kept = tuple(version_of(finished, 0) - 1 for finished in self.kept)
         identity = f"{self.sites.run}/{round}/{step}/{name}"
-        request = Request(identity, name, call.action, round, version, base, kept, call.session)
+        signed = self.sites.heads.signed(name)
+        request = Request(identity, name, call.action, round, version, base, kept, call.session, signed)
         return PendingCall(call, request)
 
     def _advance(self, batch: CallBatch, position: int, ask: PendingCall, now: float) -> None:
@@ -383,9 +446,11 @@ class Remote:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
         if not self._keep and (self._attempts is None or self._attempts.single):
             result.unlink()
-        reply, saved = self._reader.read(ask.call, ask.request.id, head, body)
+        reply, saved, journals = self._reader.read(ask.call, ask.request.id, head, body)
         if reply.error is not None:
             return self._failed(client, reply.error)
+        if not ask.call.session:
+            self.sites.heads.note(client.id, journals)
         if saved:
             self._bases[client.id] = ask.request.version
         return reply

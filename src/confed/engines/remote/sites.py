@@ -9,6 +9,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from confed.engines.remote.handshake import Fingerprint
+from confed.engines.remote.journal_chains import Countersignatures
 from confed.engines.remote.open_files import patiently
 from confed.engines.remote.protocol import (
     GOODBYE,
@@ -149,8 +150,10 @@ class SiteRegistry:
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
         progress: called with the sites' states after every change.
+        heads: of the sites' journals; None to begin without any.
 
     Attributes:
+        heads: as given.
         clients: those that introduced themselves at some time.
         left_out: those of them whose own examples are not all used -> role -> examples whose pictures cannot be read.
         lines: those that are connected -> their number and connection.
@@ -167,7 +170,9 @@ class SiteRegistry:
         limits: Limits,
         audit: Path | None,
         progress: Progress,
+        heads: Countersignatures | None = None,
     ) -> None:
+        self.heads = Countersignatures(None) if heads is None else heads
         self.transport, self.fingerprint, self.timeouts, self.limits = transport, fingerprint, timeouts, limits
         self.clients: dict[str, ClientInfo] = {}
         self.left_out: dict[str, dict[str, int]] = {}
@@ -208,7 +213,8 @@ class SiteRegistry:
         """
         told: set[str] = set()
         for name, (number, _) in self.lines.items():
-            head, body = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0).to_bytes(), seal(Message())
+            request = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0, journals=self.heads.signed(name))
+            head, body = request.to_bytes(), seal(Message())
             if (sent := self.transport.send(number, GOODBYE, head, body, wait)) is not None:
                 told.add(sent)
                 self.log("out", name, GOODBYE, head, body)
@@ -247,7 +253,8 @@ class SiteRegistry:
                 self._greet(number, connection)
 
     def _greet(self, number: int, connection: Connection) -> None:
-        head = Request(f"{self.run}/hello/{number}", connection.name or "", HELLO, 0, 1, 0).to_bytes()
+        name = connection.name or ""
+        head = Request(f"{self.run}/hello/{number}", name, HELLO, 0, 1, 0, journals=self.heads.signed(name)).to_bytes()
         body = seal(Message({}, self.fingerprint.scalars()))
         sent = self.transport.send(number, HELLO, head, body, self.timeouts.deadline)
         if sent is not None:
@@ -283,6 +290,7 @@ class SiteRegistry:
             if not isinstance(answers, str) or len(answers) > 200 or not answers.isprintable():
                 raise Refused(f"the name of its head must be up to 200 printable characters, got {str(answers)[:80]!r}")
             left_out = _left_out(told)
+            self.heads.note(claimed, answer.journals)
         except Exception as error:  # whatever a greeting may lead to is a fault of its site
             self.note(name, "away", f"cannot take part: {error if isinstance(error, ValueError) else repr(error)}")
             return
