@@ -250,7 +250,7 @@ def _deploys(recipe: Recipe, method: str, means: Mapping[str, Spread]) -> str:
     for key in ("global_seen", "personal"):
         if f"{key}_mean" in means and means[f"{key}_mean"] == means["deployed_mean"]:
             return key
-    heads = recipe.method(method).construct("algorithm").traits.private_heads
+    heads = recipe.method(method).construct("algorithm").global_model == "with own parts"
     return recipe.deploys(method) or ("global_seen" if heads else "personal")
 
 

@@ -105,7 +105,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, T
         save_file({key: tensor.contiguous() for key, tensor in batch.items()}, root / f"{name}.batch")
         recorded = load_file(runs / name / "predictions.safetensors")
         views: list[tuple[str | None, bool]] = [(clients[0], False), (clients[0], True)]
-        for client, shared in views if finished.own_heads else [*views, (None, False)]:
+        for client, shared in views if finished.needs_own_parts else [*views, (None, False)]:
             logits = finished.model(client, shared=shared)(batch).logits.clone()
             expected[f"{name} {client} {shared}"] = logits
             jobs.append((name, "", client, shared, "confed"))

@@ -177,7 +177,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         """
         algorithm = self.setup.algorithm
         infos = self.present(round, most)
-        if algorithm.traits.has_global and not algorithm.traits.private_heads:  # there is no head for an unseen place
+        if algorithm.global_model == "alone":
             infos += [self.observer(name) for name in self.setup.observers]
         # Methods that evaluate in their own way may show a personal model what others have learned.
         alone = not self.lenient and type(algorithm).evaluate is Evaluation.evaluate

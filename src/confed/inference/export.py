@@ -61,7 +61,7 @@ def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, st
     """
     run = FinishedRun(folder)
     if not personal:
-        if not run.global_file.is_file() or run.own_heads:
+        if not run.global_file.is_file() or run.needs_own_parts:
             raise ValueError(
                 f"{run.summary['label']} has no global model that can answer, and personal models are personal data: "
                 "ask for them with --personal"
@@ -171,7 +171,7 @@ class _Export:
             },
             "backbone": {"copied": self.source is None and not self.whole, "source": self.source, "sha256": sha256},
             "extended": self.extended,
-            "own_heads": run.own_heads,
+            "own_heads": run.needs_own_parts,
             "global": "global" in written,
             "clients": run.owners,
         }

@@ -45,12 +45,12 @@ def readme(
         f"{sum(t.numel() for held in parts.values() for t in held.values()):,} values. `DIR` below is the folder that "
         "`confed export` wrote.\n\n"
     )
-    if mine or not run.own_heads:
+    if mine or not run.needs_own_parts:
         text += _asked(run, trained, client if mine else "")
         if mine and run.global_file.is_file():
             text += "With `shared=True` it has the global values of what is shared, instead of this client's own.\n\n"
     else:
-        text += 'Every client has its own head: ask a client\'s model, `confed.load_exported("DIR", "NAME")`.\n\n'
+        text += 'Every client has a head or another part of its own: ask a client\'s model, `confed.load_exported("DIR", "NAME")`.\n\n'
     text += _elsewhere(name, parts, *plain, placed=trained.head == "answers")
     if trained.encoder is not None:
         return text + f"It reads features of picture regions (made by: {trained.encoder or 'not known'}).\n"

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confed.results import format as formats
-from confed.results.traits import traits_of
+from confed.federation.traits import GlobalModel
+from confed.results.traits import global_model_of, traits_of
 
 __all__ = [
     "HEADLINES",
     "VIEWS",
     "check_headline",
+    "deployed",
     "deployed_note",
     "deploys",
     "global_note",
@@ -51,18 +53,23 @@ def check_headline(value: str, where: str) -> str:
     return value
 
 
+def deployed(global_model: GlobalModel) -> str:
+    """Key of the summary with what a method deploys unless a recipe says otherwise."""
+    return "global_seen" if global_model == "with own parts" else "personal"
+
+
 def deploys(summary: Mapping[str, Any], wanted: str = "") -> str:
     """The key of the summary that holds what a run's method deploys.
 
     Args:
         summary: the run's.
-        wanted: one of :data:`HEADLINES`, or empty: ``global_seen`` where the method has heads of each client's own,
-            otherwise ``personal``.
+        wanted: one of :data:`HEADLINES`, or empty: ``global_seen`` where what is global answers with parts of each
+            client's own, such as its head, otherwise ``personal``.
 
     Returns:
         The wanted key; ``personal`` where the run has no global model.
     """
-    key = wanted or ("global_seen" if traits_of(summary).private_heads else "personal")
+    key = wanted or deployed(global_model_of(summary))
     return key if summary.get(key) else "personal"
 
 
@@ -94,7 +101,7 @@ def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
         firsts: label of a method -> a summary of one of its runs, as :func:`with_deployed` gives it.
     """
     of = {key: [label for label, s in firsts.items() if s.get("deploys") == key] for key in HEADLINES}
-    heads = any(traits_of(firsts[label]).private_heads for label in of["global_seen"])
+    heads = any(global_model_of(firsts[label]) == "with own parts" for label in of["global_seen"])
     shared = "what is global, with each client's own head where it has one" if heads else "the global model"
     parts = [
         f"{shared} ({formats.names(of['global_seen'])})",
@@ -122,7 +129,7 @@ def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
 
 def without_global(summary: Mapping[str, Any]) -> bool:
     """Whether a run's method makes no global model: clients train alone, or keep private parts."""
-    return not traits_of(summary).has_global
+    return global_model_of(summary) == "none"
 
 
 def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:

@@ -3,19 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 
-__all__ = ["traits_of"]
+__all__ = ["global_model_of", "traits_of"]
 
 _OLDER: Mapping[str, str] = {
-    "own_heads": "private_heads",
     "has_personal": "has_personal",
     "has_global": "has_global",
     "pooled": "centralised",
 }
 """Key of a summary before summaries stated all traits -> trait."""
+
+_OWN_HEADS = ("feddat", "feddpa", "fedlora", "fedpeft", "pfedmma")
+"""Methods with private heads, of which summaries of early versions say nothing."""
 
 
 def traits_of(summary: Mapping[str, Any]) -> Traits:
@@ -32,6 +34,20 @@ def traits_of(summary: Mapping[str, Any]) -> Traits:
         if type(value) is type(default):
             found[name] = value
     return replace(known, **found)
+
+
+def global_model_of(summary: Mapping[str, Any]) -> GlobalModel:
+    """What is global of the method and the model of a run; older summaries say whether the method has private heads."""
+    said = summary.get("global_model")
+    if said in get_args(GlobalModel):
+        return said
+    if not traits_of(summary).has_global:
+        return "none"
+    traits = summary.get("traits", {})
+    own_parts = traits.get("private_heads", summary.get("own_heads"))
+    if own_parts is None:
+        own_parts = str(summary.get("algorithm", "")) in _OWN_HEADS
+    return "with own parts" if own_parts else "alone"
 
 
 @lru_cache(maxsize=256)
