@@ -11,6 +11,7 @@ from confed.engines.buffered import unsupported_reason
 from confed.engines.together import one_by_one
 from confed.federation.algorithm import Algorithm
 from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
+from confed.testing.global_model import one_global_model
 from confed.testing.known_cases import neutral_is_fedavg, one_step_is_gradient_descent, stacked_equals_one_by_one
 from confed.testing.privacy import (
     keeps_frozen_tensors,
@@ -80,6 +81,8 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
     reasons = {"asynchronous rounds": unsupported_reason, "clients trained at once equal one by one": one_by_one}
     if check in reasons:
         return reasons[check](algorithm) or None
+    if check == "one global model" and algorithm.global_model == "none":
+        return "there is no global model"
     if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):
         return "there is one member, so there are no others to go on or to leak to"
     if check == "simulator equals Flower" and find_spec("flwr") is None:
@@ -105,5 +108,6 @@ CHECKS: dict[str, Check] = {
     "simulator equals FLARE": simulator_equals_flare,
     "neutral coefficients give FedAvg": neutral_is_fedavg,
     "one full step equals gradient descent": one_step_is_gradient_descent,
+    "one global model": one_global_model,
     "clients trained at once equal one by one": stacked_equals_one_by_one,
 }
