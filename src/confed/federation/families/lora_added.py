@@ -17,7 +17,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params, named_tensors
 from confed.federation.state import ServerState
 
-__all__ = ["ADDED", "STACKED", "add_matrices", "change_for", "hold", "noted", "received"]
+__all__ = ["ADDED", "STACKED", "add_matrices", "added_weight", "change_for", "hold", "noted", "received"]
 
 ADDED = "lora_added"
 """Name of the matrix D beside a layer's factors."""
@@ -40,6 +40,14 @@ def add_matrices(model: nn.Module) -> None:
         # A parameter, because models freeze their buffers; the hook keeps gradients away from it.
         layer.register_parameter(ADDED, nn.Parameter(tensors[b].new_zeros(len(tensors[b]), tensors[a].shape[1])))
         layer.register_forward_hook(_add)
+
+
+def added_weight(layer: Any) -> Tensor | None:
+    """s D of a layer with LoRA; None where its rounds add nothing."""
+    if ADDED not in layer._parameters:
+        return None
+    (scale,) = layer.scaling.values()
+    return scale * layer.get_parameter(ADDED).detach()
 
 
 def _add(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
