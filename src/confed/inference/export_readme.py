@@ -2,16 +2,17 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import TrainedModel
-from confed.models.pretrained import packaged
+from confed.models.hf.prompts import ChatTokenizer
 
-__all__ = ["readme"]
+__all__ = ["chat_code", "model_options", "readme"]
 
 _QUESTION = "what is in the picture?"
 
@@ -51,12 +52,15 @@ def readme(
             text += "With `shared=True` it has the global values of what is shared, instead of this client's own.\n\n"
     else:
         text += 'Every client has a head or another part of its own: ask a client\'s model, `confed.load_exported("DIR", "NAME")`.\n\n'
-    text += _elsewhere(name, parts, *plain, placed=trained.head == "answers")
+    text += _elsewhere(name, parts, *plain, run=run, trained=trained)
     if trained.encoder is not None:
         return text + f"It reads features of picture regions (made by: {trained.encoder or 'not known'}).\n"
+    if isinstance(run.tokenizer, ChatTokenizer):
+        return text
     return text + (
-        f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped. The preprocessing "
-        "of `transformers` keeps a\npicture's proportions instead: make pictures square before it.\n"
+        f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped, as\n"
+        "`DIR/backbone/preprocessor_config.json` says; `ViltImageProcessor` of `transformers` would keep a picture's "
+        "proportions.\n"
     )
 
 
@@ -85,53 +89,132 @@ def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
     )
 
 
-def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, source: str | None, *, placed: bool) -> str:
+def chat_code(run: FinishedRun, model: Sequence[str], folder: str, size: int, imports: Sequence[str] = ()) -> str:
+    """Python that asks a vision-language model with ``transformers``, as the run asked it.
+
+    Args:
+        run: the run.
+        model: lines that make ``model``.
+        folder: where its processor is, as the code says it.
+        size: pixels per side of the training pictures.
+        imports: further lines at the beginning.
+    """
+    processor: Any = run.tokenizer.processor
+    kind, tokens = type(processor).__name__, run.recipe.sections.get("task", {}).get("max_new_tokens", 32)
+    lines = ["import torch", "from PIL import Image", *imports]
+    if hasattr(type(processor), "video_settings"):
+        library = ["AutoImageProcessor", "AutoModelForImageTextToText", "AutoTokenizer", kind]
+        lines = ["from types import SimpleNamespace", "", *lines, f"from transformers import {', '.join(library)}", ""]
+        lines += [
+            "",
+            f"class Pictures({kind}):  # AutoProcessor reads the part for videos too, and needs torchvision for it",
+            '    get_attributes = classmethod(lambda _: ["image_processor", "tokenizer"])',
+            "    video_processor = SimpleNamespace(num_frames=None, fps=None)",
+            "",
+            "",
+            f'parts = [AutoImageProcessor.from_pretrained("{folder}", backend="pil"),',
+            f'         AutoTokenizer.from_pretrained("{folder}")]',
+            f'processor = Pictures.from_args_and_dict(parts, Pictures.get_processor_dict("{folder}")[0])',
+        ]
+    else:
+        lines += ["from transformers import AutoModelForImageTextToText, AutoProcessor", ""]
+        lines += [f'processor = AutoProcessor.from_pretrained("{folder}", backend="pil")']
+    lines += [*model, f'picture = Image.open("picture.png").convert("RGB").resize(({size}, {size}))']
+    lines += [f'question = "{_QUESTION}"']
+    if processor.chat_template:
+        lines += [
+            'content = [{"type": "image", "image": picture}, {"type": "text", "text": question}]',
+            'inputs = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True,',
+            '                                       tokenize=True, return_dict=True, return_tensors="pt")',
+        ]
+    else:
+        lines += ['inputs = processor(text=processor.image_token + question, images=picture, return_tensors="pt")']
+    lines += [
+        f"written = model.eval().generate(**inputs, max_new_tokens={tokens}, do_sample=False)",
+        'answer = processor.batch_decode(written[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)[0]',
+        "print(answer.strip())",
+    ]
+    return "```python\n" + "\n".join(lines) + "\n```\n\n"
+
+
+def model_options(section: Mapping[str, Any]) -> str:
+    """Arguments behind the base model's name, so that it is read as the run read it."""
+    revision = f', revision="{section["revision"]}"' if section.get("revision") else ""
+    return f"{revision}, dtype=torch.{'float32' if section.get('base', 'fp32') == 'fp32' else 'bfloat16'}"
+
+
+def _elsewhere(
+    name: str,
+    parts: Mapping[str, object],
+    plain: str | None,
+    source: str | None,
+    *,
+    run: FinishedRun,
+    trained: TrainedModel,
+) -> str:
     """How to load a model without confed, or why one cannot.
 
     Args:
         name: its folder.
         parts: its files of tensors.
         plain: the class of ``transformers``.
-        source: the published weights of the backbone.
-        placed: whether that class has a place for the head.
+        source: where ``transformers`` finds the backbone: a name, or a folder.
+        run: the run.
+        trained: the model.
     """
     if "adapters" in parts:
         return "Neither `transformers` nor `peft` has a place for what is in `adapters.safetensors`.\n\n"
+    where = f"DIR/{name}"
     if plain is None and set(parts) == {"adapter_model"} and source is not None:
-        lines, base = list[str](), f'"{source}"'
-        if packaged(source):
-            lines, base = ["from confed.models.pretrained import weights_file"], f"weights_file({base})"
-        lines = [
-            "from transformers import AutoModelForImageTextToText, AutoProcessor",
-            "from peft import PeftModel",
-            *lines,
+        options = model_options(run.recipe.sections["model"])
+        model = [
+            f'model = AutoModelForImageTextToText.from_pretrained("{source}"{options})',
+            f'model = PeftModel.from_pretrained(model, "{where}")',
         ]
-        return (
-            f"With `transformers`, on the base model:\n\n```python\n{chr(10).join(lines)}\n\n"
-            f"model = AutoModelForImageTextToText.from_pretrained({base})"
-            f'\nmodel = PeftModel.from_pretrained(model, "DIR/{name}")\nprocessor = AutoProcessor.from_pretrained('
-            '"DIR/backbone")\n```\n\n'
-        )
+        imports = ["from peft import PeftModel"]
+        code = chat_code(run, model, "DIR/backbone", trained.image_size, imports)
+        return f"With `transformers`, on the base model:\n\n{code}"
+    if plain is None and isinstance(run.tokenizer, ChatTokenizer):
+        return "For `transformers` alone, `confed export RUN FOLDER --merged` writes the model as a whole.\n\n"
     if plain is None or ("trained" in parts and "adapter_model" in parts):
         return "No class of `transformers` is built like this network, so it needs confed.\n\n"
-    lines, where = [f"from transformers import AutoConfig, {plain}"], f"DIR/{name}"
+    lines = [f"from transformers import {plain}", ""]
     if "model" in parts:
-        lines = [f"from transformers import {plain}", f'model = {plain}.from_pretrained("{where}")']
+        lines += [f'model = {plain}.from_pretrained("{where}")']
     else:
+        lines[0] = f"from transformers import AutoConfig, {plain}"
         lines += [
             f'config = AutoConfig.from_pretrained("{where}")',
             f'model = {plain}.from_pretrained("{source or "DIR/backbone"}", config=config)',
         ]
-    inner = "model"
+    inner, placed = "model", trained.head == "answers"
     if "adapter_model" in parts:
-        lines += ["from peft import PeftModel", f'model = PeftModel.from_pretrained(model, "{where}")']
+        lines[:1] = ["from peft import PeftModel", lines[0]]
+        lines += [f'model = PeftModel.from_pretrained(model, "{where}")']
         inner = "model.get_base_model()"
     files = [f"{part}.safetensors" for part in ("trained", *(("head",) if placed else ())) if part in parts]
     if files:
-        lines.append("from safetensors.torch import load_file")
+        lines[:1] = ["from safetensors.torch import load_file", lines[0]]
     lines += [f'{inner}.load_state_dict(load_file("{where}/{file}"), strict=False)' for file in files]
+    if placed and (name != "global" or not run.needs_own_parts):
+        lines[:1] = ["from PIL import Image", lines[0]]
+        lines += _asking(plain)
     code, until = "\n".join(lines), "" if placed else ", up to the head, for which that class has no place"
-    notes = ["The tokenizer is in `DIR/backbone`."]
+    notes = ["Tokenizer and preprocessing are in `DIR/backbone`."]
     if plain.startswith("Blip"):
         notes.append("That class also looks at padding: give it questions without.")
     return f"Without confed{until}:\n\n```python\n{code}\n```\n\n{' '.join(notes)}\n\n"
+
+
+def _asking(plain: str) -> list[str]:
+    """Lines that ask a model of ``transformers`` as the run asked it."""
+    reads_text = not plain.startswith("ViT")
+    lines = ["", f"from transformers import AutoImageProcessor{', AutoTokenizer' if reads_text else ''}", ""]
+    lines += ['images = AutoImageProcessor.from_pretrained("DIR/backbone", backend="pil")']
+    lines += ['inputs = dict(images(Image.open("picture.png").convert("RGB"), return_tensors="pt"))']
+    if reads_text:
+        lines += ['tokenizer = AutoTokenizer.from_pretrained("DIR/backbone")']
+        lines += [f'inputs.update(tokenizer("{_QUESTION}", return_tensors="pt", return_token_type_ids=False))']
+    if plain.startswith("Blip"):
+        return [*lines, "written = model.eval().generate(**inputs)", "print(tokenizer.decode(written[0], True))"]
+    return [*lines, "scores = model.eval()(**inputs).logits[0]", "print(model.config.id2label[int(scores.argmax())])"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from confed.federation.families.lora_added import added_weight
 from confed.federation.file_names import file_name
+from confed.inference.export_readme import chat_code, model_options
 from confed.inference.finished_run import FinishedRun
 from confed.models.hf.model import HuggingFaceVLM
 from confed.models.published import without_progress_bars
@@ -63,7 +64,7 @@ def export_merged(folder: Path, target: Path, client: str | None = None) -> dict
     with without_progress_bars():
         body.save_pretrained(unfinished)
     model.tokenizer.save(unfinished)
-    (unfinished / "README.md").write_text(_card(run, client), encoding="utf-8")
+    (unfinished / "README.md").write_text(_card(run, client, trained.image_size), encoding="utf-8")
     (unfinished / "recipe.toml").write_bytes(RunFolder(folder).recipe.read_bytes())
     _check(unfinished, model, expected)
     unfinished.replace(target)
@@ -153,18 +154,19 @@ def _plain_scores(body: Any, model: HuggingFaceVLM) -> Tensor:
     return _scores(plain)
 
 
-def _card(run: FinishedRun, client: str | None) -> str:
+def _card(run: FinishedRun, client: str | None, size: int) -> str:
     """The model card."""
     summary, section = run.summary, run.recipe.sections["model"]
     source, revision = str(section.get("source", "")), str(section.get("revision", "") or "")
     who = "What the clients share" if client is None else f"The model of the client {client!r}"
+    options = model_options({"base": section.get("base", "fp32")})
+    load = f'model = AutoModelForImageTextToText.from_pretrained("DIR"{options})'
+    code = chat_code(run, [load], "DIR", size)
     head = f"---\nlibrary_name: transformers\npipeline_tag: image-text-to-text\nbase_model: {source}\n---\n\n"
     return (
         f"{head}# {who}: a {summary['label']} run\n\n"
         f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds of federated learning on "
         f"`{source}`{f', revision `{revision}`' if revision else ''}, whose licence holds for these weights too. "
         f"What was trained (model.trainable = {section.get('trainable', 'lora')!r}) is merged into the weights.\n\n"
-        "```python\nfrom transformers import AutoModelForImageTextToText, AutoProcessor\n"
-        'model = AutoModelForImageTextToText.from_pretrained("DIR")\nprocessor = AutoProcessor.from_pretrained("DIR")\n'
-        "```\n"
+        f"{code}"
     )

@@ -22,7 +22,7 @@ from confed.models.pretrained import WEIGHTS
 from confed.models.published import without_progress_bars
 from confed.registry import register_model
 
-__all__ = ["Base", "Part", "hf"]
+__all__ = ["TINY", "Base", "Part", "base_model", "hf"]
 
 Base = Literal["fp32", "bf16", Quantised]
 """Number format of what does not learn."""
@@ -88,7 +88,7 @@ def hf(
     if attention not in ("exact", "fast"):
         raise ValueError(f"model.attention must be 'exact' or 'fast', got {attention!r}")
     _check_device_map(device_map, base, trainable, peft)
-    body = _body(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
+    body = base_model(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
     if base in ("int8", "nf4"):
         if trainable in ("all", "top") or peft.reset_base:
             raise ValueError(
@@ -156,7 +156,7 @@ def _processor(source: str, revision: str) -> Any:
     return read_processor(_place(source), source, revision)
 
 
-def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
+def base_model(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
     """The library's model, its values of the type ``dtype`` whatever they are stored as."""
     check_torchvision()
     if source.startswith(TINY):
