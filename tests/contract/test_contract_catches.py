@@ -126,9 +126,9 @@ class TellsMainWeights(BiCSL):
 
 @dataclass(frozen=True)
 class KeepsTheHead(Algorithm):
-    """It says nothing of its global model, which has no trained head where there is no client."""
+    """It says that its global model answers alone, which has no trained head where there is no client."""
 
-    traits = Traits(neutral="-")
+    traits = Traits(neutral="-", private_beside=True)
 
     def rules(self, client: ClientInfo) -> Rules:
         return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
@@ -153,7 +153,10 @@ class NeedsNothing(Algorithm):
         (TrainsFrozen(), "keeps frozen tensors|resumes exactly"),
         (WrongNeutral(), "neutral coefficients give FedAvg"),
         (PeeksAtOthers(), "leaks|order|finite|resumes"),
-        (KeepsTheHead(), "one global model: scores .* with other values for what clients keep .* must be 'with own parts'"),
+        (
+            KeepsTheHead(),
+            "one global model: scores .* with other values for what clients keep .* must be 'with own parts'",
+        ),
         (NeedsNothing(), "one global model: it is said to need parts of the clients' own, and answers the same"),
         (TellsMainWeights(), "aux sees mha.body.weight in send of client-0, which main sees as report in step"),
     ],

@@ -190,6 +190,17 @@ def test_private_heads_stay_apart_and_are_used_in_evaluation() -> None:
     assert count == 12
 
 
+def test_unseen_places_are_asked_of_whole_global_models_only() -> None:
+    for method, asked in ((PrivateHead(), []), (FedAvg(), ["mars"])):
+        setup = toy_setup(method, rounds=1)
+        setup = replace(setup, observers={"mars": setup.data("client-1")})
+        with Simulation(setup, MemoryStore(), InProcess(setup)) as simulation:
+            *_, record = simulate(simulation, simulation.start(Workspace(setup.build())))
+            views = simulation.evaluate(record.servers, 1, split="test")
+        assert list(views["unseen"]) == asked
+        assert len(views["global"]) == 3
+
+
 def test_a_leaking_reply_is_an_error() -> None:
     setup = toy_setup(PrivateHead())
     leaky = replace(setup, algorithm=_Leaky())

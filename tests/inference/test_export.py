@@ -168,7 +168,10 @@ def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
     root: Path = exports[0]
     with pytest.raises(ValueError, match=r"must be a folder that `confed export` wrote"):
         load_exported(tmp_path)
-    with pytest.raises(ValueError, match=r"the shared part is not whole without a client.s own head or other part; name a client: there are"):
+    with pytest.raises(
+        ValueError,
+        match=r"the shared part is not whole without a client.s own head or other part; name a client: there are",
+    ):
         load_exported(root / "adapters")
     with pytest.raises(ValueError, match=r"holds no client 'mars'; there are "):
         load_exported(root / "lora", "mars")

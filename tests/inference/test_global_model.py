@@ -1,4 +1,4 @@
-"""The global model of methods on a vision-language model: one answer of (method, model), and the same scores everywhere."""
+"""The global model of methods on a vision-language model: the same scores in every view, file and export."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from confed.federation.algorithm import Algorithm
+from confed.federation.client_info import ClientInfo
+from confed.federation.params import Scope
 from confed.federation.traits import GlobalModel
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
@@ -95,6 +97,10 @@ def shares_one_model(name: str, folder: Path) -> None:
         right = finished.setup.task.predictions(trained.model(batch), batch)
     kept = load_file(RunFolder(folder / "run").predictions)
     assert right.tolist() == kept["unseen/transport/correct"][:3].tolist()
+    for client in summary["clients"]:
+        with torch.no_grad():
+            output = trained.model(finished.batch(client, "test", 3)).logits
+        assert output.argmax(-1).tolist() == kept[f"global/{client}/prediction"].tolist()
     expected = scores(trained.model, trained.tokenizer)
     written = export(folder / "run", folder / "out", personal=False)
     assert set(written) == {"global"}
@@ -109,13 +115,14 @@ def shares_one_model(name: str, folder: Path) -> None:
     torch.testing.assert_close(scores(trained.model, trained.tokenizer), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_views_and_exports_are_one_model(tmp_path: Path) -> None:
-    shares_one_model("fedex_lora", tmp_path)
+@pytest.mark.parametrize("name", ["fedex_lora", "feddpa"])
+def test_views_and_exports_are_one_model(name: str, tmp_path: Path) -> None:
+    shares_one_model(name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [n for n, (says, _) in METHODS.items() if says == "alone" and n not in ("fedex_lora", "fedkd")]
+    "name", [n for n, (says, _) in METHODS.items() if says == "alone" and n not in ("fedex_lora", "feddpa", "fedkd")]
 )
 def test_views_and_exports_are_one_model_of_others(name: str, tmp_path: Path) -> None:
     shares_one_model(name, tmp_path)
@@ -131,8 +138,19 @@ def test_factor_at_home_is_no_global_model_without_a_head(preset: str) -> None:
 
 
 def test_methods_on_classifiers_need_the_clients_heads() -> None:
-    for name in ("fedlora", "fedpeft", "feddat", "feddpa", "pfedmma"):
-        method: Algorithm = algorithms[name]()
+    for name in ("fedlora", "fedpeft", "feddat", "feddpa"):
+        options = {} if name in ("fedlora", "fedpeft") else {"adapter": "adapter"}
+        method: Algorithm = algorithms[name](head=("classifier",), **options)
         assert method.global_model == "with own parts"
+    assert algorithms["feddat"](adapter="a", head=("none",)).global_model == "alone"
+    assert algorithms["feddat"](adapter="a", head=("none",), inference="both").global_model == "with own parts"
+    assert algorithms["pfedmma"]().global_model == "with own parts"
+    assert algorithms["fedper"](head=("classifier",)).global_model == "none"
 
 
+def test_what_is_given_or_beside_does_not_keep_a_model_from_answering() -> None:
+    """All of these keep tensors private; the contract checks that their global models do without."""
+    for name in ("fedpgp", "fedkd", "fedotp", "pfedmoap", "crd", "modality_transformer"):
+        method: Algorithm = algorithms[name]()
+        assert Scope.PRIVATE in method.rules(ClientInfo("a", 1)).values()
+        assert method.global_model == "alone"

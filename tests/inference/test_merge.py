@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from safetensors.torch import load_file
 
 from confed.cli import main

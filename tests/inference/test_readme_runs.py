@@ -1,4 +1,4 @@
-"""READMEs of exports, executed in a process that has transformers and peft but not confed: the same scores and answers."""
+"""READMEs of exports, executed in a process that has transformers and peft but not confed: the same scores."""
 
 import json
 import os
@@ -27,7 +27,8 @@ from confed.runs.run import run
 from vlm_families import HERE
 
 CHAT = [
-    "model.name=hf", "model.trainable=lora", "model.peft={rank=2}", "task.name=chat", "task.max_new_tokens=3", "run.rounds=1", "run.workers=1",
+    "model.name=hf", "model.trainable=lora", "model.peft={rank=2}",
+    "task.name=chat", "task.max_new_tokens=3", "run.rounds=1", "run.workers=1",
     "local.epochs=1", "local.batch_size=2", "local.lr=0.03", "data.train=4", "data.validation=1", "data.test=1",
     "data.unseen=[]", "run.gallery=0", "run.evaluate_every=0", "run.controls=none", "study.methods=[]",
     "run.without=['home', 'commercial', 'natural', 'educational']",

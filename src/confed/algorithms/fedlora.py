@@ -70,9 +70,9 @@ from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, SHARE
 from confed.federation.reports import Number, Report
 from confed.federation.specs import frozen_names
 from confed.federation.state import ServerState
-from confed.federation.structure import NO_HEAD, head_rules, private_head
+from confed.federation.structure import head_rules, private_head
 from confed.federation.train import train
-from confed.federation.traits import GlobalModel, Traits
+from confed.federation.traits import Traits
 from confed.losses.low_rank import Factors, decomposed, dimension_wise, residual, stack
 from confed.losses.low_rank_fit import corrected, fitted, mean_by_norm
 
@@ -199,11 +199,6 @@ class FedLoRA(FisherWeighted):
         """The loss, and the rank that a client has left after pruning."""
         rank = {"rank": Number(1, 2**31)} if self.aggregation == "norm" else {}
         return {**super().reports(action), **rank}
-
-    @property
-    def global_model(self) -> GlobalModel:
-        """The factors and what was added; with each client's own head, or factor, where it keeps one."""
-        return "alone" if self.head == NO_HEAD and (self.share == "both" or self.train == "B") else "with own parts"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the heads, with a check that the model has LoRA of sufficient rank.

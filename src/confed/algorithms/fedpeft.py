@@ -22,8 +22,8 @@ from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
-from confed.federation.structure import NO_HEAD, head_rules, private_head
-from confed.federation.traits import GlobalModel, Traits
+from confed.federation.structure import head_rules, private_head
+from confed.federation.traits import Traits
 
 __all__ = ["FedPEFT", "Weighting"]
 
@@ -48,11 +48,6 @@ class FedPEFT(FisherWeighted):
     head_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
     traits = Traits(group="finetuning", neutral="the head is never shared")
-
-    @property
-    def global_model(self) -> GlobalModel:
-        """The averaged part, with each client's own head where the model has one."""
-        return "alone" if self.head == NO_HEAD else "with own parts"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the heads of the model."""

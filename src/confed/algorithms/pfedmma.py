@@ -37,7 +37,7 @@ from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import POSITIVE
 from confed.federation.structure import adapters_of
-from confed.federation.traits import GlobalModel, Traits
+from confed.federation.traits import Traits
 
 __all__ = ["PFedMMA"]
 
@@ -64,11 +64,6 @@ class PFedMMA(FisherWeighted):
     scale: Annotated[float, POSITIVE] = 1.0
     towers: Literal["tied", "apart"] = "tied"
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    @property
-    def global_model(self) -> GlobalModel:
-        """The middle projections, with each client's own projections around them."""
-        return "with own parts"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Check that the model has adapters."""

@@ -144,14 +144,13 @@ def _method(name: str) -> Description:
         recipes=[recipe.name for recipe in recipes],
         tasks=sorted(tasks_of("methods", name)),
         examples=[_run_of_method(name, entry.traits.made_for)],
-        facts=_traits(entry),
+        facts=_traits(entry.traits),
     )  # fmt: skip
 
 
-def _traits(entry: Any) -> dict[str, str]:
+def _traits(traits: Any) -> dict[str, str]:
     """Facts of a method that decide whether it can be used."""
-    traits, own_parts = entry.traits, "yes, with parts of each client's own, such as its head"
-    found = {"global model": {"alone": "yes", "none": "none", "with own parts": own_parts}[entry().global_model]}
+    found = {"global model": "yes" if traits.has_global else "none"}
     found["personal models"] = "yes" if traits.has_personal else "all clients use the global one"
     if traits.made_for:
         found["needs a model with"] = traits.made_for

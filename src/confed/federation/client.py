@@ -199,10 +199,10 @@ class Client:
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = {n: shared[n] for n in names}
         private, given = self.state.tensors.get("private", {}), self.initial_private(shared)
-        if common == "none":
-            private = {**given, **private}
+        if common == "alone":
+            private = given
         else:
-            private = {**({} if common == "alone" else private), **given}
+            private = {**given, **private} if common == "none" else {**private, **given}
         own = {n: private.get(n, self.initial[n]) for n in self.names(Scope.PRIVATE)}
         # What a rule freezes for this client another client may train: it starts from the common values.
         rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]

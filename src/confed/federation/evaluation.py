@@ -27,13 +27,7 @@ class Evaluation:
 
     @property
     def global_model(self) -> GlobalModel:
-        """What is global, of the method as ``configure`` has adapted it to a model.
-
-        ``"alone"`` promises that the shared values, with :meth:`~Algorithm.initial_private` and initial values for all
-        that is private, are one model that answers anywhere: at clients, in unseen places, exported. Methods whose
-        answers need trained values that never leave a client say ``"with own parts"``. The contract checks it
-        (:mod:`confed.testing`).
-        """
+        """What is global; see :attr:`confed.federation.algorithm.Algorithm.global_model`."""
         return "alone" if self.traits.has_global else "none"
 
     @action

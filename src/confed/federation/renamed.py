@@ -46,7 +46,7 @@ def check_names(method: type) -> None:
     """
     members, where = method.__dict__, method.__qualname__
     if "own_heads" in members:
-        raise ValueError(f"{where}.own_heads is now the property global_model: return 'with own parts'")
+        raise ValueError(f"{where}.own_heads is now said by the property global_model, which follows from rules")
     annotated = get_annotations(method)
     for old, new in HOOKS.items():
         if callable(members.get(old)):

@@ -31,9 +31,11 @@ class Traits:
         communicates: clients send something; False where each trains alone.
         sends_values: clients send values of the model; False where something else travels, and shared tensors reach a
             client in evaluations only.
-        has_global: there is a global model; what it needs to answer, the model that the method is configured for decides
-            (:attr:`confed.federation.evaluation.Evaluation.global_model`).
+        has_global: there is a global model; whether it answers alone depends on the model that the method is for
+            (:attr:`confed.federation.algorithm.Algorithm.global_model`).
         has_personal: clients keep their own models; where they do not, all use the global one.
+        private_beside: the global model answers without what clients keep private, or with what
+            ``initial_private`` gives.
         splits: a client holds only a part of the model, and sends activations batch by batch.
         rows_up: kinds of rows that a client sends per example and step across the cut; 0 where nothing is split.
         gradients_up: some of these rows are gradients, with separate noise.
@@ -66,6 +68,7 @@ class Traits:
     sends_values: bool = True
     has_global: bool = True
     has_personal: bool = True
+    private_beside: bool = False
     splits: bool = False
     rows_up: int = 0
     gradients_up: bool = False

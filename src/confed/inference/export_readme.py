@@ -51,7 +51,10 @@ def readme(
         if mine and run.global_file.is_file():
             text += "With `shared=True` it has the global values of what is shared, instead of this client's own.\n\n"
     else:
-        text += 'Every client has a head or another part of its own: ask a client\'s model, `confed.load_exported("DIR", "NAME")`.\n\n'
+        text += (
+            "Every client has a head or another part of its own: ask a client's model, "
+            '`confed.load_exported("DIR", "NAME")`.\n\n'
+        )
     text += _elsewhere(name, parts, *plain, run=run, trained=trained)
     if trained.encoder is not None:
         return text + f"It reads features of picture regions (made by: {trained.encoder or 'not known'}).\n"
@@ -124,8 +127,9 @@ def chat_code(run: FinishedRun, model: Sequence[str], folder: str, size: int, im
     if processor.chat_template:
         lines += [
             'content = [{"type": "image", "image": picture}, {"type": "text", "text": question}]',
-            'inputs = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True,',
-            '                                       tokenize=True, return_dict=True, return_tensors="pt")',
+            'turns = [{"role": "user", "content": content}]',
+            "inputs = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True,",
+            '                                       return_tensors="pt")',
         ]
     else:
         lines += ['inputs = processor(text=processor.image_token + question, images=picture, return_tensors="pt")']

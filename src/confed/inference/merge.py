@@ -1,8 +1,8 @@
 """Export of models by name with their LoRA or IA3 merged into the weights: folders that plain ``transformers`` reads.
 
 Hu et al., "LoRA: Low-rank adaptation of large language models", ICLR 2022, section 4.1: W_0 + s B A, s = alpha / r, has
-the shape of W_0, so that a merged model costs nothing more at inference. Where rounds of FLoRA or FedEx-LoRA added a matrix
-D beside the factors, what is merged is W_0 + s (D + B A). It is computed in fp32 and rounded once to the type of W_0.
+the shape of W_0, so that a merged model costs nothing more at inference. Where rounds of FLoRA or FedEx-LoRA added a
+matrix D beside the factors, what is merged is W_0 + s (D + B A), computed in fp32 and rounded once to the type of W_0.
 """
 
 import shutil
@@ -94,7 +94,7 @@ def _mergeable(model: nn.Module, folder: Path) -> HuggingFaceVLM:
 
 
 def _merged(model: HuggingFaceVLM, rng: torch.Generator | None = None) -> Any:
-    """A copy of the library's model with merged weights, rounded to the nearest value, or with ``rng`` to one beside it."""
+    """A copy of the library's model with merged weights, rounded to the nearest value, or with ``rng`` to a near one."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     body = deepcopy(model.body)

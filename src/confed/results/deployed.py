@@ -11,8 +11,8 @@ headline`` or ``[methods.ROW] headline`` of a recipe, or ``--headline`` of ``con
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confed.results import format as formats
 from confed.federation.traits import GlobalModel
+from confed.results import format as formats
 from confed.results.traits import global_model_of, traits_of
 
 __all__ = [

@@ -78,11 +78,13 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
     """Reason why a check does not apply to a method, in the method's own words; None if it applies."""
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
-    reasons = {"asynchronous rounds": unsupported_reason, "clients trained at once equal one by one": one_by_one}
+    reasons = {
+        "asynchronous rounds": unsupported_reason,
+        "clients trained at once equal one by one": one_by_one,
+        "one global model": lambda method: "" if method.traits.has_global else "there is no global model",
+    }
     if check in reasons:
         return reasons[check](algorithm) or None
-    if check == "one global model" and algorithm.global_model == "none":
-        return "there is no global model"
     if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):
         return "there is one member, so there are no others to go on or to leak to"
     if check == "simulator equals Flower" and find_spec("flwr") is None:

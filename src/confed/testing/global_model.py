@@ -22,7 +22,7 @@ CHECK = "one global model"
 
 
 def one_global_model(algorithm: Algorithm) -> None:
-    """The global model answers alike at clients, in unseen places and from its file, or needs the clients' own parts."""
+    """The global model answers alike at clients, in unseen places and from its file, or needs clients' own parts."""
     outcome = undisturbed(algorithm)
     check_global_model(toy(algorithm), outcome.servers, outcome.states)
 

@@ -43,7 +43,7 @@ def add_matrices(model: nn.Module) -> None:
 
 
 def added_weight(layer: Any) -> Tensor | None:
-    """s D of a layer with LoRA; None where its rounds add nothing."""
+    """S D of a layer with LoRA; None where its rounds add nothing."""
     if ADDED not in layer._parameters:
         return None
     (scale,) = layer.scaling.values()

@@ -127,7 +127,6 @@ def _kind(where: str, options: dict[str, Any]) -> Any:
 
 def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
     from transformers import AutoImageProcessor, AutoTokenizer
-
     from transformers.models.auto.video_processing_auto import get_video_processor_config
 
     own = without_videos(kind)
