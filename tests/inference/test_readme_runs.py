@@ -132,22 +132,21 @@ def vipllava(folder: Path) -> None:
     written(VipLlavaForConditionalGeneration, config, processor, folder)
 
 
-def mistral3(folder: Path) -> None:
-    from transformers import AutoConfig, Mistral3ForConditionalGeneration, PixtralProcessor
-    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+def aya_vision(folder: Path) -> None:
+    from transformers import AutoConfig, AyaVisionForConditionalGeneration, AyaVisionProcessor
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-    images = PixtralImageProcessorPil(size={"longest_edge": PIXELS}, patch_size={"height": 8, "width": 8})
-    tokenizer = tiny_tokenizer()
-    processor = PixtralProcessor(
-        images, tokenizer, patch_size=8, spatial_merge_size=2, chat_template=TEMPLATE.replace("PICTURE", "<image>"),
-        image_token="<image>", image_break_token="<fake_token_around_image>", image_end_token="<global-img>",
+    images = GotOcr2ImageProcessorPil(size={"height": PIXELS, "width": PIXELS}, max_patches=4)
+    processor = AyaVisionProcessor(
+        images, tiny_tokenizer(), patch_size=8, img_size=PIXELS, downsample_factor=2, img_patch_token="<image_soft_token>",
+        start_of_img_token="<start_of_image>", end_of_img_token="<end_of_image>",
+        chat_template=TEMPLATE.replace("PICTURE", "<image>"),
     )  # fmt: skip
-    vision = {**VISION, "model_type": "pixtral", "head_dim": 8}
     config = AutoConfig.for_model(
-        "mistral3", text_config={**TEXT, "model_type": "mistral", "head_dim": 16}, vision_config=vision,
-        image_token_index=4, spatial_merge_size=2, vision_feature_layer=-1,
+        "aya_vision", text_config={**TEXT, "model_type": "cohere2"}, image_token_index=10, downsample_factor=2,
+        vision_config={**VISION, "model_type": "siglip_vision_model", "vision_use_head": False},
     )  # fmt: skip
-    written(Mistral3ForConditionalGeneration, config, processor, folder)
+    written(AyaVisionForConditionalGeneration, config, processor, folder)
 
 
 def written(kind: Any, config: Any, processor: Any, folder: Path) -> None:
@@ -156,7 +155,7 @@ def written(kind: Any, config: Any, processor: Any, folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
-OTHERS: dict[str, Callable[[Path], None]] = {"llava_next": llava_next, "vipllava": vipllava, "mistral3": mistral3}
+OTHERS: dict[str, Callable[[Path], None]] = {"llava_next": llava_next, "vipllava": vipllava, "aya_vision": aya_vision}
 """Families that the documentation does not name."""
 
 

@@ -200,9 +200,8 @@ class Client:
         self.incoming = {n: shared[n] for n in names}
         private, given = self.state.tensors.get("private", {}), self.initial_private(shared)
         if common == "alone":
-            private = given
-        else:
-            private = {**given, **private} if common == "none" else {**private, **given}
+            private = {}
+        private = {**given, **private} if common == "none" else {**private, **given}
         own = {n: private.get(n, self.initial[n]) for n in self.names(Scope.PRIVATE)}
         # What a rule freezes for this client another client may train: it starts from the common values.
         rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]

@@ -116,7 +116,7 @@ def chat_code(run: FinishedRun, model: Sequence[str], folder: str, size: int, im
             "",
             "",
             f'parts = [AutoImageProcessor.from_pretrained("{folder}", backend="pil"),',
-            f'         AutoTokenizer.from_pretrained("{folder}")]',
+            f'         AutoTokenizer.from_pretrained("{folder}"), None]',
             f'processor = Pictures.from_args_and_dict(parts, Pictures.get_processor_dict("{folder}")[0])',
         ]
     else:
@@ -128,8 +128,8 @@ def chat_code(run: FinishedRun, model: Sequence[str], folder: str, size: int, im
         lines += [
             'content = [{"type": "image", "image": picture}, {"type": "text", "text": question}]',
             'turns = [{"role": "user", "content": content}]',
-            "inputs = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True,",
-            '                                       return_tensors="pt")',
+            'how = dict(add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")',
+            "inputs = processor.apply_chat_template(turns, **how)",
         ]
     else:
         lines += ['inputs = processor(text=processor.image_token + question, images=picture, return_tensors="pt")']

@@ -94,7 +94,7 @@ def _mergeable(model: nn.Module, folder: Path) -> HuggingFaceVLM:
 
 
 def _merged(model: HuggingFaceVLM, rng: torch.Generator | None = None) -> Any:
-    """A copy of the library's model with merged weights, rounded to the nearest value, or with ``rng`` to a near one."""
+    """A copy of the library's model with merged weights, rounded to the nearest value or, by ``rng``, to a near one."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     body = deepcopy(model.body)

@@ -137,7 +137,8 @@ def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
         "tokenizer": AutoTokenizer.from_pretrained(where, **options),
     }
     settings, _ = own.get_processor_dict(where, **options)
-    return own.from_args_and_dict([read[name] for name in own.get_attributes()], settings)
+    # SmolVLM's asks for the part for videos, though it may be None.
+    return own.from_args_and_dict([read.get(name) for name in kind.get_attributes()], settings)
 
 
 def missing(source: str, error: Exception) -> str:
