@@ -138,7 +138,8 @@ def aya_vision(folder: Path) -> None:
 
     images = GotOcr2ImageProcessorPil(size={"height": PIXELS, "width": PIXELS}, max_patches=4)
     processor = AyaVisionProcessor(
-        images, tiny_tokenizer(), patch_size=8, img_size=PIXELS, downsample_factor=2, img_patch_token="<image_soft_token>",
+        images, tiny_tokenizer(), patch_size=8, img_size=PIXELS, downsample_factor=2,
+        img_patch_token="<image_soft_token>",
         start_of_img_token="<start_of_image>", end_of_img_token="<end_of_image>",
         chat_template=TEMPLATE.replace("PICTURE", "<image>"),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,41 @@ from confed.models.hf.prompts import ChatTokenizer
 __all__ = ["chat_code", "model_options", "readme"]
 
 _QUESTION = "what is in the picture?"
+
+_PROCESSOR = """from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+processor = AutoProcessor.from_pretrained("FOLDER", backend="pil")"""
+
+_WITHOUT_VIDEOS = """from types import SimpleNamespace
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, KIND
+
+
+class Pictures(KIND):  # AutoProcessor reads the part for videos too, and needs torchvision for it
+    get_attributes = classmethod(lambda _: ["image_processor", "tokenizer"])
+    video_processor = SimpleNamespace(num_frames=None, fps=None)
+
+
+parts = AutoImageProcessor.from_pretrained("FOLDER", backend="pil"), AutoTokenizer.from_pretrained("FOLDER"), None
+processor = Pictures.from_args_and_dict(parts, Pictures.get_processor_dict("FOLDER")[0])"""
+
+_PICTURE = f"""picture = Image.open("picture.png").convert("RGB").resize((SIZE, SIZE))
+question = "{_QUESTION}"
+"""
+
+_TEMPLATE = """content = [{"type": "image", "image": picture}, {"type": "text", "text": question}]
+how = dict(add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")
+inputs = processor.apply_chat_template([{"role": "user", "content": content}], **how)
+"""
+
+_BARE = """inputs = processor(text=processor.image_token + question, images=picture, return_tensors="pt")
+"""
+
+_WRITE = """written = model.eval().generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+answer = processor.batch_decode(written[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)[0]
+print(answer.strip())
+"""
 
 
 def readme(
@@ -92,7 +127,7 @@ def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
     )
 
 
-def chat_code(run: FinishedRun, model: Sequence[str], folder: str, size: int, imports: Sequence[str] = ()) -> str:
+def chat_code(run: FinishedRun, model: str, folder: str, size: int, imports: str = "") -> str:
     """Python that asks a vision-language model with ``transformers``, as the run asked it.
 
     Args:
@@ -103,42 +138,14 @@ def chat_code(run: FinishedRun, model: Sequence[str], folder: str, size: int, im
         imports: further lines at the beginning.
     """
     processor: Any = run.tokenizer.processor
-    kind, tokens = type(processor).__name__, run.recipe.sections.get("task", {}).get("max_new_tokens", 32)
-    lines = ["import torch", "from PIL import Image", *imports]
-    if hasattr(type(processor), "video_settings"):
-        library = ["AutoImageProcessor", "AutoModelForImageTextToText", "AutoTokenizer", kind]
-        lines = ["from types import SimpleNamespace", "", *lines, f"from transformers import {', '.join(library)}", ""]
-        lines += [
-            "",
-            f"class Pictures({kind}):  # AutoProcessor reads the part for videos too, and needs torchvision for it",
-            '    get_attributes = classmethod(lambda _: ["image_processor", "tokenizer"])',
-            "    video_processor = SimpleNamespace(num_frames=None, fps=None)",
-            "",
-            "",
-            f'parts = [AutoImageProcessor.from_pretrained("{folder}", backend="pil"),',
-            f'         AutoTokenizer.from_pretrained("{folder}"), None]',
-            f'processor = Pictures.from_args_and_dict(parts, Pictures.get_processor_dict("{folder}")[0])',
-        ]
-    else:
-        lines += ["from transformers import AutoModelForImageTextToText, AutoProcessor", ""]
-        lines += [f'processor = AutoProcessor.from_pretrained("{folder}", backend="pil")']
-    lines += [*model, f'picture = Image.open("picture.png").convert("RGB").resize(({size}, {size}))']
-    lines += [f'question = "{_QUESTION}"']
-    if processor.chat_template:
-        lines += [
-            'content = [{"type": "image", "image": picture}, {"type": "text", "text": question}]',
-            'turns = [{"role": "user", "content": content}]',
-            'how = dict(add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")',
-            "inputs = processor.apply_chat_template(turns, **how)",
-        ]
-    else:
-        lines += ['inputs = processor(text=processor.image_token + question, images=picture, return_tensors="pt")']
-    lines += [
-        f"written = model.eval().generate(**inputs, max_new_tokens={tokens}, do_sample=False)",
-        'answer = processor.batch_decode(written[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)[0]',
-        "print(answer.strip())",
-    ]
-    return "```python\n" + "\n".join(lines) + "\n```\n\n"
+    code = (
+        f"{imports}{_WITHOUT_VIDEOS if hasattr(type(processor), 'video_settings') else _PROCESSOR}\n{model}\n"
+        f"{_PICTURE}{_TEMPLATE if processor.chat_template else _BARE}{_WRITE}"
+    )
+    tokens = run.recipe.sections.get("task", {}).get("max_new_tokens", 32)
+    for name, value in {"KIND": type(processor).__name__, "FOLDER": folder, "SIZE": size, "TOKENS": tokens}.items():
+        code = code.replace(name, str(value))
+    return f"```python\nimport torch\n{code}```\n\n"
 
 
 def model_options(section: Mapping[str, Any]) -> str:
@@ -171,11 +178,9 @@ def _elsewhere(
     where = f"DIR/{name}"
     if plain is None and set(parts) == {"adapter_model"} and source is not None:
         options = model_options(run.recipe.sections["model"])
-        model = [
-            f'model = AutoModelForImageTextToText.from_pretrained("{source}"{options})',
-            f'model = PeftModel.from_pretrained(model, "{where}")',
-        ]
-        imports = ["from peft import PeftModel"]
+        model = f'model = AutoModelForImageTextToText.from_pretrained("{source}"{options})\n'
+        model += f'model = PeftModel.from_pretrained(model, "{where}")'
+        imports = "from peft import PeftModel\n"
         code = chat_code(run, model, "DIR/backbone", trained.image_size, imports)
         return f"With `transformers`, on the base model:\n\n{code}"
     if plain is None and isinstance(run.tokenizer, ChatTokenizer):
@@ -200,7 +205,7 @@ def _elsewhere(
     if files:
         lines[:1] = ["from safetensors.torch import load_file", lines[0]]
     lines += [f'{inner}.load_state_dict(load_file("{where}/{file}"), strict=False)' for file in files]
-    if placed and (name != "global" or not run.needs_own_parts):
+    if placed and not plain.startswith("Blip") and (name != "global" or not run.needs_own_parts):
         lines[:1] = ["from PIL import Image", lines[0]]
         lines += _asking(plain)
     code, until = "\n".join(lines), "" if placed else ", up to the head, for which that class has no place"
@@ -211,7 +216,7 @@ def _elsewhere(
 
 
 def _asking(plain: str) -> list[str]:
-    """Lines that ask a model of ``transformers`` as the run asked it."""
+    """Lines that ask a classifier of ``transformers`` as the run asked it."""
     reads_text = not plain.startswith("ViT")
     lines = ["", f"from transformers import AutoImageProcessor{', AutoTokenizer' if reads_text else ''}", ""]
     lines += ['images = AutoImageProcessor.from_pretrained("DIR/backbone", backend="pil")']
@@ -219,6 +224,4 @@ def _asking(plain: str) -> list[str]:
     if reads_text:
         lines += ['tokenizer = AutoTokenizer.from_pretrained("DIR/backbone")']
         lines += [f'inputs.update(tokenizer("{_QUESTION}", return_tensors="pt", return_token_type_ids=False))']
-    if plain.startswith("Blip"):
-        return [*lines, "written = model.eval().generate(**inputs)", "print(tokenizer.decode(written[0], True))"]
     return [*lines, "scores = model.eval()(**inputs).logits[0]", "print(model.config.id2label[int(scores.argmax())])"]

@@ -161,7 +161,7 @@ def _card(run: FinishedRun, client: str | None, size: int) -> str:
     who = "What the clients share" if client is None else f"The model of the client {client!r}"
     options = model_options({"base": section.get("base", "fp32")})
     load = f'model = AutoModelForImageTextToText.from_pretrained("DIR"{options})'
-    code = chat_code(run, [load], "DIR", size)
+    code = chat_code(run, load, "DIR", size)
     head = f"---\nlibrary_name: transformers\npipeline_tag: image-text-to-text\nbase_model: {source}\n---\n\n"
     return (
         f"{head}# {who}: a {summary['label']} run\n\n"
