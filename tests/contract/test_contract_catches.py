@@ -157,7 +157,7 @@ class NeedsNothing(Algorithm):
             KeepsTheHead(),
             "one global model: scores .* with other values for what clients keep .* must be 'with own parts'",
         ),
-        (NeedsNothing(), "one global model: it is said to need parts of the clients' own, and answers the same"),
+        (NeedsNothing(), "one global model: said to need parts of the clients' own, it answers the same"),
         (TellsMainWeights(), "aux sees mha.body.weight in send of client-0, which main sees as report in step"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else "",

@@ -170,7 +170,7 @@ def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
         load_exported(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"the shared part is not whole without a client.s own head or other part; name a client: there are",
+        match=r"what is shared does not answer without a client.s own parts; name one: there are",
     ):
         load_exported(root / "adapters")
     with pytest.raises(ValueError, match=r"holds no client 'mars'; there are "):

@@ -145,6 +145,6 @@ def test_merging_of_methods_with_parts_beside_the_weights_is_refused(tmp_path: P
 
 def test_merging_needs_a_global_model_that_answers_alone(tmp_path: Path) -> None:
     folder = finished_preset(tmp_path, "fedsa_lora", "fp32")
-    with pytest.raises(ValueError, match="shares no model that is whole without a client's own head or other"):
+    with pytest.raises(ValueError, match="shares no model that answers without a client's own parts"):
         export_merged(folder, tmp_path / "out")
     export_merged(folder, tmp_path / "out", "transport")

@@ -39,6 +39,16 @@ CLASSIFIER = [
     "local.epochs=1", "algorithm.name=fedavg",
 ]  # fmt: skip
 QUESTION = "what is in the picture?"
+ASKING = f"""
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer
+
+inputs = dict(AutoImageProcessor.from_pretrained("DIR/backbone")(Image.open("picture.png"), return_tensors="pt"))
+if TEXT:
+    tokenizer = AutoTokenizer.from_pretrained("DIR/backbone")
+    inputs |= dict(tokenizer("{QUESTION}", return_tensors="pt", return_token_type_ids=False))
+print(model.config.id2label[int(model.eval()(**inputs).logits[0].argmax())])
+"""
 PROGRAM = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -197,7 +207,9 @@ def test_readmes_of_classifiers_give_the_runs_scores(tmp_path: Path) -> None:
     for name, settings in cases.items():
         run(load_recipe(overrides=[*CLASSIFIER, *settings]), tmp_path / name)
         export(tmp_path / name, tmp_path / f"{name}-out", personal=False)
-        codes[name] = code_of(tmp_path / f"{name}-out" / "global" / "README.md", tmp_path / f"{name}-out")
+        out = tmp_path / f"{name}-out"
+        asking = ASKING.replace("DIR", str(out))
+        codes[name] = code_of(out / "global" / "README.md", out) + asking.replace("TEXT", str(name != "vit"))
         assert (tmp_path / f"{name}-out" / "backbone" / "preprocessor_config.json").is_file()
     for name, (answer, scores) in executed(codes, tmp_path, 64).items():
         says, own = expected(tmp_path / name, tmp_path / "picture.png")

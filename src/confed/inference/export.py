@@ -107,14 +107,7 @@ def _own_tokenizer(run: FinishedRun) -> str:
 
 
 class _Export:
-    """One export.
-
-    Args:
-        run: the run, loaded, its network with initial values.
-        root: the folder to write.
-        recipe: the text of its recipe.
-        tokenizer: ``"module:Class"`` of a tokenizer that is not confed's; empty for one of ours.
-    """
+    """One export of a loaded run, whose network has initial values; ``tokenizer``: ``"module:Class"`` if not confed's."""
 
     def __init__(self, run: FinishedRun, root: Path, recipe: bytes, tokenizer: str = "") -> None:
         self.run, self.root, self.recipe, self.own_tokenizer = run, root, recipe, tokenizer

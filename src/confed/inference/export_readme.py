@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
+from string import Template
 from typing import Any
 
 from torch import Tensor
@@ -16,25 +17,27 @@ __all__ = ["chat_code", "model_options", "readme"]
 
 _QUESTION = "what is in the picture?"
 
-_PROCESSOR = """from PIL import Image
+_PROCESSOR = """${imports}from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-processor = AutoProcessor.from_pretrained("FOLDER", backend="pil")"""
+processor = AutoProcessor.from_pretrained("$folder", backend="pil")"""
 
-_WITHOUT_VIDEOS = """from types import SimpleNamespace
+_WITHOUT_VIDEOS = """${imports}from types import SimpleNamespace
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, KIND
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, $kind
 
 
-class Pictures(KIND):  # AutoProcessor reads the part for videos too, and needs torchvision for it
+class Pictures($kind):  # AutoProcessor reads the part for videos too, and needs torchvision for it
     get_attributes = classmethod(lambda _: ["image_processor", "tokenizer"])
     video_processor = SimpleNamespace(num_frames=None, fps=None)
 
 
-parts = AutoImageProcessor.from_pretrained("FOLDER", backend="pil"), AutoTokenizer.from_pretrained("FOLDER"), None
-processor = Pictures.from_args_and_dict(parts, Pictures.get_processor_dict("FOLDER")[0])"""
+parts = AutoImageProcessor.from_pretrained("$folder", backend="pil"), AutoTokenizer.from_pretrained("$folder"), None
+processor = Pictures.from_args_and_dict(parts, Pictures.get_processor_dict("$folder")[0])"""
 
-_PICTURE = f"""picture = Image.open("picture.png").convert("RGB").resize((SIZE, SIZE))
+_PICTURE = f"""
+$model
+picture = Image.open("picture.png").convert("RGB").resize(($size, $size))
 question = "{_QUESTION}"
 """
 
@@ -46,7 +49,7 @@ inputs = processor.apply_chat_template([{"role": "user", "content": content}], *
 _BARE = """inputs = processor(text=processor.image_token + question, images=picture, return_tensors="pt")
 """
 
-_WRITE = """written = model.eval().generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+_WRITE = """written = model.eval().generate(**inputs, max_new_tokens=$tokens, do_sample=False)
 answer = processor.batch_decode(written[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)[0]
 print(answer.strip())
 """
@@ -59,15 +62,7 @@ def readme(
     parts: Mapping[str, Mapping[str, Tensor]],
     plain: tuple[str | None, str | None],
 ) -> str:
-    """What the folder holds and how to load it.
-
-    Args:
-        name: the folder's.
-        trained: the model.
-        run: the run.
-        parts: its files of tensors.
-        plain: the class of ``transformers``, and the published weights of the backbone; None where there is none.
-    """
+    """What the folder holds and how to load it."""
     summary, client = run.summary, name.removeprefix("clients/")
     mine = name != "global"
     value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
@@ -103,13 +98,7 @@ def readme(
 
 
 def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
-    """How to ask a model: in Python where a question is asked, else with a command.
-
-    Args:
-        run: the run.
-        trained: the model.
-        client: whose model it is; empty for the global one.
-    """
+    """How to ask a model: in Python where a question is asked, else with a command."""
     if kind_of_answers(run) in ("labels", "captions"):
         who = f" --client {shlex.quote(client)}" if client else ""
         given = "--image picture.png" if trained.image_size else "--text 'a text'"
@@ -128,24 +117,15 @@ def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
 
 
 def chat_code(run: FinishedRun, model: str, folder: str, size: int, imports: str = "") -> str:
-    """Python that asks a vision-language model with ``transformers``, as the run asked it.
-
-    Args:
-        run: the run.
-        model: lines that make ``model``.
-        folder: where its processor is, as the code says it.
-        size: pixels per side of the training pictures.
-        imports: further lines at the beginning.
-    """
+    """Python that asks a vision-language model, made by the lines ``model``, with ``transformers``, as the run did."""
     processor: Any = run.tokenizer.processor
-    code = (
-        f"{imports}{_WITHOUT_VIDEOS if hasattr(type(processor), 'video_settings') else _PROCESSOR}\n{model}\n"
-        f"{_PICTURE}{_TEMPLATE if processor.chat_template else _BARE}{_WRITE}"
-    )
+    code = _WITHOUT_VIDEOS if hasattr(type(processor), "video_settings") else _PROCESSOR
+    code += _PICTURE + (_TEMPLATE if processor.chat_template else _BARE) + _WRITE
     tokens = run.recipe.sections.get("task", {}).get("max_new_tokens", 32)
-    for name, value in {"KIND": type(processor).__name__, "FOLDER": folder, "SIZE": size, "TOKENS": tokens}.items():
-        code = code.replace(name, str(value))
-    return f"```python\nimport torch\n{code}```\n\n"
+    filled = Template(code).substitute(
+        kind=type(processor).__name__, folder=folder, size=size, tokens=tokens, model=model, imports=imports
+    )
+    return f"```python\nimport torch\n{filled}```\n\n"
 
 
 def model_options(section: Mapping[str, Any]) -> str:
@@ -163,16 +143,7 @@ def _elsewhere(
     run: FinishedRun,
     trained: TrainedModel,
 ) -> str:
-    """How to load a model without confed, or why one cannot.
-
-    Args:
-        name: its folder.
-        parts: its files of tensors.
-        plain: the class of ``transformers``.
-        source: where ``transformers`` finds the backbone: a name, or a folder.
-        run: the run.
-        trained: the model.
-    """
+    """How to load a model without confed, or why one cannot; ``plain``: the class of ``transformers``."""
     if "adapters" in parts:
         return "Neither `transformers` nor `peft` has a place for what is in `adapters.safetensors`.\n\n"
     where = f"DIR/{name}"
@@ -187,41 +158,24 @@ def _elsewhere(
         return "For `transformers` alone, `confed export RUN FOLDER --merged` writes the model as a whole.\n\n"
     if plain is None or ("trained" in parts and "adapter_model" in parts):
         return "No class of `transformers` is built like this network, so it needs confed.\n\n"
-    lines = [f"from transformers import {plain}", ""]
+    lines = [f"from transformers import AutoConfig, {plain}"]
     if "model" in parts:
-        lines += [f'model = {plain}.from_pretrained("{where}")']
+        lines = [f"from transformers import {plain}", f'model = {plain}.from_pretrained("{where}")']
     else:
-        lines[0] = f"from transformers import AutoConfig, {plain}"
         lines += [
             f'config = AutoConfig.from_pretrained("{where}")',
             f'model = {plain}.from_pretrained("{source or "DIR/backbone"}", config=config)',
         ]
     inner, placed = "model", trained.head == "answers"
     if "adapter_model" in parts:
-        lines[:1] = ["from peft import PeftModel", lines[0]]
-        lines += [f'model = PeftModel.from_pretrained(model, "{where}")']
+        lines += ["from peft import PeftModel", f'model = PeftModel.from_pretrained(model, "{where}")']
         inner = "model.get_base_model()"
     files = [f"{part}.safetensors" for part in ("trained", *(("head",) if placed else ())) if part in parts]
     if files:
-        lines[:1] = ["from safetensors.torch import load_file", lines[0]]
+        lines.append("from safetensors.torch import load_file")
     lines += [f'{inner}.load_state_dict(load_file("{where}/{file}"), strict=False)' for file in files]
-    if placed and not plain.startswith("Blip") and (name != "global" or not run.needs_own_parts):
-        lines[:1] = ["from PIL import Image", lines[0]]
-        lines += _asking(plain)
     code, until = "\n".join(lines), "" if placed else ", up to the head, for which that class has no place"
     notes = ["Tokenizer and preprocessing are in `DIR/backbone`."]
     if plain.startswith("Blip"):
         notes.append("That class also looks at padding: give it questions without.")
     return f"Without confed{until}:\n\n```python\n{code}\n```\n\n{' '.join(notes)}\n\n"
-
-
-def _asking(plain: str) -> list[str]:
-    """Lines that ask a classifier of ``transformers`` as the run asked it."""
-    reads_text = not plain.startswith("ViT")
-    lines = ["", f"from transformers import AutoImageProcessor{', AutoTokenizer' if reads_text else ''}", ""]
-    lines += ['images = AutoImageProcessor.from_pretrained("DIR/backbone", backend="pil")']
-    lines += ['inputs = dict(images(Image.open("picture.png").convert("RGB"), return_tensors="pt"))']
-    if reads_text:
-        lines += ['tokenizer = AutoTokenizer.from_pretrained("DIR/backbone")']
-        lines += [f'inputs.update(tokenizer("{_QUESTION}", return_tensors="pt", return_token_type_ids=False))']
-    return [*lines, "scores = model.eval()(**inputs).logits[0]", "print(model.config.id2label[int(scores.argmax())])"]

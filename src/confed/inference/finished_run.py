@@ -92,8 +92,7 @@ class FinishedRun:
             raise ValueError(f"shared needs a client, whose head and private tensors go with what is shared: {there}")
         if client is None and self.needs_own_parts:
             raise ValueError(
-                f"{label} shares no model that is whole without a client's own head or other private part, so its "
-                f"global part cannot answer; name a client: {there}"
+                f"{label} shares no model that answers without a client's own parts; name a client: {there}"
             )
         if client is not None and client not in self.summary["clients"]:
             raise ValueError(f"no client is called {client!r}; there are {', '.join(self.summary['clients'])}")

@@ -19,7 +19,6 @@ from confed.models.albef import mini_answer_tokenizer
 from confed.models.answer_ranking import GenerativeAnswerer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
-from confed.models.inputs import HALF
 from confed.models.pretrained import load_into, weights_file
 from confed.models.published import published, seeded
 from confed.models.tokenizer import bert_tokenizer
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Blip", "blip", "blip_mini"]
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
 
 
 class Blip(GenerativeAnswerer):

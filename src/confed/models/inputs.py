@@ -8,17 +8,13 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch
 
-__all__ = ["HALF", "additive_mask", "checked_image", "patch_tokens"]
+__all__ = ["additive_mask", "checked_image", "patch_tokens"]
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask (B, S) of ones and zeros as what is added to attention scores, (B, 1, 1, S)."""
     # Plain arithmetic, because the library's mask builder looks at the data and so prevents vmap.
     return (mask[:, None, None, :] == 0).to(dtype) * torch.finfo(dtype).min
-
-
-HALF = (0.5, 0.5, 0.5)
-"""Mean and standard deviation of colour channels that bring pictures to [-1, 1]."""
 
 
 def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:

@@ -21,7 +21,7 @@ from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Finetunable, Places
 from confed.models.heads import Heads, answer_head, check_heads, score, task_head, views
-from confed.models.inputs import HALF, additive_mask, checked_image, patch_tokens
+from confed.models.inputs import additive_mask, checked_image, patch_tokens
 from confed.models.pretrained import States
 
 if TYPE_CHECKING:
@@ -65,9 +65,6 @@ class Vilt(Heads, Finetunable):
     Raises:
         ValueError: fewer than one answer, or a picture size that is no multiple of the patch size.
     """
-
-    mean, std = HALF, HALF
-    """Of each colour channel, as pictures are normalised."""
 
     def __init__(
         self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None

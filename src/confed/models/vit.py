@@ -18,7 +18,7 @@ from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
 from confed.models.heads import count
-from confed.models.inputs import HALF, checked_image, patch_tokens
+from confed.models.inputs import checked_image, patch_tokens
 from confed.models.layers import seeded_linear
 from confed.models.pretrained import States, load_into, weights_file
 from confed.models.published import published, seeded
@@ -45,9 +45,6 @@ class Vit(Finetunable):
     Raises:
         ValueError: fewer than one class, or a picture size that is no multiple of the patch size.
     """
-
-    mean, std = HALF, HALF
-    """Of each colour channel, as pictures are normalised."""
 
     answer_head = "classifier"
     """Name of the submodule that scores classes: what methods with a head of each client's own keep private."""

@@ -59,16 +59,7 @@ def deployed(global_model: GlobalModel) -> str:
 
 
 def deploys(summary: Mapping[str, Any], wanted: str = "") -> str:
-    """The key of the summary that holds what a run's method deploys.
-
-    Args:
-        summary: the run's.
-        wanted: one of :data:`HEADLINES`, or empty: ``global_seen`` where what is global answers with parts of each
-            client's own, such as its head, otherwise ``personal``.
-
-    Returns:
-        The wanted key; ``personal`` where the run has no global model.
-    """
+    """The key of the summary that holds what a run's method deploys: the wanted one, or its own; one that has values."""
     key = wanted or deployed(global_model_of(summary))
     return key if summary.get(key) else "personal"
 

@@ -74,16 +74,7 @@ def examine(
     subsets: bool = False,
     controls: bool = False,
 ) -> Examination:
-    """Evaluation of the final models on all test examples.
-
-    Args:
-        simulation: the finished federation.
-        servers: its servers' final states.
-        run_data: its data.
-        progress: called after every model tried.
-        subsets: models are also tried with every set of modalities.
-        controls: models at home are also tried with permuted and blank inputs.
-    """
+    """Evaluation of the final models on all test examples; ``subsets``: with every set of modalities, too."""
     setup, found = simulation.setup, Examination()
     algorithm = setup.algorithm
     seen = [name for name, data in run_data.clients.items() if len(data.tables[2])]

@@ -123,17 +123,8 @@ def gallery(
 ) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
-    For a method that filters answers, training questions of every client follow; they carry "forgotten".
-
-    Args:
-        folder: the run.
-        workspace: a model to work in.
-        run_data: the run's data.
-        count: questions per place.
-        task_of: client or place -> its task, where they have answers or tasks of their own.
-        network: what answers, where it is not the model alone.
-        global_model: whether it needs parts of a client's own, so that unseen places cannot ask it.
-        has_personal: clients have models of their own; where they do not, the global one alone is asked.
+    For a method that filters answers, training questions of every client follow; they carry "forgotten". Where clients
+    have answers or tasks of their own, ``task_of`` says which; ``network`` answers, where it is not the model alone.
     """
     entries: list[dict[str, Any]] = []
     places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.questions.clients.items()]

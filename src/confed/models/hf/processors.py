@@ -30,15 +30,7 @@ _LIBRARIES = ("torchvision", "num2words", "torchcodec", "timm", "librosa", "mist
 
 
 def without_videos(kind: type) -> Any:
-    """A kind of processor without its part for videos, under the same name.
-
-    Args:
-        kind: a subclass of ``transformers.ProcessorMixin``.
-
-    Returns:
-        A class whose instances have an image processor and a tokenizer; ``kind`` itself where there is no part for
-        videos.
-    """
+    """A kind of processor of the same name without its part for videos; ``kind`` itself where there is none."""
     parts: list[str] = kind.get_attributes()  # type: ignore[attr-defined]
     if "video_processor" not in parts:
         return kind
@@ -74,16 +66,7 @@ def check_torchvision() -> None:
 
 
 def read_processor(where: str, source: str, revision: str = "") -> Any:
-    """The processor of a folder or of a name on the hub.
-
-    Args:
-        where: the folder or the name.
-        source: what the user calls it.
-        revision: commit, tag or branch of the name.
-
-    Raises:
-        ValueError: there is none, or a library that it needs is missing.
-    """
+    """The processor of a folder or of a hub name, which the user calls ``source``; a ``ValueError`` says what is missing."""
     from transformers import AutoProcessor
 
     options = {"revision": revision} if revision else {}
@@ -142,12 +125,7 @@ def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
 
 
 def missing(source: str, error: Exception) -> str:
-    """One line that names the library that a processor needs, and what to do.
-
-    Args:
-        source: what the user calls the model.
-        error: what the library ``transformers`` says.
-    """
+    """One line that names the library that a processor needs, and what to do."""
     text = _line(error)
     name = next((library for library in _LIBRARIES if library in text.lower()), None)
     what = f"the library {name}" if name else "a library"
