@@ -107,7 +107,7 @@ def _own_tokenizer(run: FinishedRun) -> str:
 
 
 class _Export:
-    """One export of a loaded run, whose network has initial values; ``tokenizer``: ``"module:Class"`` if not confed's."""
+    """One export of a loaded run; ``tokenizer``: ``"module:Class"`` of one that is not confed's."""
 
     def __init__(self, run: FinishedRun, root: Path, recipe: bytes, tokenizer: str = "") -> None:
         self.run, self.root, self.recipe, self.own_tokenizer = run, root, recipe, tokenizer

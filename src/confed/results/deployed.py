@@ -59,7 +59,7 @@ def deployed(global_model: GlobalModel) -> str:
 
 
 def deploys(summary: Mapping[str, Any], wanted: str = "") -> str:
-    """The key of the summary that holds what a run's method deploys: the wanted one, or its own; one that has values."""
+    """The key of the summary with what a run's method deploys: the wanted one or its own, if it has values."""
     key = wanted or deployed(global_model_of(summary))
     return key if summary.get(key) else "personal"
 

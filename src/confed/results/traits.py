@@ -38,9 +38,9 @@ def traits_of(summary: Mapping[str, Any]) -> Traits:
 
 def global_model_of(summary: Mapping[str, Any]) -> GlobalModel:
     """What is global of the method and the model of a run; older summaries say whether the method has private heads."""
-    said = summary.get("global_model")
-    if said in get_args(GlobalModel):
-        return said
+    stated: Any = summary.get("global_model")
+    if stated in get_args(GlobalModel):
+        return stated
     if not traits_of(summary).has_global:
         return "none"
     traits = summary.get("traits", {})

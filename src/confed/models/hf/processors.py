@@ -66,7 +66,7 @@ def check_torchvision() -> None:
 
 
 def read_processor(where: str, source: str, revision: str = "") -> Any:
-    """The processor of a folder or of a hub name, which the user calls ``source``; a ``ValueError`` says what is missing."""
+    """The processor of a folder or hub name, ``source`` to the user; a ``ValueError`` says what is missing."""
     from transformers import AutoProcessor
 
     options = {"revision": revision} if revision else {}
