@@ -35,7 +35,7 @@ from confed.federation.messages import Call, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 from confed.federation.wire import encode
 from confed.testing.toy import toy_clients, toy_setup
 from method_contract import keep_contract, with_and_without_transports
@@ -235,6 +235,11 @@ class OwnHeads(Algorithm):
     """Client 0 trains a private head; the others' is frozen by rule, as with heads for different answer sets."""
 
     traits = Traits(neutral="-")
+
+    @property
+    def global_model(self) -> GlobalModel:
+        """At one client with its head: rules of others do not say so."""
+        return "with own parts"
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is one client's."""

@@ -310,7 +310,7 @@ def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFi
         one.ask(first, "the cat is red")
     with pytest.raises(ValueError, match=r"give at least two \(--choice, repeated\), got 1"):
         load_exported(tmp_path / "out", "choice").ask(first, "what is red", choices=["a cat"])
-    with pytest.raises(ValueError, match=r"shares no head, .* name a client"):
+    with pytest.raises(ValueError, match=r"shares no model that answers without a client's own parts; name a client"):
         predict(tmp_path / "run", first, "the cat is red")
     ask = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
     capfd.readouterr()

@@ -130,7 +130,8 @@ class _Export:
         self.reachable = "DIR/base" if made_here else self.source  # by ``transformers`` alone
         self.hosted = type(self.model).__name__ in PLAIN
         self.prefix: str = self.model.published_prefix if isinstance(self.model, Finetunable) else ""
-        self.extended = False  # until a model has something that the method added
+        # A network around the model looks at what the method added, which else is only there if a model has some of it.
+        self.extended = bool(self.added) and run.network is not self.model
 
     def write(self) -> list[str]:
         """Writes everything; the names of the models' folders."""

@@ -80,9 +80,9 @@ def _scores(setup: Setup, servers: Mapping[str, ServerState], number: int, state
 
 
 def _scores_of_file(setup: Setup, servers: Mapping[str, ServerState], number: int, noisy: bool = False) -> Tensor:
-    """Scores of a client's test examples with what a run writes as its global model; ``noisy``: beside noise."""
+    """Scores of a client's test examples with what it is sent alone, as read from a file; ``noisy``: beside noise."""
     info, workspace = setup.population.info(number), Workspace(setup.model())
-    tensors = {name: value for server in servers.values() for name, value in server.params.items()}
+    tensors = Simulation(setup, MemoryStore()).shared(servers, info)
     given = setup.algorithm.initial_private(tensors)
     values = {**workspace.initial, **tensors, **given}
     if noisy:
