@@ -16,9 +16,6 @@ _OLDER: Mapping[str, str] = {
 }
 """Key of a summary before summaries stated all traits -> trait."""
 
-_OWN_HEADS = ("feddat", "feddpa", "fedlora", "fedpeft", "pfedmma")
-"""Methods with private heads, of which summaries of early versions say nothing."""
-
 
 def traits_of(summary: Mapping[str, Any]) -> Traits:
     """What a run's summary states of its method; for older summaries, what the registered method says.
@@ -46,8 +43,23 @@ def global_model_of(summary: Mapping[str, Any]) -> GlobalModel:
     traits = summary.get("traits", {})
     own_parts = traits.get("private_heads", summary.get("own_heads"))
     if own_parts is None:
-        own_parts = str(summary.get("algorithm", "")) in _OWN_HEADS
+        own_parts = _needs_own_parts(str(summary.get("algorithm", "")))
     return "with own parts" if own_parts else "alone"
+
+
+@lru_cache(maxsize=256)
+def _needs_own_parts(name: str) -> bool:
+    """Whether the registered method needs parts of clients' own on a model with a head, as all early ones had."""
+    from confed.registry import algorithms
+
+    try:
+        method = algorithms[name]
+    except ValueError:
+        return False
+    try:
+        return method().global_model == "with own parts"
+    except ValueError:  # it keeps the model's head private, and was not told which one that is
+        return True
 
 
 @lru_cache(maxsize=256)
