@@ -39,15 +39,7 @@ VIEWS: Mapping[str, str] = {"personal": "personal", "global_seen": "global"}
 
 
 def check_headline(value: str, where: str) -> str:
-    """The value, if it is one of :data:`HEADLINES` or empty (each method as its kind asks).
-
-    Args:
-        value: what was given.
-        where: its name in an error.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The value, if it is one of :data:`HEADLINES` or empty (each method as its kind asks)."""
     if value not in ("", *HEADLINES):
         raise ValueError(f"{where} must be one of {', '.join(HEADLINES)}, got {value!r}")
     return value
@@ -73,10 +65,6 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
     """The same summaries with ``deployed`` (client -> value) and ``deploys`` (the key that it is taken from).
 
     Without these where no run deploys ``global_seen``: then the column would only repeat the personal models'.
-
-    Args:
-        summaries: of all runs that stand in one table.
-        wanted: for each summary as in :func:`deploys`; empty for all.
     """
     keys = [deploys(summary, own) for summary, own in zip(summaries, wanted or [""] * len(summaries), strict=True)]
     bare = [{k: v for k, v in summary.items() if k not in ("deploys", "deployed")} for summary in summaries]
@@ -86,11 +74,7 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
 
 
 def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is deployed by whom, in a sentence.
-
-    Args:
-        firsts: label of a method -> a summary of one of its runs, as :func:`with_deployed` gives it.
-    """
+    """What is deployed by whom, in a sentence."""
     of = {key: [label for label, s in firsts.items() if s.get("deploys") == key] for key in HEADLINES}
     heads = any(global_model_of(firsts[label]) == "with own parts" for label in of["global_seen"])
     shared = "what is global, with each client's own head where it has one" if heads else "the global model"
@@ -107,11 +91,7 @@ def without_personal(summary: Mapping[str, Any]) -> bool:
 
 
 def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which methods' personal values are the global model's, in a sentence; the empty text if none are.
-
-    Args:
-        firsts: label of a method -> a summary of one of its runs.
-    """
+    """Which methods' personal values are the global model's, in a sentence; the empty text if none are."""
     labels = [label for label, summary in firsts.items() if without_personal(summary)]
     if not labels:
         return ""
@@ -124,11 +104,7 @@ def without_global(summary: Mapping[str, Any]) -> bool:
 
 
 def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which methods have nothing under global, in a sentence; the empty text if all have.
-
-    Args:
-        firsts: label of a method -> a summary of one of its runs.
-    """
+    """Which methods have nothing under global, in a sentence; the empty text if all have."""
     labels = [label for label, summary in firsts.items() if without_global(summary)]
     verb = "trains" if len(labels) == 1 else "train"
     whose = "its" if len(labels) == 1 else "their"
@@ -136,11 +112,6 @@ def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def public_place(summary: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
-    """The unseen place whose examples every client holds; the empty text where a run's method has no such place.
-
-    Args:
-        summary: of a run.
-        recipe: its resolved recipe, where older summaries do not state it.
-    """
+    """The unseen place whose examples every client holds; the empty text where a run's method has no such place."""
     stated = summary.get("public_place", recipe.get("algorithm", {}).get("public"))
     return stated if isinstance(stated, str) else ""

@@ -60,13 +60,7 @@ def _add(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
 
 
 def noted(server: ServerState, clients: Iterable[str], stacks: Params) -> dict[str, Params]:
-    """Slots of a server after a round: who took part, and the stacks that changed D.
-
-    Args:
-        server: the server, whose round is over.
-        clients: who answered.
-        stacks: ``<layer>.<name in STACKED>`` -> factor, where the stack is smaller than D.
-    """
+    """Slots of a server after a round: who took part, and the stacks that changed D."""
     return {**server.slots, _LAST: stacks, _HOLDERS: {client: torch.tensor(server.round - 1) for client in clients}}
 
 
@@ -87,17 +81,7 @@ def change_for(server: ServerState, client: str) -> dict[str, Tensor]:
 
 
 def received(client: Client, message: Message, tensors: Mapping[str, Tensor], addition: Addition) -> dict[str, Tensor]:
-    """Every layer's D in this round.
-
-    Args:
-        client: who received the message.
-        message: with stacks or with matrices, or neither in the first round.
-        tensors: the factors that the client begins with.
-        addition: makes a change of D out of a stack.
-
-    Raises:
-        ValueError: the change of a D came that this client does not hold.
-    """
+    """Every layer's D in this round."""
     matrices: dict[str, Tensor] = {}
     for target, (a, b) in lora_layers(tensors).items():
         name, stacks = f"{target}.{ADDED}", tuple(f"{target}.{part}" for part in STACKED)
