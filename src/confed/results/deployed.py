@@ -39,7 +39,7 @@ VIEWS: Mapping[str, str] = {"personal": "personal", "global_seen": "global"}
 
 
 def check_headline(value: str, where: str) -> str:
-    """The value, if it is one of :data:`HEADLINES` or empty (each method as its kind asks)."""
+    """The value, if it is one of :data:`HEADLINES` or empty (as a method's kind asks); else a ``ValueError``."""
     if value not in ("", *HEADLINES):
         raise ValueError(f"{where} must be one of {', '.join(HEADLINES)}, got {value!r}")
     return value

@@ -81,7 +81,7 @@ def change_for(server: ServerState, client: str) -> dict[str, Tensor]:
 
 
 def received(client: Client, message: Message, tensors: Mapping[str, Tensor], addition: Addition) -> dict[str, Tensor]:
-    """Every layer's D in this round."""
+    """Every layer's D in this round; a change of a D that this client does not hold is a ``ValueError``."""
     matrices: dict[str, Tensor] = {}
     for target, (a, b) in lora_layers(tensors).items():
         name, stacks = f"{target}.{ADDED}", tuple(f"{target}.{part}" for part in STACKED)

@@ -157,7 +157,7 @@ def _processor(source: str, revision: str) -> Any:
 
 
 def base_model(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
-    """The library's model, its values of the type ``dtype`` whatever they are stored as."""
+    """The library's model with values of ``dtype``; what cannot be read or adapted is a ``ValueError``."""
     check_torchvision()
     if source.startswith(TINY):
         from confed.models.hf.tiny import tiny
