@@ -27,6 +27,7 @@ from typing import Any
 
 from confed.recipes.recipe import Recipe, load_recipe, packaged_recipes
 from confed.results.settings import flat
+from confed.results.traits import global_model_of
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import MEANS, stated
 from confed.studies.published_tables import TABLE
@@ -250,7 +251,8 @@ def _deploys(recipe: Recipe, method: str, means: Mapping[str, Spread]) -> str:
     for key in ("global_seen", "personal"):
         if f"{key}_mean" in means and means[f"{key}_mean"] == means["deployed_mean"]:
             return key
-    heads = recipe.method(method).construct("algorithm").traits.private_heads
+    algorithm = recipe.method(method).sections["algorithm"]["name"]
+    heads = global_model_of({"algorithm": algorithm}) == "with own parts"
     return recipe.deploys(method) or ("global_seen" if heads else "personal")
 
 

@@ -17,7 +17,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, train
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 from confed.testing import ContractViolation, check_algorithm
 
 
@@ -124,6 +124,25 @@ class TellsMainWeights(BiCSL):
         return Message({"report": client.values(Scope.SHARED)["mha.body.weight"]}, reply.scalars)
 
 
+@dataclass(frozen=True)
+class KeepsTheHead(Algorithm):
+    """It says that its global model answers alone, which has no trained head where there is no client."""
+
+    traits = Traits(neutral="-", private_beside=True)
+
+    def rules(self, client: ClientInfo) -> Rules:
+        return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
+
+
+@dataclass(frozen=True)
+class NeedsNothing(Algorithm):
+    traits = Traits(neutral="-")
+
+    @property
+    def global_model(self) -> GlobalModel:
+        return "with own parts"
+
+
 @pytest.mark.parametrize(
     ("method", "complaint"),
     [
@@ -134,6 +153,11 @@ class TellsMainWeights(BiCSL):
         (TrainsFrozen(), "keeps frozen tensors|resumes exactly"),
         (WrongNeutral(), "neutral coefficients give FedAvg"),
         (PeeksAtOthers(), "leaks|order|finite|resumes"),
+        (
+            KeepsTheHead(),
+            "one global model: scores .* with other values for what clients keep .* must be 'with own parts'",
+        ),
+        (NeedsNothing(), "one global model: said to need parts of the clients' own, it answers the same"),
         (TellsMainWeights(), "aux sees mha.body.weight in send of client-0, which main sees as report in step"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else "",

@@ -35,7 +35,7 @@ from confed.federation.messages import Call, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 from confed.federation.wire import encode
 from confed.testing.toy import toy_clients, toy_setup
 from method_contract import keep_contract, with_and_without_transports
@@ -190,6 +190,17 @@ def test_private_heads_stay_apart_and_are_used_in_evaluation() -> None:
     assert count == 12
 
 
+def test_unseen_places_are_asked_of_whole_global_models_only() -> None:
+    for method, asked in ((PrivateHead(), []), (FedAvg(), ["mars"])):
+        setup = toy_setup(method, rounds=1)
+        setup = replace(setup, observers={"mars": setup.data("client-1")})
+        with Simulation(setup, MemoryStore(), InProcess(setup)) as simulation:
+            *_, record = simulate(simulation, simulation.start(Workspace(setup.build())))
+            views = simulation.evaluate(record.servers, 1, split="test")
+        assert list(views["unseen"]) == asked
+        assert len(views["global"]) == 3
+
+
 def test_a_leaking_reply_is_an_error() -> None:
     setup = toy_setup(PrivateHead())
     leaky = replace(setup, algorithm=_Leaky())
@@ -224,6 +235,11 @@ class OwnHeads(Algorithm):
     """Client 0 trains a private head; the others' is frozen by rule, as with heads for different answer sets."""
 
     traits = Traits(neutral="-")
+
+    @property
+    def global_model(self) -> GlobalModel:
+        """At one client with its head: rules of others do not say so."""
+        return "with own parts"
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is one client's."""

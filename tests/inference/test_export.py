@@ -105,7 +105,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, T
         save_file({key: tensor.contiguous() for key, tensor in batch.items()}, root / f"{name}.batch")
         recorded = load_file(runs / name / "predictions.safetensors")
         views: list[tuple[str | None, bool]] = [(clients[0], False), (clients[0], True)]
-        for client, shared in views if finished.own_heads else [*views, (None, False)]:
+        for client, shared in views if finished.needs_own_parts else [*views, (None, False)]:
             logits = finished.model(client, shared=shared)(batch).logits.clone()
             expected[f"{name} {client} {shared}"] = logits
             jobs.append((name, "", client, shared, "confed"))
@@ -168,7 +168,10 @@ def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
     root: Path = exports[0]
     with pytest.raises(ValueError, match=r"must be a folder that `confed export` wrote"):
         load_exported(tmp_path)
-    with pytest.raises(ValueError, match=r"the shared part has no head; name a client: there are"):
+    with pytest.raises(
+        ValueError,
+        match=r"what is shared does not answer without a client.s own parts; name one: there are",
+    ):
         load_exported(root / "adapters")
     with pytest.raises(ValueError, match=r"holds no client 'mars'; there are "):
         load_exported(root / "lora", "mars")
@@ -307,7 +310,7 @@ def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFi
         one.ask(first, "the cat is red")
     with pytest.raises(ValueError, match=r"give at least two \(--choice, repeated\), got 1"):
         load_exported(tmp_path / "out", "choice").ask(first, "what is red", choices=["a cat"])
-    with pytest.raises(ValueError, match=r"shares no head, .* name a client"):
+    with pytest.raises(ValueError, match=r"shares no model that answers without a client's own parts; name a client"):
         predict(tmp_path / "run", first, "the cat is red")
     ask = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
     capfd.readouterr()

@@ -19,6 +19,7 @@ from confed.report.tables.traffic import by_backbone
 from confed.results.deployed import deploys, with_deployed
 from confed.results.history import evaluations, means
 from confed.results.runs import load
+from confed.results.traits import global_model_of
 from synthetic_study import CLIENTS, make_run
 
 SEEDS = 5
@@ -165,3 +166,21 @@ def test_tables_of_several_backbones_are_one(study: Path) -> None:
     assert [row[0].text for row in both.rows] == ["vilt_mini"] * 3 + ["albef_mini"] * 3
     assert both.rows[4][1:] == table.rows[1]
     assert both.notes == table.notes
+
+
+@pytest.mark.parametrize(
+    ("summary", "what"),
+    [
+        ({"algorithm": "fedlora", "global_model": "alone"}, "alone"),
+        ({"algorithm": "fedlora", "global_model": "with own parts"}, "with own parts"),
+        ({"algorithm": "fedlora", "traits": {"private_heads": True}}, "with own parts"),
+        ({"algorithm": "mine", "traits": {"private_heads": False}}, "alone"),
+        ({"algorithm": "feddat"}, "with own parts"),
+        ({"algorithm": "fedavg", "own_heads": True}, "with own parts"),
+        ({"algorithm": "fedper"}, "none"),
+        ({"algorithm": "mine", "traits": {"has_global": False, "private_heads": True}}, "none"),
+    ],
+)
+def test_what_is_global_is_read_from_summaries_of_all_versions(summary: dict[str, object], what: str) -> None:
+    assert global_model_of(summary) == what
+    assert deploys(summary | {"global_seen": {"a": 0.5}}) == ("global_seen" if what == "with own parts" else "personal")

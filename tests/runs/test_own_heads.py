@@ -147,7 +147,7 @@ def test_unseen_places_have_no_head(tmp_path: Path) -> None:
     assert lines
     assert all(line["unseen"] == {} for line in lines)
     assert summary["global_unseen"] == {}
-    assert any("no head of their own" in note for note in summary["notes"])
+    assert any("not tried in unseen places" in note for note in summary["notes"])
 
 
 def test_rows_with_another_finetuning_share_their_data() -> None:

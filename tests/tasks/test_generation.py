@@ -241,7 +241,7 @@ def test_clients_choose_among_their_own_answers_and_share_the_model(tmp_path: Pa
     model = setup.model()
     batch = next(iter(setup.data("b").test(2)))
     assert model(batch).logits.shape == (2, 4)
-    assert setup.algorithm.traits.private_heads is False
+    assert setup.algorithm.global_model == "alone"
 
 
 def test_models_and_tasks_that_do_not_fit_each_other_are_refused(tmp_path: Path):

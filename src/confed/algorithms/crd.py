@@ -59,7 +59,13 @@ class CRD(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 there is nothing to preserve.
     """
 
-    traits = Traits(label="CRD", group="distillation", neutral={"lam": 0.0}, search={"lam": (0.003, 0.03, 0.2, 0.8)})
+    traits = Traits(
+        label="CRD",
+        group="distillation",
+        private_beside=True,
+        neutral={"lam": 0.0},
+        search={"lam": (0.003, 0.03, 0.2, 0.8)},
+    )
     lam: Annotated[float, NOT_NEGATIVE] = 0.8
     negatives: Annotated[int, AT_LEAST_ONE] = 4096
     negatives_from: Literal["other_classes", "others"] = "other_classes"

@@ -140,6 +140,7 @@ class CreamFL(Algorithm):
     traits = Traits(
         label="CreamFL",
         group="distillation",
+        private_beside=True,
         made_for="prompts",
         sends_values=False,
         clients_may_lack_modalities=False,

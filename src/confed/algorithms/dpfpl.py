@@ -75,6 +75,7 @@ class DPFPL(Deploying):
     traits = Traits(
         label="DP-FPL",
         group="prompts",
+        private_beside=True,
         made_for="prompts",
         neutral="every example's gradient is clipped",
         in_epochs=True,  # the accountant counts one step per epoch that reads an example

@@ -75,7 +75,7 @@ from confed.federation.specs import LearnsTokens
 from confed.federation.state import ServerState
 from confed.federation.structure import NO_HEAD, adapters_of, head_rules, private_head
 from confed.federation.train import Objective
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 from confed.losses.mutual import Direction, divergence
 
 __all__ = ["FedDAT"]
@@ -141,7 +141,6 @@ class FedDAT(FisherWeighted):
 
     traits = Traits(
         group="finetuning",
-        private_heads=True,
         made_for="adapters",
         neutral="the head is never shared, and the teacher trains it too",
         search={"alpha": (0.3, 1.0, 3.0), "temperature": (1.0, 3.0)},
@@ -168,6 +167,11 @@ class FedDAT(FisherWeighted):
         if value is None and name in ("temperature", "beta"):
             return TEMPERATURES[self.preset] if name == "temperature" else self.alpha
         return value
+
+    @property
+    def global_model(self) -> GlobalModel:
+        """A_s, with each client's own head where the model has one, and A_c where that answers."""
+        return "alone" if self.head == NO_HEAD and self.inference == "shared" else "with own parts"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the shared adapter and the heads of the model.

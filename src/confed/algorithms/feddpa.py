@@ -46,7 +46,7 @@ from confed.federation.specs import model_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import NO_HEAD, adapters_of, head_rules, private_head
 from confed.federation.train import Objective, train
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 
 __all__ = ["FedDPA"]
 
@@ -82,7 +82,6 @@ class FedDPA(FisherWeighted):
 
     traits = Traits(
         group="finetuning",
-        private_heads=True,
         aggregates=(f"{EXAMPLES}.*",),
         made_for="adapters",
         neutral="the head is never shared",
@@ -90,6 +89,11 @@ class FedDPA(FisherWeighted):
     )
 
     # Before anything runs ----------------------------------------------------------------------------------
+
+    @property
+    def global_model(self) -> GlobalModel:
+        """A_g, with each client's own head where the model has one."""
+        return "alone" if self.head == NO_HEAD else "with own parts"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the averaged adapter and the heads of the model.

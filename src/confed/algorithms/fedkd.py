@@ -74,6 +74,7 @@ class FedKD(Algorithm):
     traits = Traits(
         label="FedKD",
         group="distillation",
+        private_beside=True,
         synchronous="a client is sent the compressed change of the last round",
         changes=(f"{UPDATE}*",),
         neutral="every client trains two networks at once, so it never becomes FedAvg",

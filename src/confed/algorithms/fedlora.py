@@ -146,7 +146,6 @@ class FedLoRA(FisherWeighted):
         label="FedLoRA",
         group="finetuning",
         synchronous="what its server adds to the weights belongs to the factors of one round; take fedpeft",
-        private_heads=True,
         aggregates=(f"*.{ADDED}",),
         made_for="lora",
         neutral="the head is never shared",

@@ -50,6 +50,7 @@ class FedOTP(Deploying):
     traits = Traits(
         label="FedOTP",
         group="prompts",
+        private_beside=True,
         made_for="prompts",
         neutral="scores are those of patches, of two prompts",
         search={"mass": (0.6, 0.8, 1.0)},

@@ -47,7 +47,7 @@ class FedPEFT(FisherWeighted):
     head: tuple[str, ...] = ()
     head_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
-    traits = Traits(group="finetuning", private_heads=True, neutral="the head is never shared")
+    traits = Traits(group="finetuning", neutral="the head is never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the heads of the model."""

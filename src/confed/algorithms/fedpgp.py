@@ -59,6 +59,7 @@ class FedPGP(Deploying):
     traits = Traits(
         label="FedPGP",
         group="prompts",
+        private_beside=True,
         made_for="prompts",
         neutral="a client's low-rank part is always trained",
         search={"mu": (0.0, 0.5, 1.0), "rank": (1, 4, 8)},

@@ -59,7 +59,6 @@ class PFedMMA(FisherWeighted):
     traits = Traits(
         label="pFedMMA",
         group="finetuning",
-        private_heads=True,
         made_for="adapters",
         neutral="the outer projections and the head are never shared",
     )

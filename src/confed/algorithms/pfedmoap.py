@@ -79,6 +79,7 @@ class PFedMoAP(Deploying):
     traits = Traits(
         label="pFedMoAP",
         group="prompts",
+        private_beside=True,
         clients_may_leave=False,
         aggregates=(f"{EXPERTS}.*",),
         made_for="prompts",

@@ -61,6 +61,7 @@ class TipAdapter(Deploying):
     traits = Traits(
         label="Tip-Adapter",
         group="prompts",
+        private_beside=True,
         made_for="prompts",
         neutral="clients send sums of features and no trained values",
         search={"alpha": (1.0, 10.0, 100.0), "beta": (1.0, 5.5, 20.0)},

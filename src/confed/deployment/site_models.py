@@ -46,7 +46,7 @@ def write_site_run(
     shutil.rmtree(unfinished, ignore_errors=True)
     folder = RunFolder.create(unfinished, recipe.to_toml())
     given = setup.algorithm.initial_private(shared)
-    if setup.algorithm.traits.has_global:
+    if setup.algorithm.global_model != "none":
         folder.write_tensors(folder.models / "global" / "trained.safetensors", {**shared, **given})
     if setup.keep_personal:
         kept, own = state.tensors.get("private", {}), state.tensors.get("personal")
@@ -63,8 +63,7 @@ def write_site_run(
             "rounds": setup.rounds,
             "clients": [client.id],
             "site": client.id,
-            "has_global": setup.algorithm.traits.has_global,
-            "own_heads": setup.algorithm.traits.private_heads,
+            "global_model": setup.algorithm.global_model,
             "versions": versions(),
             "notes": ["models of one site of a federation across machines; results are in the server's run folder"],
         },

@@ -183,7 +183,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         """
         algorithm = self.setup.algorithm
         infos = [info for info in self.present(round, most) if among is None or info.id in among]
-        if algorithm.traits.has_global and not algorithm.traits.private_heads:  # there is no head for an unseen place
+        if algorithm.global_model == "alone":  # else an unseen place would lack a part
             infos += [self.observer(name) for name in self.setup.observers]
         # Methods that evaluate in their own way may show a personal model what others have learned.
         alone = not self.lenient and not evaluates_one_by_one(algorithm)

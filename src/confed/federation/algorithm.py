@@ -24,7 +24,7 @@ from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 from confed.federation.update_privacy import UpdatePrivacy
 
 __all__ = ["Algorithm", "Protection", "action", "keeps_protections"]
@@ -79,6 +79,20 @@ class Algorithm(Evaluation):
             model: every new model of every process; changed in place.
             rng: for initial values; the same stream at every party of a run.
         """
+
+    @property
+    def global_model(self) -> GlobalModel:
+        """What is global, of the method as :meth:`configure` has adapted it to a model.
+
+        ``"alone"`` promises that the shared values, with :meth:`initial_private` and initial values for all else that
+        is private, are one model that answers anywhere: at clients, in unseen places, exported. So it is where
+        :meth:`rules` keep nothing private, or the trait ``private_beside`` says that answers do without; else it is
+        ``"with own parts"``. The contract checks it (:mod:`confed.testing`).
+        """
+        if not self.traits.has_global:
+            return "none"
+        private = Scope.PRIVATE in self.rules(ClientInfo("", 0)).values()
+        return "with own parts" if private and not self.traits.private_beside else "alone"
 
     def deployed_model(self, model: nn.Module) -> nn.Module:
         """The network that answers for a finished model: the model itself, or a wrapper."""

@@ -15,6 +15,7 @@ from confed.federation.params import Params, Scalar, Scope, copy_into
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import generator
 from confed.federation.state import ClientState
+from confed.federation.traits import GlobalModel
 
 __all__ = ["Client", "Journal", "NoiseSource", "Session", "SignatureCheck", "Signer"]
 
@@ -165,15 +166,15 @@ class Client:
         """The model's tensor names of the wanted scopes."""
         return [name for name, scope in self.scopes.items() if scope in wanted]
 
-    def load(self, shared: Params, *, common: bool = False) -> None:
+    def load(self, shared: Params, *, common: GlobalModel = "none") -> None:
         """Fills the workspace: the shared values given, and this client's private ones; clears gradients.
 
         A simulator that evaluates a model whose parts lie on several servers gives the servers' own values too.
 
         Args:
             shared: values of the shared tensors.
-            common: the global model: values for private tensors that follow from the shared ones go before the
-                client's own.
+            common: for the global model, what the method says of it: values for private tensors that follow from the
+                shared ones go before the client's own, and where it answers alone, so do initial values.
 
         A shared name that is missing, unknown or of another shape is a ``ValueError``.
         """
@@ -182,7 +183,7 @@ class Client:
         for tensor in self.tensors.values():  # walking through the modules takes longer
             tensor.grad = None
 
-    def begins(self, shared: Params, *, common: bool = False) -> dict[str, Tensor]:
+    def begins(self, shared: Params, *, common: GlobalModel = "none") -> dict[str, Tensor]:
         """The values that :meth:`load` fills in, by name; the given tensors themselves.
 
         Args:
@@ -198,7 +199,9 @@ class Client:
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = {n: shared[n] for n in names}
         private, given = self.state.tensors.get("private", {}), self.initial_private(shared)
-        private = {**private, **given} if common else {**given, **private}
+        if common == "alone":
+            private = {}
+        private = {**given, **private} if common == "none" else {**private, **given}
         own = {n: private.get(n, self.initial[n]) for n in self.names(Scope.PRIVATE)}
         # What a rule freezes for this client another client may train: it starts from the common values.
         rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]

@@ -15,7 +15,7 @@ from confed.federation.params import Params, Scalar, copy_into
 from confed.federation.protocols import Batch, Controllable
 from confed.federation.randomness import generator
 from confed.federation.stages import expected_passes
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 
 __all__ = ["Evaluation", "asked_examples", "evaluated", "read_counts", "read_tallies"]
 
@@ -24,6 +24,11 @@ class Evaluation:
     """Actions of every method that measure and train nothing."""
 
     traits: ClassVar[Traits] = Traits()
+
+    @property
+    def global_model(self) -> GlobalModel:
+        """What is global; see :attr:`confed.federation.algorithm.Algorithm.global_model`."""
+        return "alone" if self.traits.has_global else "none"
 
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -38,8 +43,8 @@ class Evaluation:
         batches, limit = asked_examples(client, message)
         found = dict[str, tuple[Tallies, Params]]()
         for view in ("global", "personal"):
-            if view == "global" and self.traits.has_global:
-                client.load(message.tensors, common=True)
+            if view == "global" and self.global_model != "none":
+                client.load(message.tensors, common=self.global_model)
             elif view == "global" or not message.scalars.get("personal", True) or not client.load_personal():
                 continue
             examples = batches(client.local.eval_batch_size)

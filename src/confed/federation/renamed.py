@@ -22,7 +22,6 @@ TRAITS: Mapping[str, str] = {
     "pooled": "centralised",
     "has_global": "has_global",
     "has_personal": "has_personal",
-    "own_heads": "private_heads",
     "leavers": "clients_may_leave",
     "partial": "clients_may_lack_modalities",
     "counts_examples": "counts_examples",
@@ -46,6 +45,8 @@ def check_names(method: type) -> None:
         ValueError: it does; the message says the name now.
     """
     members, where = method.__dict__, method.__qualname__
+    if "own_heads" in members:
+        raise ValueError(f"{where}.own_heads is now said by the property global_model, which follows from rules")
     annotated = get_annotations(method)
     for old, new in HOOKS.items():
         if callable(members.get(old)):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["GROUPS", "Group", "Traits"]
+__all__ = ["GROUPS", "GlobalModel", "Group", "Traits"]
 
 Group = Literal[
     "references", "averaging", "personalisation", "distillation", "finetuning", "prompts", "split", "modalities",
@@ -12,6 +12,10 @@ Group = Literal[
 ]  # fmt: skip
 GROUPS: tuple[Group, ...] = get_args(Group)
 """Kinds of methods, in the order of lists."""
+
+GlobalModel = Literal["alone", "with own parts", "none"]
+"""What is global of a method on a model: a model that answers anywhere; one that answers only with parts that each
+client keeps to itself, such as its head or one factor of LoRA, so not in unseen places; or nothing."""
 
 _OF_THE_CLASS = ("label", "group", "neutral", "search", "has_steps", "one_by_one")
 
@@ -27,9 +31,11 @@ class Traits:
         communicates: clients send something; False where each trains alone.
         sends_values: clients send values of the model; False where something else travels, and shared tensors reach a
             client in evaluations only.
-        has_global: there is a global model.
+        has_global: there is a global model; whether it answers alone depends on the model that the method is for
+            (:attr:`confed.federation.algorithm.Algorithm.global_model`).
         has_personal: clients keep their own models; where they do not, all use the global one.
-        private_heads: the global model answers with each client's private head, so places without one are not asked.
+        private_beside: the global model answers without what clients keep private, or with what
+            ``initial_private`` gives.
         splits: a client holds only a part of the model, and sends activations batch by batch.
         rows_up: kinds of rows that a client sends per example and step across the cut; 0 where nothing is split.
         gradients_up: some of these rows are gradients, with separate noise.
@@ -64,7 +70,7 @@ class Traits:
     sends_values: bool = True
     has_global: bool = True
     has_personal: bool = True
-    private_heads: bool = False
+    private_beside: bool = False
     splits: bool = False
     rows_up: int = 0
     gradients_up: bool = False

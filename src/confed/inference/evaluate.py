@@ -292,7 +292,7 @@ class _Trial:
                 raise ValueError(f"a model is global, personal:<client> or all, got {model!r}")
             if model.startswith(PERSONAL):
                 self.run.check(model.removeprefix(PERSONAL))
-            elif not self.run.own_heads:
+            elif not self.run.needs_own_parts:
                 self.run.check(None)
             found.append(model)
         return list(dict.fromkeys(found))
@@ -301,12 +301,12 @@ class _Trial:
         owner = model.removeprefix(PERSONAL)
         if model != "global":
             return [owner] if owner in places else [*places]
-        if not self.run.own_heads:
+        if not self.run.needs_own_parts:
             return [*places]
         there = [place for place in places if place in self.run.owners]
         if not there:
             raise ValueError(
-                f"{self.run.summary['label']} answers with each client's own head, and the data have none of "
+                f"{self.run.summary['label']} answers with each client's own parts, and the data have none of "
                 f"{', '.join(self.run.owners)}"
             )
         return there
@@ -314,8 +314,8 @@ class _Trial:
     def _tensors(self, model: str, place: str) -> dict[str, Tensor]:
         if model != "global":
             return self.run.trained(model.removeprefix(PERSONAL))
-        # At a client of the run what is private to it goes with what is global.
-        own = place in self.run.owners
+        # At a client of the run what is private to it goes with what is global, if that does not answer alone.
+        own = self.run.needs_own_parts and place in self.run.owners
         return self.run.trained(place if own else None, shared=True)
 
     def _shown(self, model: str, place: str, data: TableData) -> Mapping[str, Any] | None:

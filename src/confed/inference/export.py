@@ -25,7 +25,10 @@ from confed.inference.trained_model import TrainedModel
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.caption_tokenizer import Pieces, WrittenWords
 from confed.models.finetuning import Finetunable, Finetuning
+from confed.models.hf import TINY, base_model
 from confed.models.hf.prompts import ChatTokenizer
+from confed.models.pretrained import packaged
+from confed.models.published import without_progress_bars
 from confed.recipes.recipe import Recipe
 from confed.registry import models
 from confed.results.folder import RunFolder
@@ -61,7 +64,7 @@ def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, st
     """
     run = FinishedRun(folder)
     if not personal:
-        if not run.global_file.is_file() or run.own_heads:
+        if not run.global_file.is_file() or run.needs_own_parts:
             raise ValueError(
                 f"{run.summary['label']} has no global model that can answer, and personal models are personal data: "
                 "ask for them with --personal"
@@ -104,14 +107,7 @@ def _own_tokenizer(run: FinishedRun) -> str:
 
 
 class _Export:
-    """One export.
-
-    Args:
-        run: the run, loaded, its network with initial values.
-        root: the folder to write.
-        recipe: the text of its recipe.
-        tokenizer: ``"module:Class"`` of a tokenizer that is not confed's; empty for one of ours.
-    """
+    """One export of a loaded run; ``tokenizer``: ``"module:Class"`` of one that is not confed's."""
 
     def __init__(self, run: FinishedRun, root: Path, recipe: bytes, tokenizer: str = "") -> None:
         self.run, self.root, self.recipe, self.own_tokenizer = run, root, recipe, tokenizer
@@ -130,9 +126,12 @@ class _Export:
         self.whole = self.whole and not self.inside
         self.injected: Any = getattr(self.model, "peft_config", {}).get("default")
         self.source = self._published()
+        made_here = self.source is not None and (packaged(self.source) or self.source.startswith(TINY))
+        self.reachable = "DIR/base" if made_here else self.source  # by ``transformers`` alone
         self.hosted = type(self.model).__name__ in PLAIN
         self.prefix: str = self.model.published_prefix if isinstance(self.model, Finetunable) else ""
-        self.extended = False  # until a model has something that the method added
+        # A network around the model looks at what the method added, which else is only there if a model has some of it.
+        self.extended = bool(self.added) and run.network is not self.model
 
     def write(self) -> list[str]:
         """Writes everything; the names of the models' folders."""
@@ -150,6 +149,8 @@ class _Export:
             self._write_model(f"clients/{file_name(client)}", client, trained)
             written.append(f"clients/{file_name(client)}")
         assert trained is not None
+        if self.hosted:
+            _json(self.root / "backbone" / "preprocessor_config.json", _preprocessing(self.model, trained.image_size))
         (self.root / "recipe.toml").write_bytes(self.recipe)
         tokenizer: Any = run.tokenizer
         several = "heads" in signature(models[run.recipe.sections["model"]["name"]]).parameters
@@ -171,7 +172,7 @@ class _Export:
             },
             "backbone": {"copied": self.source is None and not self.whole, "source": self.source, "sha256": sha256},
             "extended": self.extended,
-            "own_heads": run.own_heads,
+            "own_heads": run.needs_own_parts,
             "global": "global" in written,
             "clients": run.owners,
         }
@@ -257,6 +258,11 @@ class _Export:
         directory.mkdir()
         if self.source is None and not self.whole:
             _tensors(directory / "model.safetensors", self.backbone)
+        if self.reachable == "DIR/base":
+            section = self.run.recipe.sections["model"]
+            dtype = torch.float32 if section.get("base", "fp32") == "fp32" else torch.bfloat16
+            with without_progress_bars():
+                base_model(str(self.source), "", self.run.recipe.run.seed, dtype).save_pretrained(self.root / "base")
         if self.hosted:
             _json(directory / "config.json", self._config(None))
         self.run.tokenizer.save(directory)
@@ -302,7 +308,7 @@ class _Export:
         config = self._config(trained.answers if simple else None) if self.hosted else {}
         _json(directory / "config.json", {**config, "confed": own})
         (directory / "README.md").write_text(
-            readme(name, trained, self.run, parts, (self._class() if self.hosted else None, self.source)),
+            readme(name, trained, self.run, parts, (self._class() if self.hosted else None, self.reachable)),
             encoding="utf-8",
         )
 
@@ -355,6 +361,18 @@ def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _preprocessing(model: Any, side: int) -> dict[str, Any]:
+    """Settings of an image processor that makes of a picture what the model was trained on.
+
+    It is ViT's, which squeezes pictures to a square; that of ViLT would keep their proportions.
+    """
+    return {
+        "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": side, "width": side},
+        "resample": 3, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
+        "image_mean": list(model.mean), "image_std": list(model.std),
+    }  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

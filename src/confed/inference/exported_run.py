@@ -40,8 +40,8 @@ class ExportedRun(FinishedRun):
         return self.folder / "global" / "config.json"
 
     @property
-    def own_heads(self) -> bool:
-        """Whether what is shared has no head."""
+    def needs_own_parts(self) -> bool:
+        """Whether what is shared answers with parts of a client's own only, such as its head."""
         return bool(self.facts["own_heads"])
 
     @property

@@ -17,7 +17,7 @@ from confed.inference.trained_model import TrainedModel
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of, read_jsonl, run_folders
 from confed.results.headline import is_labelled
-from confed.results.traits import traits_of
+from confed.results.traits import global_model_of
 
 __all__ = ["FinishedRun", "Role", "finished_summary", "run_of"]
 
@@ -74,9 +74,9 @@ class FinishedRun:
         return RunFolder(self.folder).models / "global" / "trained.safetensors"
 
     @property
-    def own_heads(self) -> bool:
-        """Whether what is shared has no head."""
-        return traits_of(self.summary).private_heads
+    def needs_own_parts(self) -> bool:
+        """Whether what is shared answers with parts of a client's own only, such as its head."""
+        return global_model_of(self.summary) == "with own parts"
 
     def check(self, client: str | None, *, shared: bool = False) -> None:
         """Checks that there is a model.
@@ -90,8 +90,10 @@ class FinishedRun:
             raise ValueError(f"{label} has no global model; name a client's personal model: {there}")
         if client is None and shared:
             raise ValueError(f"shared needs a client, whose head and private tensors go with what is shared: {there}")
-        if client is None and self.own_heads:
-            raise ValueError(f"{label} shares no head, so its global part cannot answer; name a client: {there}")
+        if client is None and self.needs_own_parts:
+            raise ValueError(
+                f"{label} shares no model that answers without a client's own parts; name a client: {there}"
+            )
         if client is not None and client not in self.summary["clients"]:
             raise ValueError(f"no client is called {client!r}; there are {', '.join(self.summary['clients'])}")
         if client is not None and client not in self.owners:

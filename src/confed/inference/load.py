@@ -231,7 +231,7 @@ def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared
     if (client is None or shared) and not facts["global"]:
         raise ValueError(f"{directory} holds no global model; clients: {there}")
     if client is None and facts["own_heads"]:
-        raise ValueError(f"{directory}: the shared part has no head; name a client: {there}")
+        raise ValueError(f"{directory}: what is shared does not answer without a client's own parts; name one: {there}")
     if client is not None and client not in clients:
         raise ValueError(f"{directory} holds no client {client!r}; {there}")
     place = directory / "global" if client is None else path_of(directory / "clients", client)

@@ -104,8 +104,11 @@ class Finetunable(nn.Module, ABC):
         adapters: its bank.
         prompts: modality -> :class:`Prompt`.
         frozen_features: see :class:`confed.federation.stages.Staged`.
+        mean, std: of each colour channel, as pictures are normalised.
     """
 
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     adapters: AdapterBank
     prompts: nn.ModuleDict
     frozen_features: KeptStates | None = None

@@ -11,13 +11,15 @@ headline`` or ``[methods.ROW] headline`` of a recipe, or ``--headline`` of ``con
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from confed.federation.traits import GlobalModel
 from confed.results import format as formats
-from confed.results.traits import traits_of
+from confed.results.traits import global_model_of, traits_of
 
 __all__ = [
     "HEADLINES",
     "VIEWS",
     "check_headline",
+    "deployed",
     "deployed_note",
     "deploys",
     "global_note",
@@ -37,32 +39,20 @@ VIEWS: Mapping[str, str] = {"personal": "personal", "global_seen": "global"}
 
 
 def check_headline(value: str, where: str) -> str:
-    """The value, if it is one of :data:`HEADLINES` or empty (each method as its kind asks).
-
-    Args:
-        value: what was given.
-        where: its name in an error.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The value, if it is one of :data:`HEADLINES` or empty (as a method's kind asks); else a ``ValueError``."""
     if value not in ("", *HEADLINES):
         raise ValueError(f"{where} must be one of {', '.join(HEADLINES)}, got {value!r}")
     return value
 
 
+def deployed(global_model: GlobalModel) -> str:
+    """Key of the summary with what a method deploys unless a recipe says otherwise."""
+    return "global_seen" if global_model == "with own parts" else "personal"
+
+
 def deploys(summary: Mapping[str, Any], wanted: str = "") -> str:
-    """The key of the summary that holds what a run's method deploys.
-
-    Args:
-        summary: the run's.
-        wanted: one of :data:`HEADLINES`, or empty: ``global_seen`` where the method has heads of each client's own,
-            otherwise ``personal``.
-
-    Returns:
-        The wanted key; ``personal`` where the run has no global model.
-    """
-    key = wanted or ("global_seen" if traits_of(summary).private_heads else "personal")
+    """The key of the summary with what a run's method deploys: the wanted one or its own, if it has values."""
+    key = wanted or deployed(global_model_of(summary))
     return key if summary.get(key) else "personal"
 
 
@@ -75,10 +65,6 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
     """The same summaries with ``deployed`` (client -> value) and ``deploys`` (the key that it is taken from).
 
     Without these where no run deploys ``global_seen``: then the column would only repeat the personal models'.
-
-    Args:
-        summaries: of all runs that stand in one table.
-        wanted: for each summary as in :func:`deploys`; empty for all.
     """
     keys = [deploys(summary, own) for summary, own in zip(summaries, wanted or [""] * len(summaries), strict=True)]
     bare = [{k: v for k, v in summary.items() if k not in ("deploys", "deployed")} for summary in summaries]
@@ -88,13 +74,9 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
 
 
 def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is deployed by whom, in a sentence.
-
-    Args:
-        firsts: label of a method -> a summary of one of its runs, as :func:`with_deployed` gives it.
-    """
+    """What is deployed by whom, in a sentence."""
     of = {key: [label for label, s in firsts.items() if s.get("deploys") == key] for key in HEADLINES}
-    heads = any(traits_of(firsts[label]).private_heads for label in of["global_seen"])
+    heads = any(global_model_of(firsts[label]) == "with own parts" for label in of["global_seen"])
     shared = "what is global, with each client's own head where it has one" if heads else "the global model"
     parts = [
         f"{shared} ({formats.names(of['global_seen'])})",
@@ -109,11 +91,7 @@ def without_personal(summary: Mapping[str, Any]) -> bool:
 
 
 def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which methods' personal values are the global model's, in a sentence; the empty text if none are.
-
-    Args:
-        firsts: label of a method -> a summary of one of its runs.
-    """
+    """Which methods' personal values are the global model's, in a sentence; the empty text if none are."""
     labels = [label for label, summary in firsts.items() if without_personal(summary)]
     if not labels:
         return ""
@@ -122,15 +100,11 @@ def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
 
 def without_global(summary: Mapping[str, Any]) -> bool:
     """Whether a run's method makes no global model: clients train alone, or keep private parts."""
-    return not traits_of(summary).has_global
+    return global_model_of(summary) == "none"
 
 
 def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which methods have nothing under global, in a sentence; the empty text if all have.
-
-    Args:
-        firsts: label of a method -> a summary of one of its runs.
-    """
+    """Which methods have nothing under global, in a sentence; the empty text if all have."""
     labels = [label for label, summary in firsts.items() if without_global(summary)]
     verb = "trains" if len(labels) == 1 else "train"
     whose = "its" if len(labels) == 1 else "their"
@@ -138,11 +112,6 @@ def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def public_place(summary: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
-    """The unseen place whose examples every client holds; the empty text where a run's method has no such place.
-
-    Args:
-        summary: of a run.
-        recipe: its resolved recipe, where older summaries do not state it.
-    """
+    """The unseen place whose examples every client holds; the empty text where a run's method has no such place."""
     stated = summary.get("public_place", recipe.get("algorithm", {}).get("public"))
     return stated if isinstance(stated, str) else ""

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
-from confed.federation.traits import Traits
+from confed.federation.traits import GlobalModel, Traits
 
-__all__ = ["traits_of"]
+__all__ = ["global_model_of", "traits_of"]
 
 _OLDER: Mapping[str, str] = {
-    "own_heads": "private_heads",
     "has_personal": "has_personal",
     "has_global": "has_global",
     "pooled": "centralised",
@@ -32,6 +31,35 @@ def traits_of(summary: Mapping[str, Any]) -> Traits:
         if type(value) is type(default):
             found[name] = value
     return replace(known, **found)
+
+
+def global_model_of(summary: Mapping[str, Any]) -> GlobalModel:
+    """What is global of the method and the model of a run; older summaries say whether the method has private heads."""
+    stated: Any = summary.get("global_model")
+    if stated in get_args(GlobalModel):
+        return stated
+    if not traits_of(summary).has_global:
+        return "none"
+    traits = summary.get("traits", {})
+    own_parts = traits.get("private_heads", summary.get("own_heads"))
+    if own_parts is None:
+        own_parts = _needs_own_parts(str(summary.get("algorithm", "")))
+    return "with own parts" if own_parts else "alone"
+
+
+@lru_cache(maxsize=256)
+def _needs_own_parts(name: str) -> bool:
+    """Whether the registered method needs parts of clients' own on a model with a head, as all early ones had."""
+    from confed.registry import algorithms
+
+    try:
+        method = algorithms[name]
+    except ValueError:
+        return False
+    try:
+        return method().global_model == "with own parts"
+    except ValueError:  # it keeps the model's head private, and was not told which one that is
+        return True
 
 
 @lru_cache(maxsize=256)

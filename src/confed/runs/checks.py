@@ -68,7 +68,7 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
     frozen = frozen_names(model)
     rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
     shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
-    if algorithm.traits.centralised or shared or (algorithm.traits.has_global and not algorithm.traits.private_heads):
+    if algorithm.traits.centralised or shared or algorithm.global_model == "alone":
         own = "tasks" if dataset.tasks else "answer sets"
         raise ValueError(
             f"the clients of {dataset.name!r} have {own} of their own, so one head cannot serve them, and "
@@ -112,7 +112,7 @@ def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> No
             f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
             "clients that have left put into them"
         )
-    if not algorithm.traits.has_global and not run.keep_personal:
+    if algorithm.global_model == "none" and not run.keep_personal:
         raise ValueError(
             f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
             "to evaluate"

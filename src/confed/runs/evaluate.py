@@ -74,16 +74,7 @@ def examine(
     subsets: bool = False,
     controls: bool = False,
 ) -> Examination:
-    """Evaluation of the final models on all test examples.
-
-    Args:
-        simulation: the finished federation.
-        servers: its servers' final states.
-        run_data: its data.
-        progress: called after every model tried.
-        subsets: models are also tried with every set of modalities.
-        controls: models at home are also tried with permuted and blank inputs.
-    """
+    """Evaluation of the final models on all test examples; ``subsets``: with every set of modalities, too."""
     setup, found = simulation.setup, Examination()
     algorithm = setup.algorithm
     seen = [name for name, data in run_data.clients.items() if len(data.tables[2])]
@@ -110,11 +101,14 @@ def examine(
             jobs += [(("personal", owner, place), tensors, how)] if how is not None else []
     if partly:
         found.notes.append("of other clients' examples a personal model is shown the modalities that its owner has")
-    if algorithm.traits.has_global:
+    if algorithm.global_model != "none":
         jobs += [(("global", name, name), common[name], {}) for name in seen]
-        if algorithm.traits.private_heads and unseen:
-            found.notes.append("unseen places have no head of their own, so the global model is not tried there")
-        jobs += [(("unseen", name, name), common[name], {}) for name in unseen if not algorithm.traits.private_heads]
+    if algorithm.global_model == "alone":
+        jobs += [(("unseen", name, name), common[name], {}) for name in unseen]
+    elif algorithm.global_model == "with own parts" and unseen:
+        found.notes.append(
+            "the global model answers with parts that each client keeps to itself, so it is not tried in unseen places"
+        )
     replies = simulation.examine([(key[2], tensors, how) for key, tensors, how in jobs], setup.rounds + 2)
     for (key, _, _), message in zip(jobs, replies, strict=True):
         found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
@@ -147,7 +141,8 @@ def _models(
         shared = simulation.shared(servers, infos[name] if name in infos else simulation.observer(name))
         state = simulation.store.load(name) if name in infos else None
         private = {} if state is None else state.tensors.get("private", {})
-        common[name] = {**shared, **private, **algorithm.initial_private(shared)}
+        beside = {} if algorithm.global_model == "alone" else private
+        common[name] = {**shared, **beside, **algorithm.initial_private(shared)}
         if name not in seen:
             continue
         own = None if state is None else state.tensors.get("personal")
@@ -155,11 +150,11 @@ def _models(
             # A client that never took part has what the server would send it, and initial values where nothing is
             # sent; a pooled run's one model serves all clients.
             absent += [] if algorithm.traits.centralised or not algorithm.traits.has_personal else [name]
-            found.personal[name] = common[name]
+            found.personal[name] = {**private, **common[name]}
         elif own is not None:
             found.personal[name] = {**private, **own}
     if absent:
-        model = "global model" if algorithm.traits.has_global else "shared part with untrained private values"
+        model = "shared part with untrained private values" if algorithm.global_model == "none" else "global model"
         those = formats.counted(len(absent), "client")
         found.notes.append(f"{those} never took part; the {model} stands in for their own")
     return common

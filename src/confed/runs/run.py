@@ -324,7 +324,7 @@ class Runner:
 
     def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
-        if self.setup.algorithm.traits.has_global:
+        if self.setup.algorithm.global_model != "none":
             tensors = {name: t for server in servers.values() for name, t in server.params.items()}
             tensors |= self.setup.algorithm.initial_private(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
@@ -351,7 +351,7 @@ class Runner:
             samples = gallery(
                 self.folder, workspace, self.run_data, self.settings.gallery, self.setup.task_of,
                 network=self.setup.algorithm.deployed_model(workspace.model),
-                own_heads=self.setup.algorithm.traits.private_heads,
+                global_model=self.setup.algorithm.global_model,
                 has_personal=self.setup.algorithm.traits.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)

@@ -24,6 +24,7 @@ from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.specs import Attends, ComparesCaptions, model_spec
 from confed.federation.teacher import without_answers
+from confed.federation.traits import GlobalModel
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.encode import RunData
@@ -98,11 +99,13 @@ def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
     ]
 
 
-def written_models(folder: RunFolder, place: str) -> tuple[Params | None, Params | None]:
+def written_models(
+    folder: RunFolder, place: str, global_model: GlobalModel = "alone"
+) -> tuple[Params | None, Params | None]:
     """The global model at a place, and the place's own one, as the run has written them; None where there is none."""
     paths = (folder.models / "global" / "trained.safetensors", folder.personal_model(place))
     shared, own = (load_file(path) if path.exists() else None for path in paths)
-    if shared is not None and own is not None:
+    if shared is not None and own is not None and global_model != "alone":
         shared = {**own, **shared}  # as it was examined: what is shared, with what the client keeps to itself
     return shared, own
 
@@ -115,22 +118,13 @@ def gallery(
     task_of: Callable[[str], Task] | None = None,
     *,
     network: nn.Module | None = None,
-    own_heads: bool = False,
+    global_model: GlobalModel = "alone",
     has_personal: bool = True,
 ) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
-    For a method that filters answers, training questions of every client follow; they carry "forgotten".
-
-    Args:
-        folder: the run.
-        workspace: a model to work in.
-        run_data: the run's data.
-        count: questions per place.
-        task_of: client or place -> its task, where they have answers or tasks of their own.
-        network: what answers, where it is not the model alone.
-        own_heads: the global model needs a client's head, so that unseen places cannot ask it.
-        has_personal: clients have models of their own; where they do not, the global one alone is asked.
+    For a method that filters answers, training questions of every client follow; they carry "forgotten". Where clients
+    have answers or tasks of their own, ``task_of`` says which; ``network`` answers, where it is not the model alone.
     """
     entries: list[dict[str, Any]] = []
     places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.questions.clients.items()]
@@ -147,8 +141,9 @@ def gallery(
         if task is not None:
             answers = run_data.dataset.answer_set(name)
             workspace.set_task(task)
-        common, own = written_models(folder, name)
-        common, own = None if own_heads and not seen else common, own if has_personal else None
+        common, own = written_models(folder, name, global_model)
+        common = common if seen or global_model == "alone" else None
+        own = own if has_personal else None
         views = {
             view: None
             if tensors is None

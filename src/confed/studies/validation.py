@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from confed.federation.specs import task_spec
 from confed.recipes.recipe import Recipe
+from confed.results.deployed import deployed
 
 if TYPE_CHECKING:
     from confed.data.examples import TableData
@@ -84,7 +85,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
                 yield _pooled_score(recipe, setup, counts.values())
                 continue
             # The same rule as of tables (results/deployed.py): what is chosen by is what will be judged.
-            wanted = recipe.headline or ("global_seen" if setup.algorithm.traits.private_heads else "personal")
+            wanted = recipe.headline or deployed(setup.algorithm.global_model)
             first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
             places = views["unseen"] if pooled else views[first] or views[second]
             scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]

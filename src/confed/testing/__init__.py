@@ -17,6 +17,7 @@ from confed.federation.equivalence import trains_one_by_one
 from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
 from confed.federation.protocols import Batch
 from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
+from confed.testing.global_model import one_global_model
 from confed.testing.known_cases import neutral_is_fedavg, one_step_is_gradient_descent, stacked_equals_one_by_one
 from confed.testing.privacy import (
     keeps_frozen_tensors,
@@ -114,7 +115,11 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
     """Reason why a check does not apply to a method, in the method's own words; None if it applies."""
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
-    reasons = {"asynchronous rounds": unsupported_reason, "clients trained at once equal one by one": trains_one_by_one}
+    reasons = {
+        "asynchronous rounds": unsupported_reason,
+        "clients trained at once equal one by one": trains_one_by_one,
+        "one global model": lambda method: "" if method.traits.has_global else "there is no global model",
+    }
     reasons |= {name: partial(lacks_protection, check=name) for name in PROTECTED}
     if check in reasons:
         return reasons[check](algorithm) or None
@@ -143,6 +148,7 @@ CHECKS: dict[str, Check] = {
     "simulator equals FLARE": simulator_equals_flare,
     "neutral coefficients give FedAvg": neutral_is_fedavg,
     "one full step equals gradient descent": one_step_is_gradient_descent,
+    "one global model": one_global_model,
     "clients trained at once equal one by one": stacked_equals_one_by_one,
     "noise at the client covers what is sent": noise_at_the_client_covers_what_is_sent,
     "noise at the server covers one client": noise_at_the_server_covers_one_client,

@@ -86,7 +86,7 @@ def begin(
     old = RunFolder(root)
     if not old.summary.exists():
         raise ValueError(f"{root} is not finished; forgetting approximately starts from a final model")
-    if not setup.algorithm.traits.has_global:
+    if setup.algorithm.global_model == "none":
         raise ValueError(f"{type(setup.algorithm).__name__} has no global model that could remember {client!r}")
     if recipe.run.buffer:
         raise ValueError(

@@ -17,7 +17,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params, named_tensors
 from confed.federation.state import ServerState
 
-__all__ = ["ADDED", "STACKED", "add_matrices", "change_for", "hold", "noted", "received"]
+__all__ = ["ADDED", "STACKED", "add_matrices", "added_weight", "change_for", "hold", "noted", "received"]
 
 ADDED = "lora_added"
 """Name of the matrix D beside a layer's factors."""
@@ -42,6 +42,14 @@ def add_matrices(model: nn.Module) -> None:
         layer.register_forward_hook(_add)
 
 
+def added_weight(layer: Any) -> Tensor | None:
+    """S D of a layer with LoRA; None where its rounds add nothing."""
+    if ADDED not in layer._parameters:
+        return None
+    (scale,) = layer.scaling.values()
+    return scale * layer.get_parameter(ADDED).detach()
+
+
 def _add(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """A layer's output with s D x added to it."""
     (scale,) = layer.scaling.values()
@@ -52,13 +60,7 @@ def _add(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
 
 
 def noted(server: ServerState, clients: Iterable[str], stacks: Params) -> dict[str, Params]:
-    """Slots of a server after a round: who took part, and the stacks that changed D.
-
-    Args:
-        server: the server, whose round is over.
-        clients: who answered.
-        stacks: ``<layer>.<name in STACKED>`` -> factor, where the stack is smaller than D.
-    """
+    """Slots of a server after a round: who took part, and the stacks that changed D."""
     return {**server.slots, _LAST: stacks, _HOLDERS: {client: torch.tensor(server.round - 1) for client in clients}}
 
 
@@ -79,17 +81,7 @@ def change_for(server: ServerState, client: str) -> dict[str, Tensor]:
 
 
 def received(client: Client, message: Message, tensors: Mapping[str, Tensor], addition: Addition) -> dict[str, Tensor]:
-    """Every layer's D in this round.
-
-    Args:
-        client: who received the message.
-        message: with stacks or with matrices, or neither in the first round.
-        tensors: the factors that the client begins with.
-        addition: makes a change of D out of a stack.
-
-    Raises:
-        ValueError: the change of a D came that this client does not hold.
-    """
+    """Every layer's D in this round; a change of a D that this client does not hold is a ``ValueError``."""
     matrices: dict[str, Tensor] = {}
     for target, (a, b) in lora_layers(tensors).items():
         name, stacks = f"{target}.{ADDED}", tuple(f"{target}.{part}" for part in STACKED)

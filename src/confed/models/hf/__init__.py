@@ -22,7 +22,7 @@ from confed.models.pretrained import WEIGHTS
 from confed.models.published import place_of, unread_because, without_progress_bars
 from confed.registry import register_model
 
-__all__ = ["WEIGHTS", "Base", "Part", "hf", "hub_name"]
+__all__ = ["TINY", "WEIGHTS", "Base", "Part", "base_model", "hf", "hub_name"]
 
 Base = Literal["fp32", "bf16", Quantised]
 """Number format of what does not learn."""
@@ -88,7 +88,7 @@ def hf(
     if attention not in ("exact", "fast"):
         raise ValueError(f"model.attention must be 'exact' or 'fast', got {attention!r}")
     _check_device_map(device_map, base, trainable, peft)
-    body = _body(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
+    body = base_model(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
     if base in ("int8", "nf4"):
         if trainable in ("all", "top") or peft.reset_base:
             raise ValueError(
@@ -157,8 +157,8 @@ def _processor(source: str, revision: str) -> Any:
     return read_processor(place_of(source, SOURCES), source, revision)
 
 
-def _body(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
-    """The library's model, its values of the type ``dtype`` whatever they are stored as."""
+def base_model(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any:
+    """The library's model with values of ``dtype``; what cannot be read or adapted is a ``ValueError``."""
     check_torchvision()
     if source.startswith(TINY):
         from confed.models.hf.tiny import tiny

@@ -1,12 +1,15 @@
 """Processors of ``transformers`` for pictures and texts, also where libraries for videos are missing.
 
 Many processors have a part for videos, which needs torchvision, beside one for pictures, which does not. Videos are not
-read here, so that part is left out. Of image processors with two implementations the one on Pillow and NumPy is taken
-wherever there is one: its pixels are the same on all machines, whether or not torchvision is installed.
+read here, so that part is left out; its settings are kept, so that a processor is saved whole. Of image processors with
+two implementations the one on Pillow and NumPy is taken wherever there is one: its pixels are the same on all machines,
+whether or not torchvision is installed.
 """
 
+import json
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,26 +18,35 @@ import torch
 from confed.models.hub_revision import gated
 from confed.models.published import unread_because
 
-__all__ = ["EXTRA", "check_torchvision", "missing", "read_processor", "without_videos"]
+__all__ = ["EXTRA", "check_torchvision", "missing", "read_processor", "save_processor", "without_videos"]
 
 EXTRA = "install confed with the extra 'vlm'"
 """What to do where a library is missing that a processor needs."""
+
+VIDEOS = "video_preprocessor_config.json"
+"""File of the settings of a processor's part for videos."""
 
 _PARTS = {"image_processor", "tokenizer", "video_processor"}
 _LIBRARIES = ("torchvision", "num2words", "torchcodec", "timm", "librosa", "mistral_common", "sentencepiece")
 
 
 def without_videos(kind: type) -> Any:
-    """A kind of processor without its part for videos, under the same name."""
+    """A kind of processor of the same name without its part for videos; ``kind`` itself where there is none."""
     parts: list[str] = kind.get_attributes()  # type: ignore[attr-defined]
     if "video_processor" not in parts:
         return kind
     kept = [name for name in parts if name != "video_processor"]
     # SmolVLM's asks its part for videos how many frames to take, also where there are none.
     nothing = SimpleNamespace(num_frames=None, fps=None)
-    return type(
-        kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(kept)), "video_processor": nothing}
-    )
+    own = {"get_attributes": classmethod(lambda _: list(kept)), "video_processor": nothing, "video_settings": {}}
+    return type(kind.__name__, (kind,), own)
+
+
+def save_processor(processor: Any, directory: Path | str) -> None:
+    """Writes a processor's folder, with the settings of its part for videos, which the library's own class asks for."""
+    processor.save_pretrained(directory)
+    if settings := getattr(processor, "video_settings", None):
+        (Path(directory) / VIDEOS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def check_torchvision() -> None:
@@ -51,7 +63,7 @@ def check_torchvision() -> None:
 
 
 def read_processor(where: str, source: str, revision: str = "") -> Any:
-    """The processor of a folder or of a name on the hub; a fault is a ValueError."""
+    """The processor of a folder or hub name, ``source`` to the user; a ``ValueError`` says what is missing."""
     from transformers import AutoProcessor
 
     options = {"revision": revision} if revision else {}
@@ -101,14 +113,18 @@ def _kind(where: str, options: dict[str, Any]) -> Any:
 
 def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
     from transformers import AutoImageProcessor, AutoTokenizer
+    from transformers.models.auto.video_processing_auto import get_video_processor_config
 
     own = without_videos(kind)
+    if own is not kind:
+        own.video_settings = get_video_processor_config(where, **options)
     read = {
         "image_processor": AutoImageProcessor.from_pretrained(where, backend="pil", trust_remote_code=False, **options),
         "tokenizer": AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options),
     }
     settings, _ = own.get_processor_dict(where, **options)
-    return own.from_args_and_dict([read[name] for name in own.get_attributes()], settings)
+    # SmolVLM's asks for the part for videos, though it may be None.
+    return own.from_args_and_dict([read.get(name) for name in kind.get_attributes()], settings)
 
 
 def missing(source: str, error: Exception) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from confed.data.chat import Conversation, Said, asked, pictures_shown
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.hf.placeholder import SAMPLE, Placeholder, left_padded, padding
-from confed.models.hf.processors import read_processor
+from confed.models.hf.processors import read_processor, save_processor
 
 __all__ = ["ChatTokenizer"]
 
@@ -159,7 +159,7 @@ class ChatTokenizer(AnswerTokenizer):
 
     def save(self, directory: Path | str) -> None:
         """Writes the processor's folder."""
-        self.processor.save_pretrained(directory)
+        save_processor(self.processor, directory)
 
     @classmethod
     def load(cls, directory: Path | str, max_length: int = 256) -> "ChatTokenizer":
