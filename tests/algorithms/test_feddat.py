@@ -236,7 +236,7 @@ def test_the_teacher_holds_what_was_received_and_it_stays_at_home(updates: Any) 
 
 
 def test_head_steps_that_train_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="head_steps must be each or teacher where algorithm.teacher is frozen"):
+    with pytest.raises(ValueError, match=r"head_steps must be each or teacher where algorithm\.teacher is frozen"):
         FedDAT(teacher="frozen", head_steps="shared")
     with pytest.raises(ValueError, match="head_steps must be each where the model has no head of its own"):
         FedDAT(head=("none",), head_steps="shared").configure(toy_model(adapters=True), ToyTask())

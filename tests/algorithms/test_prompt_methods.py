@@ -123,9 +123,7 @@ def test_fedtpgs_generator_by_hand() -> None:
     """Attention of queries over class names of length sqrt(D), a layer norm, a network, and the offset, in numpy."""
     rng = torch.Generator().manual_seed(4)
     generator = PromptGenerator(torch.randn(2, 5, generator=rng), 7, 6, rng)
-    assert (
-        0.005 < float(generator.output.detach().std()) * 12**0.5 < 0.04
-    )  # N(0, 0.02^2 / fan-in)
+    assert 0.005 < float(generator.output.detach().std()) * 12**0.5 < 0.04  # N(0, 0.02^2 / fan-in)
     generator.output.data.normal_(generator=rng)
     names = torch.nn.functional.normalize(torch.randn(3, 7, generator=rng), dim=1)
     queries, keys, values, hidden, output, offset = (

@@ -133,7 +133,8 @@ def test_the_shared_part_with_a_clients_own_head_is_what_the_run_reports_as_glob
     run(load_recipe(overrides=[*TINY, "algorithm.name=fedpeft", "model.trainable=bias", "local.lr=0.1"]), folder)
     dataset = scenes("C", train=40, validation=20, test=40, unseen=())
     examples = dataset.clients["sports"].test
-    with pytest.raises(ValueError, match=r"shares no model that answers without a client's own parts; name a client: .* transport, sports"):
+    refusal = r"shares no model that answers without a client's own parts; name a client: .* transport, sports"
+    with pytest.raises(ValueError, match=refusal):
         predict(folder, tmp_path / "none.png", "how many ?")
     recorded = load_file(folder / "predictions.safetensors")
     for view, shared in (("personal", False), ("global", True)):

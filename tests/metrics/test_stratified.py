@@ -2,8 +2,6 @@
 
 import itertools
 
-import itertools
-
 import numpy as np
 import pytest
 from scipy import stats

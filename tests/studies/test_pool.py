@@ -84,7 +84,9 @@ def test_processes_stop_with_their_parent(worker: Path, tmp_path: Path, kill: si
     try:
         until = time.monotonic() + 120
         files = [tmp_path / "0", tmp_path / "1"]
-        while process.poll() is None and time.monotonic() < until and not all(file.exists() and file.read_text() for file in files):
+        while process.poll() is None and time.monotonic() < until:
+            if all(file.exists() and file.read_text() for file in files):
+                break
             time.sleep(0.01)
         children = [int(file.read_text()) for file in files]
         process.send_signal(kill)

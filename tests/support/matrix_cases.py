@@ -248,6 +248,7 @@ OVERRIDES: dict[str, Override] = {
     "evaluate": Override(action(_evaluate)),
     "examine": Override(action(_examine)),
     "unsupported_reason": Override(lambda self, protection: "the server reads more than a mean", Silent),
+    "global_model": Override(property(lambda self: "none")),
     "title": Override(property(lambda self: "Another name")),
 }
 

@@ -114,6 +114,7 @@ HOOKS: Mapping[str, Row] = {
     "evaluate": Row(reason="own models are evaluated one by one, in the method's way"),
     "examine": Row(),
     "unsupported_reason": Row(asked=False, buffered="refused", reason="a method without a robust mean has none"),
+    "global_model": Row(),
     "deployed_model": _OUTSIDE,
     "reports": _OUTSIDE,
     "search_space": _OUTSIDE,
