@@ -63,7 +63,7 @@ def federation_readers(root: Path) -> list[Reader]:
             (folder / name).write_bytes(data)
             book = Journal(folder, "r")
             if name == "evaluations.jsonl":
-                EvaluationRecord(folder, "r", EvaluationPolicy(), book, None).check(1)
+                EvaluationRecord(folder, "r", EvaluationPolicy(per_round=1000), book, None).check(1, "a model")
             if name == "privacy.jsonl" and not book.epsilon(privacy) >= 0:
                 return "an epsilon that is none"
             return None

@@ -23,7 +23,7 @@ from confed.models.ctran import ctran_mini
 from confed.models.ctran_module import LabelGraph
 from confed.models.resnet import resnet_multilabel_mini
 from confed.tasks.multilabel import Multilabel
-from confed.testing import CHECKS, steadiness, trial
+from confed.testing import CHECKS, protections, steadiness, trial
 from confed.testing.toy import ToyModel, toy_setup
 from method_contract import TRANSPORTS, keep_contract, with_and_without_transports
 
@@ -318,11 +318,12 @@ def test_contract_with_a_graph(monkeypatch, transports):
         setup = toy_setup(FedAvg(), kind="states", noisy=noisy, **options)
         return replace(setup, algorithm=algorithm.configure(GraphToy(noisy), setup.task), build=lambda: GraphToy(noisy))
 
-    for room in (trial, steadiness):
-        monkeypatch.setattr(room, "toy_setup", with_graph)
+    for module in (trial, steadiness):
+        monkeypatch.setattr(module, "toy_setup", with_graph)
     method = FedLGT(eps=0.1, graph_noise=0.5)
-    # FedAvg's graph stays empty; the method that knows of a graph has no asynchronous rounds.
-    others = "neutral coefficients give FedAvg", "one full step equals gradient descent", "asynchronous rounds"
+    # FedAvg's graph stays empty; the method that knows of a graph has no asynchronous rounds and no protections.
+    others = {"neutral coefficients give FedAvg", "one full step equals gradient descent", "asynchronous rounds"}
+    others |= protections.PROTECTED.keys()
     for name, check in CHECKS.items():
         if name not in others and (name in TRANSPORTS) == transports:
             check(method)

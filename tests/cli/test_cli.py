@@ -123,7 +123,6 @@ def test_compare_writes_its_tables(study: Path, tmp_path: Path, capfd: pytest.Ca
         "compare.csv",
         "compare.tex",
         "compare-clients.csv",
-        "compare-extras.csv",
         "compare-seeds.csv",
     }
     out = capfd.readouterr().out

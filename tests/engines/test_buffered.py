@@ -20,6 +20,7 @@ from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
+from confed.federation.protection import keeps_protections
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import MemoryStore, Store
 from confed.federation.update_privacy import STATISTICS
@@ -94,6 +95,7 @@ def test_delays_by_examples_follow_the_sizes() -> None:
 class Adds(Algorithm):
     """Every client adds a number of its own to all shared values; equal weights."""
 
+    @keeps_protections("robust")
     def weight(self, reply: Reply) -> float:
         return 1.0
 

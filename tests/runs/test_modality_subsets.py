@@ -228,7 +228,7 @@ def test_a_matrix_without_a_model_for_everybody_speaks_of_none(folder: Path, tmp
     assert "below the rule the global model" in modality_matrix.section(load(folder), Tabs())
     (tmp_path / "recipe.toml").write_text((folder / "recipe.toml").read_text())
     matrix = {"personal": summary(folder)["modality_matrix"]["personal"]}
-    content = summary(folder) | {"has_global": False, "modality_matrix": matrix}
+    content = summary(folder) | {"global_model": "none", "modality_matrix": matrix}
     content["traits"]["has_global"] = False
     (tmp_path / "summary.json").write_text(json.dumps(content))
     assert "global" not in modality_matrix.section(load(tmp_path), Tabs())

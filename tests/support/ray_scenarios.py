@@ -41,6 +41,7 @@ def scenario(name: str, timeout: float = 280) -> dict[str, Any]:
     """What a scenario prints, run in a process of its own."""
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", SUPPORT))), "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",  # kernels sum in another order with other numbers of threads
         "CONFED_ALLOW_CODE": "ray_scenarios,setup_sources,toy_federation,matrix_cases",
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__)), name]

@@ -22,6 +22,7 @@ from confed.engines.remote.update_bounds import Bounds
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.messages import Message, Reply
+from confed.federation.protection import keeps_protections
 from confed.federation.state import MemoryStore
 from confed.federation.update_privacy import STATISTICS
 from confed.testing.toy import toy_clients, toy_setup
@@ -34,6 +35,7 @@ PATIENT = Timeouts(deadline=30.0, away=0.01, interval=1e-5)
 class Adds(Algorithm):
     """Every client adds a number of its own to all shared values; equal weights."""
 
+    @keeps_protections("robust")
     def weight(self, reply: Reply) -> float:
         return 1.0
 

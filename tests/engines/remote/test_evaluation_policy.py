@@ -351,7 +351,7 @@ def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monk
     line = ["client", "fedvqa_scenes", "--site", "sports", "--insecure", "--key", str(tmp_path / "key")]
     CliRunner().invoke(app, [*line, "--evaluations", "noise=8", "--epsilon", "4"])
     monkeypatch.setattr("confed.deployment.flower_app.open_site", opening)
-    monkeypatch.setattr("confed.deployment.flower_app.site_recipe", lambda *_: None)
+    monkeypatch.setattr("confed.deployment.flower_app.site_recipe", lambda *_, **__: None)
     monkeypatch.setattr("confed.deployment.flower_app.client_app", lambda site, *_: site)
     _, site = confed.deployment.flower_app.apps(tmp_path)
     config = {"site": "a", "private": str(tmp_path), "evaluations": "off", "epsilon": 2}

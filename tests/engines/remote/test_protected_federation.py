@@ -21,6 +21,7 @@ from confed.engines.remote.protocol import GOODBYE, Answer, Limits, Request, ope
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts
 from confed.federation.messages import Message
+from confed.federation.protection import keeps_protections
 from confed.federation.randomness import normal
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
@@ -272,6 +273,7 @@ def test_a_weight_of_the_servers_choice_is_refused(tmp_path: Path) -> None:
     letters = Letters(setup, tmp_path)
 
     class Heavy(FedAvg):
+        @keeps_protections("secure_sum")
         def weight(self, reply: object) -> float:
             return 1000.0
 
