@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import Tensor, nn
 
-from confed.analysis.trojan import attack_victim, paired, whole_pixels
+from confed.analysis.trojan import CONDITIONS, attack_victim, paired, whole_pixels
 from confed.analysis.victim import draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.trojan import (
     Bounds,
@@ -318,6 +319,15 @@ def test_a_server_that_keeps_a_part_leaves_the_attacker_to_guess(
     first = compared[-1]
     gap = partly[1].correct[first["condition"]].mean() - known.correct[first["condition"]].mean()
     assert first["difference"] == pytest.approx(float(gap))
+    won = [int((partly[1].correct[c] > known.correct[c]).sum()) for c in CONDITIONS]
+    lost = [int((partly[1].correct[c] < known.correct[c]).sum()) for c in CONDITIONS]
+    for entry, n, m in zip(compared[len(CONDITIONS) :], won, lost, strict=True):
+        exact = binomtest(min(n, m), n + m).pvalue if n + m else 1.0
+        assert entry["p"] == pytest.approx(exact)  # of right and wrong answers sign flips are McNemar's exact test
+        pair = [other["p"] for other in compared if other["condition"] == entry["condition"]]
+        expected = 3 * entry["p"] if entry["p"] == min(pair) else max(3 * min(pair), 2 * entry["p"])
+        assert entry["p_holm"] == pytest.approx(min(1.0, expected))
+        assert entry["low"] is None or entry["low"] <= entry["difference"] <= entry["high"]
 
 
 def test_runs_of_one_name_are_told_apart_and_none_is_attacked_twice(finished: Path, tmp_path: Path) -> None:
