@@ -140,7 +140,8 @@ def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
     """Rows against the first one: differences of accuracy on the same questions, with the test of sign flips.
 
     ``low`` and ``high`` are its 95 % interval, None with too few questions; ``p_holm`` is corrected over all pairs of
-    rows under a condition. Only what an attacker at a client can do is compared, so not the whole model where a server keeps a part of it.
+    rows under a condition. Only what an attacker at a client can do is compared, so not the whole model where a server
+    keeps a part of it.
     """
     found: list[dict[str, Any]] = []
     compared = [row for row in rows[1:] if not (row.victim.partly_known and row.threat == "whole model")]

@@ -146,8 +146,8 @@ def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Se
          *(_points(entry[key]) for key in ("difference", "low", "high")), p_cell(entry["p"]), p_cell(entry["p_holm"]))
         for entry in values
     ]  # fmt: skip
-    note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, p after "
-    note += "Holm's correction over all pairs of rows under a condition."
+    note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, "
+    note += "p after Holm's correction over all pairs of rows under a condition."
     return Table(f"Difference from {labels[0]}", columns, (tuple(lines),), (note,))
 
 

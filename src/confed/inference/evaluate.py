@@ -32,10 +32,10 @@ from confed.inference.evaluation_tests import (
     Tried,
     blind_notes,
     by_model,
+    comparable_pairs,
     corrected_tests,
     left_out,
     paired_test,
-    testable_pairs,
 )
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import unknown_words
@@ -119,11 +119,7 @@ class Evaluation:
         tests = tuple(
             f"{t['a']} minus {t['b']}: {100 * t['difference']:+.1f} points on {_places(t['places'])} ({_interval(t)}"
             f"sign flips within places, p = {t['p']:.2g}"
-            + (
-                f", after Holm's correction over {self.family} pairs {t['p_holm']:.2g})."
-                if self.family > 1
-                else ")."
-            )
+            + (f", after Holm's correction over {self.family} pairs {t['p_holm']:.2g})." if self.family > 1 else ").")
             for t in self.tests
         )
         return Table("Finished models on new data", columns, (rows, means), (*tests, *self.notes))
@@ -183,7 +179,7 @@ def evaluate(
         base, *rest = by_model(tried).values()
         pairs = [(base, other) for other in rest]
     notes += left_out(pairs)
-    family = testable_pairs(tried)
+    family = comparable_pairs(tried)
     tests = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))], family)
     return Evaluation(section, tuple(tried), tuple(tests), tuple(notes), family)
 

@@ -11,7 +11,7 @@ from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.tables.control_marks import SIGN, blind_pair
 
-__all__ = ["Tried", "blind_notes", "by_model", "corrected_tests", "left_out", "paired_test", "testable_pairs"]
+__all__ = ["Tried", "blind_notes", "by_model", "comparable_pairs", "corrected_tests", "left_out", "paired_test"]
 
 _NAMED = 5
 """Places that a note names."""
@@ -55,7 +55,7 @@ def by_model(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
     return found
 
 
-def testable_pairs(tried: Sequence[Tried]) -> int:
+def comparable_pairs(tried: Sequence[Tried]) -> int:
     """The number of pairs of models, of all runs, that a test could compare: the family of tests of an evaluation."""
     groups: dict[tuple[str, str], list[Tried]] = {}
     for one in tried:

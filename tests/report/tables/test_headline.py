@@ -14,7 +14,7 @@ from rich.text import Text
 
 from confed.report.statistics.comparison import compare_runs
 from confed.report.tables.cells import best_marks, bold_note
-from confed.report.tables.columns import Context, columns_of, method_row
+from confed.report.tables.columns import COLUMNS, Context, columns_of, method_row
 from confed.report.tables.headline import results_table, study_table
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
@@ -107,6 +107,33 @@ def test_marks_follow_the_p_values_of_the_comparison(tmp_path: Path) -> None:
         assert row[place].mark == ("" if told else "best")
     assert 0 < sum(row[place].mark == "best" for row in federated) < len(federated)
     assert sum("Bold: the best mean" in note for note in table.notes) == 1
+
+
+def test_bold_needs_five_common_seeds_of_a_pair() -> None:
+    high = seeds_of(0.60, 0.0, 0.002, -0.001, 0.001, -0.001)
+    low = {seed: 0.4 + 0.001 * seed for seed in range(4)}
+    near = seeds_of(0.61, 0.02, -0.02, 0.01, -0.03, 0.02)
+    assert best_marks([low, high, near], [0, 1, 2]) == ["", "", ""]
+
+
+def test_rows_that_may_not_be_tested_have_no_marks() -> None:
+    def row(method: str, level: float, **more: Any) -> tuple[str, list[dict[str, Any]]]:
+        values = [level + 0.01 * (seed % (3 if level > 0.6 else 2)) for seed in range(5)]
+        return method, [summary(method, value, value, seed=seed, **more) for seed, value in enumerate(values)]
+
+    def bold(*rows: tuple[str, list[dict[str, Any]]]) -> int:
+        column = next(column for column in COLUMNS if column.group == "personal" and column.title == "mean")
+        return sum(cell.mark == "best" for cell in column.cells([method_row(*one) for one in rows]))
+
+    blind = {"controls": {"personal": {"passed": False}}}
+    assert bold(row("a", 0.5), row("b", 0.7)) == 1
+    assert bold(row("a", 0.5, **blind), row("b", 0.7, **blind)) == 0
+    assert bold(row("a", 0.5, **blind), row("b", 0.7)) == 1
+    assert bold(row("a", 0.5), row("b", 0.7, metric="vqa_any")) == 0
+    other_place = row("a", 0.5)
+    for one in other_place[1]:
+        del one["personal"]["b"]
+    assert bold(other_place, row("b", 0.7)) == 0
 
 
 def test_one_seed_has_no_marks_and_a_bound_stands_apart() -> None:

@@ -71,7 +71,8 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
     of = "" if measure == OVERALL else f", questions of type {measure}"
     recipe = next((study.recipe for study in models.studies.values() if study.recipe), "")
     title = f"{recipe + ': ' if recipe else ''}test {metric_of(runs)} in % after the last round{of}{over}"
-    return Table(title, columns, tuple(sections), (*notes, *bold_note(sections[0], "row"), *[MEANING] * bool(models.blind)))
+    notes = (*notes, *bold_note(sections[0], "row"), *[MEANING] * bool(models.blind))
+    return Table(title, columns, tuple(sections), notes)
 
 
 def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> list[tuple[str, str]]:

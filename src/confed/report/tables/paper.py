@@ -26,8 +26,8 @@ def paper_table(study: Study) -> Table:
     deploys at each client instead of the personal one, and what is trained and sent for it.
 
     Test results after the last round in percent, mean and standard deviation over seeds; what paired
-    tests over seeds do not tell from the best of a column is bold. Methods without a result, because they have no global
-    model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
+    tests over seeds do not tell from the best of a column is bold. Methods without a result, because they have no
+    global model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
     stands apart and is not ranked. Where there is a row to measure by, "hurt" counts the clients whose own model is
     worse than that of local training (or else of FedAvg).
 
