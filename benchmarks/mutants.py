@@ -1,7 +1,7 @@
 """One-line mutants of the source, each of which a test must notice.
 
-Every file of benchmarks/mutants is a list of {"file", "old", "new", "tests"}: "old" occurs once in src/<file> (or <file>), and with
-"new" in its place the named tests (paths or node ids, separated by blanks) fail. A mutant is made in a copy of src,
+Every file of benchmarks/mutants is a list of {"file", "old", "new", "tests"}: "old" occurs once in src/<file>
+(or <file>), and with "new" in its place the named tests (paths or node ids, separated by blanks) fail. A mutant is made in a copy of src,
 never in place.
 
     python benchmarks/mutants.py
