@@ -48,13 +48,14 @@ def bootstrap_of(
 ) -> Bootstrap:
     """Interval and p-value from differences that were resampled elsewhere, of any statistic.
 
-    No resample, and a confidence outside (0, 1), are a ValueError.
-
     Args:
         difference: what was observed.
         resampled: the difference in every resample, shape (R,).
         n: number of pairs that were drawn.
         confidence: coverage of the interval.
+
+    Raises:
+        ValueError: no resample, or a confidence outside (0, 1).
     """
     check_confidence(confidence)
     if not len(resampled):
