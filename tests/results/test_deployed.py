@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from scipy import stats
 
+from confed.metrics.statistics import holm
 from confed.recipes.recipe import load_recipe
 from confed.report.figures import convergence
 from confed.report.figures.save import save_figures
@@ -78,11 +79,12 @@ def test_the_paired_tests_are_on_those_predictions(study: Path) -> None:
         a, b = ([np.mean(own(study, m, s, key)) for s in range(SEEDS)] for m, key in keys.items())
         assert found.over_seeds is not None
         assert found.over_seeds.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
-        # Holm over the two methods of the column.
-        ps = {d.method: d.over_seeds.p for d in comparison.differences if d.over_seeds and d.measure == "deployed_mean"}
-        smaller, larger = sorted(ps.values())
-        expected = {smaller: min(1, 2 * smaller), larger: max(min(1, 2 * smaller), larger)}
-        assert found.seeds_p == pytest.approx(expected[found.over_seeds.p])
+        # Holm over all pairs of the measure.
+        pairs = [d for d in comparison.pairs if d.measure == "deployed_mean" and d.over_seeds]
+        assert len(pairs) == 3
+        ps = {f"{d.method} {d.reference}": d.over_seeds.p for d in pairs if d.over_seeds and d.over_seeds.p is not None}
+        expected = {frozenset(key.split()): p for key, p in holm(ps, tests=3).adjusted.items()}
+        assert found.seeds_p == pytest.approx(expected[frozenset((row, "adapter"))])
 
 
 def test_the_paper_table_shows_what_is_deployed_beside_what_travels(study: Path) -> None:

@@ -21,7 +21,7 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.statistics.comparable import OtherExamples
 from confed.report.statistics.comparison import compare_runs
 from confed.report.statistics.label_bootstrap import LabelResamples
-from confed.report.statistics.paired import differences
+from confed.report.statistics.paired import against, all_pairs
 from confed.report.tables.headline import study_table
 from confed.report.tables.labels import label_tables
 from confed.report.tables.paper import main_tables
@@ -277,7 +277,7 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
     assert reason == "other test examples (seed 0)"
     # Then nothing is tested over seeds either.
     runs = {"fedavg": dict.fromkeys(range(5), first), "other": dict.fromkeys(range(5), load(other).runs[0])}
-    found = next(d for d in differences(runs, "fedavg") if d.measure == "C-AP")
+    found = next(d for d in against(all_pairs(runs), "fedavg") if d.measure == "C-AP")
     assert (found.refused, found.over_seeds, found.unpaired) == (reason, None, "")
     older = {key: value for key, value in kept.items() if not key.startswith("names/")}
     save_file(older, other / "predictions.safetensors")
