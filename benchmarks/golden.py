@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SMALL = ("run.rounds=2", "local.epochs=1", "run.gallery=0", "run.controls=none", "run.workers=1")
 FEW = ("data.train=24", "data.validation=8", "data.test=8")
 SCENES = ("fedvqa_scenes", *SMALL, *FEW, "model.name=vilt_tiny")
-LABELS = ("fedlgt_scenes", *SMALL, "model.pretrained=false", "run.cohort=3", "data.users=6")
+LABELS = ("fedlgt_scenes", *SMALL, "model.pretrained=false", "run.cohort=3", "data.clients=6")
 CHAT = ("chat_scenes", *SMALL, *FEW)
 MODALITIES = ("modalities", *SMALL)
 

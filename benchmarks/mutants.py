@@ -1,8 +1,8 @@
 """One-line mutants of the source, each of which a test must notice.
 
-Every file of benchmarks/mutants is a list of {"file", "old", "new", "tests"}: "old" occurs once in src/<file>, and with
-"new" in its place the named tests (paths or node ids, separated by blanks) fail. A mutant is made in a copy of src,
-never in place.
+Every file of benchmarks/mutants is a list of {"file", "old", "new", "tests"}: "old" occurs once in src/<file>
+(or <file>), and with "new" in its place the named tests (paths or node ids, separated by blanks) fail. A mutant is made
+in a copy of src, never in place.
 
     python benchmarks/mutants.py
     python benchmarks/mutants.py --only protect
@@ -47,7 +47,9 @@ def read_mutants(folder: Path, only: Sequence[str] = ()) -> list[Mutant]:
     for path in sorted(folder.glob("*.json")):
         if not only or path.stem in only:
             entries = json.loads(path.read_text(encoding="utf-8"))
-            mutants += [Mutant(path.stem, e["file"], e["old"], e["new"], e["tests"]) for e in entries]
+            for entry in entries:
+                file = entry["file"].removeprefix("src/")
+                mutants.append(Mutant(path.stem, file, entry["old"], entry["new"], entry["tests"]))
     return mutants
 
 

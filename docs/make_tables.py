@@ -22,9 +22,6 @@ key         meaning
 ``join``    name -> a table of its own (csv, where, mean), whose rows belong to those of the same first column(s)
 ``on``      the columns by which rows are joined, the first column by default
 ``mean``    columns: rows with equal cells there are averaged, over seeds say; ``spread = true`` adds the deviation
-``best``    beginnings of the columns in which the best is bold; ``second = true`` underlines the second best
-``across``  whether the best of each row is bold, and not of each column
-``unranked``  rows that take no part in that
 ``rename``  cell -> what is printed in its place
 =========== ====================================================================================================
 
@@ -223,24 +220,9 @@ def table(folder: Path, spec: Mapping[str, Any]) -> list[str]:
         rows += [] if key else [[""] * len(columns)]
     rows = [[spec.get("rename", {}).get(cell, cell) for cell in row] for row in rows]
     headings = [heading for heading, _ in columns]
-    mark([template for _, template in columns], rows, spec)
     numeric = [any(map(str.isdigit, "".join(row[i] for row in rows))) for i in range(len(columns))]
     rules = [":---" if i == 0 or "CI" in name or not numeric[i] else "---:" for i, name in enumerate(headings)]
     return [f"| {' | '.join(cells)} |" for cells in (headings, rules, *rows)]
-
-
-def mark(columns: Sequence[str], rows: list[list[str]], spec: Mapping[str, Any]) -> None:
-    """The best of a column in bold, and the second best underlined, among the rows that are ranked."""
-    ranked = [row for row in rows if row[0] not in spec.get("unranked", ())]
-    marked = [i for i, column in enumerate(columns) if column.startswith(tuple(spec.get("best", ())))]
-    cells = [[(row, i) for i in marked] for row in ranked]
-    styles = ["**{}**", "<u>{}</u>"] if spec.get("second") else ["**{}**"]
-    for group in cells if spec.get("across") else zip(*cells, strict=True):
-        values = [number(row[i].partition(" ± ")[0].replace("−", "-")) for row, i in group]
-        order = sorted({value for value in values if value is not None}, reverse=True)
-        style: dict[float | None, str] = dict(zip(order, styles, strict=False))
-        for (row, i), value in zip(group, values, strict=True):
-            row[i] = style.get(value, "{}").format(row[i])
 
 
 def rewritten(text: str, folder: Path) -> str:

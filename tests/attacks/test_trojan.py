@@ -4,14 +4,17 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import Tensor, nn
 
-from confed.analysis.trojan import attack_victim, paired, whole_pixels
-from confed.analysis.victim import draw_questions, expand, names_of, open_victim, ordinary_words, token_names
+from confed.analysis.trojan import CONDITIONS, Attacked, attack_victim, paired, whole_pixels
+from confed.analysis.victim import Victim, draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.trojan import (
     Bounds,
     Trojan,
@@ -318,6 +321,32 @@ def test_a_server_that_keeps_a_part_leaves_the_attacker_to_guess(
     first = compared[-1]
     gap = partly[1].correct[first["condition"]].mean() - known.correct[first["condition"]].mean()
     assert first["difference"] == pytest.approx(float(gap))
+    won = [int((partly[1].correct[c] > known.correct[c]).sum()) for c in CONDITIONS]
+    lost = [int((partly[1].correct[c] < known.correct[c]).sum()) for c in CONDITIONS]
+    for entry, n, m in zip(compared[len(CONDITIONS) :], won, lost, strict=True):
+        exact = binomtest(min(n, m), n + m).pvalue if n + m else 1.0
+        assert entry["p"] == pytest.approx(exact)  # of right and wrong answers sign flips are McNemar's exact test
+        pair = [other["p"] for other in compared if other["condition"] == entry["condition"]]
+        expected = 3 * entry["p"] if entry["p"] == min(pair) else max(3 * min(pair), 2 * entry["p"])
+        assert entry["p_holm"] == pytest.approx(min(1.0, expected))
+        assert entry["low"] is None or entry["low"] <= entry["difference"] <= entry["high"]
+
+
+def test_differences_of_rows_are_sign_flips_corrected_over_all_pairs() -> None:
+    def row(name: str, right: int, known: bool = True) -> Attacked:
+        victim = cast("Victim", SimpleNamespace(name=name, partly_known=not known))
+        correct = torch.tensor([1.0] * right + [0.0] * (20 - right))
+        return Attacked(victim, "whole model", dict.fromkeys(CONDITIONS, correct), {}, (), (), 4.0)
+
+    found = paired([row("a", 4), row("b", 12), row("hidden", 9, known=False), row("c", 11)])
+    assert [entry["row"] for entry in found] == ["b"] * 4 + ["c"] * 4
+    b, c = found[0], found[4]
+    assert (b["difference"], c["difference"]) == pytest.approx((0.4, 0.35))
+    assert (b["p"], c["p"]) == pytest.approx((2 * 0.5**8, 2 * 0.5**7))
+    assert (b["p_holm"], c["p_holm"]) == pytest.approx((3 * b["p"], max(3 * b["p"], 2 * c["p"])))
+    assert 0 < b["low"] < 0.4 < b["high"]
+    few = paired([row("a", 1), row("b", 1)])
+    assert (few[0]["low"], few[0]["high"], few[0]["p"]) == (None, None, 1.0)
 
 
 def test_runs_of_one_name_are_told_apart_and_none_is_attacked_twice(finished: Path, tmp_path: Path) -> None:

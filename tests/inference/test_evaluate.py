@@ -15,7 +15,14 @@ from confed.data.encode import encode
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.datasets.scenes import scenes
 from confed.inference.evaluate import Evaluation, evaluate, write_evaluation
-from confed.inference.evaluation_tests import Tried, blind_notes, corrected_tests, left_out, paired_test
+from confed.inference.evaluation_tests import (
+    Tried,
+    blind_notes,
+    comparable_pairs,
+    corrected_tests,
+    left_out,
+    paired_test,
+)
 from confed.inference.trained_model import unknown_words
 from confed.models import create_tokenizer
 from confed.models.tokenizer import WordTokenizer
@@ -156,7 +163,10 @@ def test_two_runs_are_compared_example_by_example(runs: tuple[Path, Path]):
     means = [sum(t.values["accuracy"] for t in own) / len(own) for own in (a, b)]
     assert test["difference"] == pytest.approx(means[0] - means[1], abs=1e-6)
     assert 0 < test["p"] <= 1
-    assert test["low"] <= test["difference"] <= test["high"]
+    if test["won"] + test["lost"]:
+        assert test["low"] <= test["difference"] <= test["high"]
+    else:  # all answers are equal: nothing to flip
+        assert (test["low"], test["high"]) == (None, None)
     assert test["won"] == sum(int((x.correct > y.correct).sum()) for x, y in zip(a, b, strict=True))
     (self_test,) = evaluate(runs[0], ["test=30"], ["global"], against=runs[0]).tests or [{"p": 1.0}]
     assert self_test["p"] == 1.0
@@ -219,16 +229,18 @@ def test_tests_of_several_models_are_corrected_and_what_is_left_out_is_said():
         [_tried("personal:c", "c", [1.0], [0])],
     ]
     pairs = [(base, other) for other in others]
-    first, second = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))])
-    assert first["p_holm"] == pytest.approx(2 * first["p"])
-    assert second["p_holm"] == pytest.approx(max(2 * first["p"], second["p"]))
+    family = comparable_pairs([*base, *(one for other in others for one in other)])
+    assert family == 3  # the two others against each other too; the last one has a place of its own
+    first, second = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))], family)
+    assert first["p_holm"] == pytest.approx(3 * first["p"])
+    assert second["p_holm"] == pytest.approx(max(3 * first["p"], 2 * second["p"]))
     assert left_out(pairs) == [
         "global and personal:a are not compared on 'b': the examples differ",
         "global and personal:b are not compared on 'b': a model saw only some of the examples",
         "1 of 3 pairs of models have no place in common and are not compared",
     ]
-    found = Evaluation({}, (*base,), (first, second))
-    assert "after Holm's correction over 2 tests" in found.table().notes[0]
+    found = Evaluation({}, (*base,), (first, second), family=family)
+    assert "after Holm's correction over 3 pairs" in found.table().notes[0]
 
 
 def test_names_of_examples_outlast_a_model_that_saw_only_some_of_them(tmp_path: Path):

@@ -84,7 +84,7 @@ def test_sections_and_figures_of_a_study(html: str) -> None:
 
 def test_headline_value_is_the_mean_of_the_summaries(study: Path, html: str) -> None:
     values = [json.loads((study / "fedp3" / f"seed-{s}/summary.json").read_text())["personal_mean"] for s in (0, 1)]
-    assert f"<b>{50 * sum(values):.1f}</b>" in html.split('id="significance"', maxsplit=1)[0]
+    assert f">{50 * sum(values):.1f}<small>" in html.split('id="significance"', maxsplit=1)[0]
 
 
 def test_same_results_give_the_same_bytes(study: Path, html: str) -> None:

@@ -82,7 +82,7 @@ def test_one_table_over_all_values(root: Path) -> None:
         expected = [min(1.0, 2 * p) if p == small else max(min(1.0, 2 * small), large) for p in alone]
         assert [test[kind] for test in tests] == pytest.approx(expected)
     text = (root / "table.md").read_text()
-    assert "Holm's correction over all of them" in text
+    assert "Holm's correction over all pairs of methods at all values" in text
     assert "data.shards=1, run.rounds=1 (5 clients): 1; data.shards=2, run.rounds=2 (10 clients): 2." in text
 
 

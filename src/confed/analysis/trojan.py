@@ -6,8 +6,9 @@ the method, and the attack with the whole model stands beside it, because parts 
 long as they stay so.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from confed.attacks.trojan import (
 from confed.attacks.words import Text, inserted, last_words, with_words, word_embedding
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
-from confed.metrics.resampling import bootstrap
+from confed.metrics.statistics import holm
+from confed.metrics.stratified import flip_interval, sign_flip
 
 __all__ = ["CONDITIONS", "RANDOM", "THREATS", "Attacked", "attack_victim", "whole_pixels"]
 
@@ -135,21 +137,28 @@ def attack_victim(
 
 
 def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
-    """Rows against the first one: differences of accuracy on the same questions, with 95 % intervals.
+    """Rows against the first one: differences of accuracy on the same questions, with the test of sign flips.
 
-    Only what an attacker at a client can do is compared, so not the whole model where a server keeps a part of it.
+    ``low`` and ``high`` are its 95 % interval, None with too few questions; ``p_holm`` is corrected over all pairs of
+    rows under a condition. Only what an attacker at a client can do is compared, so not the whole model where a server
+    keeps a part of it.
     """
     found: list[dict[str, Any]] = []
-    for row in rows[1:]:
-        if row.victim.partly_known and row.threat == "whole model":
-            continue
-        for condition in CONDITIONS:
-            interval = bootstrap(row.correct[condition].numpy(), rows[0].correct[condition].numpy())
+    compared = [row for row in rows[1:] if not (row.victim.partly_known and row.threat == "whole model")]
+    for condition in CONDITIONS:
+        scored = [row.correct[condition].double() - rows[0].correct[condition].double() for row in compared]
+        tests = [sign_flip([one.numpy()[None]]) for one in scored]
+        p = holm({str(i): test.p for i, test in enumerate(tests)}, tests=math.comb(len(compared) + 1, 2)).adjusted
+        for i, (row, test) in enumerate(zip(compared, tests, strict=True)):
+            interval = flip_interval([scored[i].numpy()[None]])
             found.append(
                 {"row": row.victim.name, "threat": row.threat, "against": rows[0].victim.name,
-                 "against_threat": rows[0].threat, "condition": condition, **asdict(interval)}
+                 "against_threat": rows[0].threat, "condition": condition, "difference": test.difference,
+                 "low": interval and interval.low, "high": interval and interval.high, "p": test.p,
+                 "p_holm": p[str(i)], "n": len(scored[i])}
             )  # fmt: skip
-    return found
+    order = [(row.victim.name, row.threat) for row in compared]
+    return sorted(found, key=lambda entry: order.index((entry["row"], entry["threat"])))
 
 
 def _search(

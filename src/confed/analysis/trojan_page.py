@@ -28,6 +28,7 @@ from confed.attacks.trojan import (
 from confed.report.figures.style import HUES, Drawing, Palette, style_axes
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
+from confed.report.tables.differences import p_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.runs import distinct_labels
@@ -137,17 +138,21 @@ def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
 def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Sequence[Attacked]) -> Table:
     columns = (
         Column("model", words=True), Column("condition", words=True), Column("difference", unit="%"),
-        Column("low", "95 % interval", "%"), Column("high", "95 % interval", "%"), Column("p"),
+        Column("low", "95 % interval", "%"), Column("high", "95 % interval", "%"), Column("p uncorrected"), Column("p"),
     )  # fmt: skip
     names = {(row.victim.name, row.threat): label for row, label in zip(rows, labels, strict=True)}
     lines = [
         (Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]),
-         *(Cell(formats.points(entry[key]), 100 * entry[key]) for key in ("difference", "low", "high")),
-         Cell(formats.p_value(entry["p"]), entry["p"]))
+         *(_points(entry[key]) for key in ("difference", "low", "high")), p_cell(entry["p"]), p_cell(entry["p_holm"]))
         for entry in values
     ]  # fmt: skip
-    note = "Points of accuracy on the same questions, paired bootstrap over questions; p-values are not corrected."
+    note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, "
+    note += "p after Holm's correction over all pairs of rows under a condition."
     return Table(f"Difference from {labels[0]}", columns, (tuple(lines),), (note,))
+
+
+def _points(value: float | None) -> Cell:
+    return Cell(formats.points(value), None if value is None else 100 * value)
 
 
 def _drawing(rows: Sequence[Attacked], labels: Sequence[str]) -> Drawing:

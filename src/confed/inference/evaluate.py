@@ -28,7 +28,15 @@ from confed.federation.evaluation import read_tallies
 from confed.federation.messages import Call, Message
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore
-from confed.inference.evaluation_tests import Tried, blind_notes, by_model, corrected_tests, left_out, paired_test
+from confed.inference.evaluation_tests import (
+    Tried,
+    blind_notes,
+    by_model,
+    comparable_pairs,
+    corrected_tests,
+    left_out,
+    paired_test,
+)
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import unknown_words
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
@@ -65,14 +73,16 @@ class Evaluation:
         tried: a line per run, model and place.
         tests: differences of means over places, each with ``a``, ``b``, ``places``, ``difference``, ``low`` and
             ``high`` (95 % interval of the sign flips; None with too few examples), ``p`` (two-sided stratified sign
-            flips), ``p_holm`` (after Holm's correction over these tests), ``won`` and ``lost`` examples.
+            flips), ``p_holm`` (after Holm's correction over ``family``), ``won`` and ``lost`` examples.
         notes: what did not fit, and how it counts.
+        family: the number of pairs of models that could be tested.
     """
 
     data: Mapping[str, Any]
     tried: tuple[Tried, ...]
     tests: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    family: int = 0
 
     def content(self) -> dict[str, Any]:
         """As ``evaluation.json`` has it."""
@@ -109,11 +119,7 @@ class Evaluation:
         tests = tuple(
             f"{t['a']} minus {t['b']}: {100 * t['difference']:+.1f} points on {_places(t['places'])} ({_interval(t)}"
             f"sign flips within places, p = {t['p']:.2g}"
-            + (
-                f", after Holm's correction over {len(self.tests)} tests {t['p_holm']:.2g})."
-                if len(self.tests) > 1
-                else ")."
-            )
+            + (f", after Holm's correction over {self.family} pairs {t['p_holm']:.2g})." if self.family > 1 else ").")
             for t in self.tests
         )
         return Table("Finished models on new data", columns, (rows, means), (*tests, *self.notes))
@@ -173,8 +179,9 @@ def evaluate(
         base, *rest = by_model(tried).values()
         pairs = [(base, other) for other in rest]
     notes += left_out(pairs)
-    tests = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))])
-    return Evaluation(section, tuple(tried), tuple(tests), tuple(notes))
+    family = comparable_pairs(tried)
+    tests = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))], family)
+    return Evaluation(section, tuple(tried), tuple(tests), tuple(notes), family)
 
 
 def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.tables.control_marks import SIGN, blind_pair
 
-__all__ = ["Tried", "blind_notes", "by_model", "corrected_tests", "left_out", "paired_test"]
+__all__ = ["Tried", "blind_notes", "by_model", "comparable_pairs", "corrected_tests", "left_out", "paired_test"]
 
 _NAMED = 5
 """Places that a note names."""
@@ -54,9 +55,17 @@ def by_model(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
     return found
 
 
-def corrected_tests(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tests with ``p_holm`` beside ``p``, corrected for the choice of the smallest."""
-    adjusted = holm({str(i): test["p"] for i, test in enumerate(tests)}).adjusted if tests else {}
+def comparable_pairs(tried: Sequence[Tried]) -> int:
+    """The number of pairs of models, of all runs, that a test could compare: the family of tests of an evaluation."""
+    groups: dict[tuple[str, str], list[Tried]] = {}
+    for one in tried:
+        groups.setdefault((one.run, one.model), []).append(one)
+    return sum(bool(_common(a, b)) for a, b in combinations(groups.values(), 2))
+
+
+def corrected_tests(tests: Sequence[Mapping[str, Any]], family: int) -> list[dict[str, Any]]:
+    """The tests with ``p_holm`` beside ``p``, corrected for the choice of the smallest of a family of so many."""
+    adjusted = holm({str(i): test["p"] for i, test in enumerate(tests)}, tests=family).adjusted if tests else {}
     return [{**test, "p_holm": adjusted[str(i)]} for i, test in enumerate(tests)]
 
 
@@ -107,11 +116,15 @@ def _pair_names(a: Sequence[Tried], b: Sequence[Tried]) -> list[str]:
     return [f"{t.model} of {t.run}" if a[0].run != b[0].run else t.model for t in (a[0], b[0])]
 
 
+def _common(a: Sequence[Tried], b: Sequence[Tried]) -> list[tuple[Tried, Tried]]:
+    """Results of two models on the places where both have the same examples."""
+    other = {t.place: t for t in b}
+    return [(t, other[t.place]) for t in a if t.place in other and not _unpaired(t, other[t.place])]
+
+
 def paired_test(a: Sequence[Tried], b: Sequence[Tried]) -> dict[str, Any]:
     """One model against another on the places that both were tried on; empty without any."""
-    other = {t.place: t for t in b}
-    pairs = [(t, other[t.place]) for t in a if t.place in other]
-    pairs = [(x, y) for x, y in pairs if not _unpaired(x, y)]
+    pairs = _common(a, b)
     if not pairs:
         return {}
     strata = [(x.correct.double() - y.correct.double()).numpy()[None] for x, y in pairs]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "LEVEL",
+    "MIN_SEEDS",
     "Holm",
     "PairedT",
     "Sample",
@@ -28,6 +30,12 @@ __all__ = [
     "smallest_p",
     "wilcoxon",
 ]
+
+MIN_SEEDS = 5
+"""With fewer seeds nothing is called significant at the level of seeds."""
+
+LEVEL = 0.05
+"""A corrected p-value up to this is called significant."""
 
 Sample = Sequence[float] | np.ndarray
 """Numbers, one per seed, client or example."""

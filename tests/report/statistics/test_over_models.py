@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,19 @@ def test_pairs_are_of_common_models_and_seeds(tmp_path: Path) -> None:
     assert pair.differences == pytest.approx({"a": -0.1, "b": -0.2})  # c shares no seed
     table = model_table(models)
     assert [row[0].text for row in table.rows] == ["a", "b", "c", "mean"]
+    assert not any(cell.mark for row in table.rows for cell in row)  # too few seeds
+
+
+def test_bold_in_a_model_s_row_is_what_its_tests_do_not_tell_from_the_best(tmp_path: Path) -> None:
+    for seed in range(5):
+        written(tmp_path / "a", "fedavg", seed, 0.5 + 0.01 * (seed % 2), (0.1, 0.2, 0.3))
+        written(tmp_path / "a", "fedp3", seed, 0.7 + 0.01 * (seed % 3), (0.1, 0.2, 0.3))
+    models = model_studies({"a": load(tmp_path / "a")})
+    table = model_table(models)
     assert [cell.mark for cell in table.rows[0]] == ["", "", "best"]
+    assert "all pairs of the row" in table.notes[0]
+    refused = replace(models, refused={"fedavg": {"fedp3": "other data"}, "fedp3": {"fedavg": "other data"}})
+    assert not any(cell.mark for cell in model_table(refused).rows[0])
 
 
 def test_the_same_difference_in_all_models_has_no_p_value_and_is_in_no_correction(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from confed.report.tables.cells import marks
-from confed.report.tables.columns import Context, columns_of, method_row
+from confed.report.statistics.comparison import compare_runs
+from confed.report.tables.cells import best_marks, bold_note
+from confed.report.tables.columns import COLUMNS, Context, columns_of, method_row
 from confed.report.tables.headline import results_table, study_table
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
@@ -62,13 +63,80 @@ def test_formats_of_percent_points_and_missing_values() -> None:
     assert [formats.p_value(p) for p in (0.0004, 0.0321, None)] == ["<0.001", "0.032", "–"]
 
 
-def test_marks_follow_the_shown_decimal() -> None:
-    assert marks([71.24, 71.16, None, 70.0]) == ["best", "best", "", "second"]
-    assert marks([50.0, 50.0]) == ["", ""]
-    assert marks([50.0, 60.0]) == ["", "best"]
+def seeds_of(level: float, *noise: float) -> dict[int, float]:
+    return {seed: level + value for seed, value in enumerate(noise)}
 
 
-def test_best_and_second_leave_out_the_bound() -> None:
+def test_bold_is_what_tests_do_not_tell_from_the_best() -> None:
+    low = seeds_of(0.50, 0.01, -0.01, 0.02, 0.0, -0.02)
+    high = seeds_of(0.60, 0.0, 0.02, -0.01, 0.01, -0.01)
+    near = seeds_of(0.61, 0.02, -0.02, 0.01, -0.03, 0.02)
+    alone, every = {0: 0.99}, [0, 1, 2]
+    assert best_marks([low, high, near], every) == ["", "best", "best"]
+    assert best_marks([low, high, near, {}], [0, 1, 2, 3]) == ["", "best", "best", ""]
+    assert best_marks([high, near], [0, 1]) == ["", ""]  # nothing is told from the best
+    assert best_marks([low, high, near], [0, 1]) == ["", "best", ""]  # the third is a bound
+    assert best_marks([low, high, near], every, lambda i, j: i == 0) == ["", "", ""]  # the first is not tested
+    four = [{seed: own[seed] for seed in range(4)} for own in (low, high, near)]
+    assert best_marks(four, every) == ["", "", ""]
+    assert best_marks([low, high, alone], every) == ["", "", ""]  # one seed: told from none
+    assert bold_note([[Cell("1", mark="best")]])[0].startswith("Bold: the best mean, and those that paired t-tests")
+    assert bold_note([[Cell("1")]]) == []
+
+
+def test_marks_are_corrected_over_all_pairs() -> None:
+    a = seeds_of(0.50, 0.0, 0.0, 0.0, 0.0, 0.0)
+    b = seeds_of(0.51, 0.009, -0.009, 0.009, -0.009, 0.0)
+    assert best_marks([a, b], [0, 1]) == ["", ""]  # p = 0.068
+    c = seeds_of(0.51, 0.007, -0.007, 0.007, -0.007, 0.0)
+    assert best_marks([a, c], [0, 1]) == ["", "best"]  # p = 0.034
+    d = seeds_of(0.505, 0.02, -0.02, 0.03, -0.03, 0.0)
+    assert best_marks([a, c, d], [0, 1, 2]) == ["", "", ""]  # three pairs: 3 * 0.034
+
+
+def test_marks_follow_the_p_values_of_the_comparison(tmp_path: Path) -> None:
+    study = load(make_study(tmp_path / "study", seeds=5))
+    table, pairs = paper_table(study), compare_runs(study.runs).pairs
+    own = [pair for pair in pairs if pair.measure == "personal_mean"]
+    place = [column.full_title for column in table.columns].index("personal average")
+    federated = table.sections[0]
+    best = max(federated, key=lambda row: row[place].value or 0.0)[0].text
+    for row in federated:
+        p = [d.seeds_p for d in own if {study.labels[d.method], study.labels[d.reference]} == {best, row[0].text}]
+        told = any(value is not None and value <= 0.05 for value in p)
+        assert row[place].mark == ("" if told else "best")
+    assert 0 < sum(row[place].mark == "best" for row in federated) < len(federated)
+    assert sum("Bold: the best mean" in note for note in table.notes) == 1
+
+
+def test_bold_needs_five_common_seeds_of_a_pair() -> None:
+    high = seeds_of(0.60, 0.0, 0.002, -0.001, 0.001, -0.001)
+    low = {seed: 0.4 + 0.001 * seed for seed in range(4)}
+    near = seeds_of(0.61, 0.02, -0.02, 0.01, -0.03, 0.02)
+    assert best_marks([low, high, near], [0, 1, 2]) == ["", "", ""]
+
+
+def test_rows_that_may_not_be_tested_have_no_marks() -> None:
+    def row(method: str, level: float, **more: Any) -> tuple[str, list[dict[str, Any]]]:
+        values = [level + 0.01 * (seed % (3 if level > 0.6 else 2)) for seed in range(5)]
+        return method, [summary(method, value, value, seed=seed, **more) for seed, value in enumerate(values)]
+
+    def bold(*rows: tuple[str, list[dict[str, Any]]]) -> int:
+        column = next(column for column in COLUMNS if column.group == "personal" and column.title == "mean")
+        return sum(cell.mark == "best" for cell in column.cells([method_row(*one) for one in rows]))
+
+    blind = {"controls": {"personal": {"passed": False}}}
+    assert bold(row("a", 0.5), row("b", 0.7)) == 1
+    assert bold(row("a", 0.5, **blind), row("b", 0.7, **blind)) == 0
+    assert bold(row("a", 0.5, **blind), row("b", 0.7)) == 1
+    assert bold(row("a", 0.5), row("b", 0.7, metric="vqa_any")) == 0
+    other_place = row("a", 0.5)
+    for one in other_place[1]:
+        del one["personal"]["b"]
+    assert bold(other_place, row("b", 0.7)) == 0
+
+
+def test_one_seed_has_no_marks_and_a_bound_stands_apart() -> None:
     methods = [
         ("Local", [summary("local", 0.5, 0.9)]),
         ("FedAvg", [summary("fedavg", 0.6, 0.7, 0.4)]),
@@ -87,9 +155,8 @@ def test_best_and_second_leave_out_the_bound() -> None:
         "2.50 MB",
         "3 min 20 s",
     ]
-    assert [cell.mark for cell in local] == ["", "", "best", "best", "", "", "", "", ""]
-    assert [cell.mark for cell in average][1:5] == ["best", "", "", "best"]
-    assert not any(cell.mark for cell in central)
+    assert not any(cell.mark for row in (local, average, central) for cell in row)
+    assert not any("Bold" in note for note in table.notes)
     assert table.sections[1] == (central,)
 
 
@@ -104,7 +171,7 @@ def test_seeds_give_mean_and_spread() -> None:
 def test_terminal_table_shows_every_method() -> None:
     table = study_table([summary("local", 0.5, 0.9), summary("fedavg", 0.6, 0.7, 0.4)])
     cells = [cell for cell in table.columns[1].cells if isinstance(cell, Text)]
-    assert [(cell.plain, cell.style) for cell in cells] == [("50.0", ""), ("60.0", "bold")]
+    assert [(cell.plain, cell.style) for cell in cells] == [("50.0", ""), ("60.0", "")]
     file = io.StringIO()
     Console(width=140, file=file).print(table)
     assert "Local" in file.getvalue()
@@ -124,11 +191,11 @@ def test_csv_holds_exact_numbers_and_every_client() -> None:
 
 def test_writers_escape_their_special_characters() -> None:
     columns = (Column("method", words=True), Column("a_1", "p & q"), Column("b", "p & q"))
-    row = (Cell("A|<b>_%"), Cell("1.0 ± 0.1", 1.0, 0.1, "best"), Cell("2", 2.0, mark="second"))
+    row = (Cell("A|<b>_%"), Cell("1.0 ± 0.1", 1.0, 0.1, "best"), Cell("2", 2.0))
     table = Table("50 % of_all", columns, ((row,), (row,)), ("note <i>",))
-    assert "| A\\|\\<b>\\_% | **1.0 ± 0.1** | <u>2</u> |\n|  |  |  |" in to_markdown(table)
+    assert "| A\\|\\<b>\\_% | **1.0 ± 0.1** | 2 |\n|  |  |  |" in to_markdown(table)
     latex = to_latex(table)
-    assert r"A|$<$b$>$\_\% & \textbf{1.0 $\pm$ 0.1} & \underline{2} \\" in latex
+    assert r"A|$<$b$>$\_\% & \textbf{1.0 $\pm$ 0.1} & 2 \\" in latex
     assert r"\multicolumn{2}{c}{p \& q}" in latex
     assert r"\cmidrule(lr){2-3}" in latex
     html = to_html(table)
@@ -195,8 +262,6 @@ def test_paper_table_ranks_federated_methods_only(study: Path) -> None:
     table = paper_table(load(study))
     assert [row[0].text for row in table.sections[1]] == ["Central"]
     assert not any(cell.mark for cell in table.sections[1][0])
-    marked = {row[0].text: row[5].mark for row in table.sections[0]}
-    assert marked == {"Local": "", "FedAvg": "second", "FedProx": "", "FedP³": "best"}
 
 
 def test_failed_cells_are_dashes_with_the_error_as_a_note(study: Path) -> None:
@@ -278,7 +343,7 @@ def test_tables_are_written_beside_the_runs(study: Path) -> None:
     assert rows[0][:3] == ["method", "personal transport (%)", "personal transport sd (%)"]
     assert "differences to FedAvg in points" in (study / "compare.md").read_text(encoding="utf-8")
     assert "differences to FedP³" in write_tables(study, ["fedp3"])[3].read_text(encoding="utf-8")
-    assert r"\textbf" in (study / "table.tex").read_text(encoding="utf-8")
+    assert r"\textbf" not in (study / "table.tex").read_text(encoding="utf-8")
     alone = write_tables(study / "fedp3" / "seed-0")
     assert [path.name for path in alone] == ["table.md", "table.csv", "table.tex"]
 

@@ -14,7 +14,6 @@ from confed.report.figures.labels import (
 )
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.tables.cells import marks
 from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
@@ -167,13 +166,9 @@ def _thirds(study: Study, found: LabelScores) -> str:
     names = {m: study.labels[m] for m in found.values}
     values = {m: [float(np.nanmean(row[part])) for part in parts] for m, row in found.values.items()}
     ranked = [m for m in values if not is_bound(study.of(m)[0].summary)]
-    ranks = [marks([100 * values[m][i] for m in ranked]) for i in range(3)]
 
     def row(method: str) -> tuple[Cell, ...]:
-        place = ranked.index(method) if method in ranked else None
-        own = [Cell(formats.percent(v), 100 * v, mark="" if place is None else ranks[i][place])
-               for i, v in enumerate(values[method])]  # fmt: skip
-        return (Cell(names[method]), *own)
+        return (Cell(names[method]), *(Cell(formats.percent(value), 100 * value) for value in values[method]))
 
     bounds = tuple(row(m) for m in values if m not in ranked)
     note = "Average precision in %, mean over labels; the numbers are training examples with the label, of all clients."

@@ -20,7 +20,7 @@ import numpy as np
 
 from confed.metrics.equivalence import Equivalence, tost
 from confed.metrics.resampling import Bootstrap
-from confed.metrics.statistics import PairedT, detectable, holm, paired_t
+from confed.metrics.statistics import LEVEL, MIN_SEEDS, PairedT, detectable, holm, paired_t
 from confed.metrics.stratified import RESAMPLES, Interval, SignFlip, flip_interval, sign_flip
 from confed.report.statistics.comparable import OtherExamples, other_places, refusal_of
 from confed.report.statistics.pairing import Scores
@@ -49,12 +49,6 @@ __all__ = [
     "values_of",
     "with_places",
 ]
-
-MIN_SEEDS = 5
-"""With fewer seeds nothing is called significant at the level of seeds."""
-
-LEVEL = 0.05
-"""A corrected p-value up to this is called significant."""
 
 MARGIN = 0.01
 """Differences smaller than this (one percentage point) are taken not to matter, unless told otherwise."""

@@ -1,11 +1,13 @@
 """Values of a swept setting with what their studies found, and differences corrected over all of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from confed.report.statistics.comparison import Comparison, compare_runs
-from confed.report.statistics.paired import Difference, corrected
+from confed.report.statistics.paired import Difference, against, corrected
 from confed.report.tables.relative import BySeed, mean_improvement, no_mean
 from confed.results import format as formats
 from confed.results.history import judged
@@ -23,8 +25,8 @@ class Stage:
         point: the value, and the settings that go with it.
         study: the grid.
         comparison: of its methods.
-        differences: method -> it against the first reference, with Holm's correction over all values and methods of the
-            sweep, as a reader may look for the best of them.
+        differences: method -> it against the first reference, with Holm's correction over all pairs of methods of all
+            values of the sweep, as a reader may look for the best of them.
     """
 
     point: Point
@@ -101,13 +103,11 @@ def stages(root: Path, sweep: Sweep) -> list[Stage]:
 
 def _corrected(found: Sequence[Stage]) -> list[Stage]:
     """The same values with their differences, corrected together."""
-    own = [
-        (number, difference)
-        for number, stage in enumerate(found)
-        for difference in stage.comparison.against(stage.comparison.references[0])
-        if difference.measure == stage.measure
-    ]
-    together: list[dict[str, Difference]] = [{} for _ in found]
-    for (number, _), difference in zip(own, corrected([difference for _, difference in own]), strict=True):
-        together[number][difference.method] = difference
-    return [replace(stage, differences=differences) for stage, differences in zip(found, together, strict=True)]
+    own = [[pair for pair in stage.comparison.pairs if pair.measure == stage.measure] for stage in found]
+    tests = sum(math.comb(len(stage.comparison.values.get(stage.measure, {})), 2) for stage in found)
+    together = iter(corrected([pair for pairs in own for pair in pairs], tests))
+    stages: list[Stage] = []
+    for stage, pairs in zip(found, own, strict=True):
+        tested = against([*islice(together, len(pairs))], stage.comparison.references[0])
+        stages.append(replace(stage, differences={pair.method: pair for pair in tested}))
+    return stages

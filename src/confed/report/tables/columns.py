@@ -1,15 +1,16 @@
 """Column declarations of tables with one row per method, used by all tables that name them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from confed.data.few_shot import NEW, harmonic_mean
-from confed.report.tables.cells import marks, mean_sd_cell
-from confed.report.tables.control_marks import controls_note, marked
+from confed.report.statistics.comparable import other_places, refusal_of
+from confed.report.tables.cells import best_marks, bold_note, mean_sd_cell
+from confed.report.tables.control_marks import blind_pair, controls_note, marked
 from confed.report.tables.left_out import with_left_out
-from confed.report.tables.table import Cell, Column, Mark, Table
+from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.deployed import is_shown
 from confed.results.headline import headline, is_bound, membership
@@ -97,8 +98,8 @@ class RunColumn:
         value: a run's value; None where it has none. Qualities are fractions, times seconds, sizes bytes.
         tables: where it appears.
         group: heading above the heading, shared with the neighbours.
-        kind: how values are written. Qualities are in percent with their standard deviation over seeds, and the best
-            and second best are marked.
+        kind: how values are written. Qualities are in percent with their standard deviation over seeds, and what
+            tests do not tell from the best is marked.
         shown: whether a table about this has the column.
         controls: view whose control conditions mark the cells (:mod:`confed.report.tables.control_marks`).
         place: client or unseen place that the values are of.
@@ -130,13 +131,15 @@ class RunColumn:
         means = [average(own) for own in values]
         if self.kind != "quality":
             return [Cell(_FORMATS[self.kind](mean), mean) for mean in means]
-        ranks: list[Mark] = [""] * len(rows)
-        if self.ranked:
+        cells = [mean_sd_cell(own) for own in values]
+        if self.ranked and not self.detail:
+            by_seed = [
+                {run.seed: value for run, value in zip(row.runs, own, strict=False) if value is not None}
+                for row, own in zip(rows, values, strict=True)
+            ]
             federated = [i for i, row in enumerate(rows) if not row.bound]
-            found = marks([None if (mean := means[i]) is None else 100 * mean for i in federated])
-            for i, mark in zip(federated, found, strict=True):
-                ranks[i] = mark
-        cells = [mean_sd_cell(own, mark) for own, mark in zip(values, ranks, strict=True)]
+            marks = best_marks(by_seed, federated, lambda i, j: self._refused(rows[i], rows[j]))
+            cells = [replace(cell, mark=mark) for cell, mark in zip(cells, marks, strict=True)]
         if self.controls is not None:
             cells = [
                 marked(cell, row.summaries, self.controls(row.summaries)) for cell, row in zip(cells, rows, strict=True)
@@ -146,6 +149,15 @@ class RunColumn:
                 with_left_out([cell], [self.place], row.summaries)[0] for cell, row in zip(cells, rows, strict=True)
             ]
         return cells
+
+    def _refused(self, row: MethodRow, other: MethodRow) -> str:
+        """Why two rows may not be tested against each other, as in comparisons; "" if they may."""
+        others = {run.seed: run for run in other.runs}
+        pairs = [(run, others[run.seed]) for run in row.runs if run.seed in others]
+        if (reason := refusal_of(pairs)) or self.controls is None:
+            return reason
+        key = self.controls(row.summaries)
+        return other_places(pairs, key) or blind_pair(row.summaries, other.summaries, key)
 
 
 def columns_of(table: TableName, context: Context) -> list[RunColumn]:
@@ -189,7 +201,8 @@ def method_table(
     judged = [column.controls for column in columns if isinstance(column, RunColumn) and column.controls is not None]
     note = [controls_note([row.summaries], [key(row.summaries)]) for row in rows for key in judged if row.runs]
     sections = (tuple(lines[:cut]), tuple(lines[cut:]))
-    return Table(title, (Column("method", words=True), *headings), sections, (*notes, *next(filter(None, note), [])))
+    notes = (*notes, *bold_note(lines), *next(filter(None, note), []))
+    return Table(title, (Column("method", words=True), *headings), sections, notes)
 
 
 def method_row(label: str, summaries: Sequence[Summary]) -> MethodRow:

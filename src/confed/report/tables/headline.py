@@ -61,8 +61,8 @@ def table_of(study: Study) -> Table:
 def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     """The headline table.
 
-    Test results after the last round in percent, mean and standard deviation over seeds; the best value of
-    each column is bold and the second best underlined. Centralised training stands apart and is not ranked.
+    Test results after the last round in percent, mean and standard deviation over seeds; what paired
+    tests over seeds do not tell from the best of a column is bold. Centralised training stands apart and is not ranked.
 
     Args:
         methods: label and summaries (one per seed) of each method, in order.

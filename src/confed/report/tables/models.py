@@ -9,7 +9,7 @@ from itertools import combinations
 
 from confed.metrics.statistics import smallest_p
 from confed.report.statistics.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
-from confed.report.tables.cells import marks, mean_sd_cell
+from confed.report.tables.cells import best_marks, bold_note, mean_sd_cell
 from confed.report.tables.control_marks import MEANING, SIGN
 from confed.report.tables.table import Cell, Column, Mark, Table, joined, to_csv, to_latex, to_markdown
 from confed.results import format as formats
@@ -26,8 +26,8 @@ FEW_TYPES = 4
 def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[str] = ()) -> Table:
     """Models in rows, methods in columns: mean and standard deviation over seeds, in percent.
 
-    In each row the best federated method is bold and the second best underlined; the last row is the mean over the
-    models that all methods have.
+    In each row the federated methods that paired tests over seeds do not tell from the best one are bold; the last row
+    is the mean over the models that all methods have.
 
     Args:
         models: what was read.
@@ -35,13 +35,20 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
         notes: sentences below the table.
     """
     cells, bounds = models.measures[measure], models.bounds
-    ranked = [method for method in models.labels if method not in bounds]
+    methods = list(models.labels)
+    ranked = [i for i, method in enumerate(methods) if method not in bounds]
 
     def row(model: str) -> tuple[Cell, ...]:
-        values = {method: list(cells[method].get(model, {}).values()) for method in models.labels}
-        means = [average(values[method]) for method in ranked]
-        ranks = dict(zip(ranked, marks([None if m is None else 100 * m for m in means]), strict=True))
-        return (Cell(model), *(cell(model, method, values[method], ranks.get(method, "")) for method in models.labels))
+        values = [cells[method].get(model, {}) for method in methods]
+        blind = {*models.blind.get(model, ())}
+
+        def refused(i: int, j: int) -> bool:
+            pair = {methods[i], methods[j]}
+            return methods[j] in models.refused.get(methods[i], {}) or pair <= blind
+
+        ranks = best_marks(values, ranked, refused)
+        shown = zip(methods, values, ranks, strict=True)
+        return (Cell(model), *(cell(model, method, list(own.values()), rank) for method, own, rank in shown))
 
     def cell(model: str, method: str, values: Sequence[float], rank: Mark) -> Cell:
         shown = mean_sd_cell(values, rank)
@@ -64,7 +71,8 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
     of = "" if measure == OVERALL else f", questions of type {measure}"
     recipe = next((study.recipe for study in models.studies.values() if study.recipe), "")
     title = f"{recipe + ': ' if recipe else ''}test {metric_of(runs)} in % after the last round{of}{over}"
-    return Table(title, columns, tuple(sections), (*notes, *[MEANING] * bool(models.blind)))
+    notes = (*notes, *bold_note(sections[0], "row"), *[MEANING] * bool(models.blind))
+    return Table(title, columns, tuple(sections), notes)
 
 
 def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -231,7 +239,6 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
     notes = ["Personal: each client's own model on its own test data, mean over clients."]
     if models.kind == "deployed":
         notes = [deployed_note({label: run.summary for label, run in there.items()})]
-    notes[0] += " In each row the best federated method is bold and the second best underlined."
     if models.kind == "personal":
         notes += filter(None, [personal_note({label: run.summary for label, run in there.items()})])
     if models.bounds:

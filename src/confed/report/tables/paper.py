@@ -25,9 +25,9 @@ def paper_table(study: Study) -> Table:
     Where methods have heads of each client's own it is that of FedDAT (its tables 2 and 3): the model that a method
     deploys at each client instead of the personal one, and what is trained and sent for it.
 
-    Test results after the last round in percent, mean and standard deviation over seeds; the best value of
-    each column is bold and the second best underlined. Methods without a result, because they have no global
-    model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
+    Test results after the last round in percent, mean and standard deviation over seeds; what paired
+    tests over seeds do not tell from the best of a column is bold. Methods without a result, because they have no
+    global model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
     stands apart and is not ranked. Where there is a row to measure by, "hurt" counts the clients whose own model is
     worse than that of local training (or else of FedAvg).
 
@@ -103,7 +103,6 @@ def _notes(
     notes = [deployed_note(deployed)] if deployed else ["Personal: each client's own model on its own test data."]
     if study.scenes:
         notes[0] += " Unseen: the global model on places that took no part; a dash where there is no global model."
-    notes[0] += " Best bold, second best underlined."
     if deployed:
         notes.append(
             "Parameters of one client: trained (heads included), sent each way in a round, and the latter's share of "

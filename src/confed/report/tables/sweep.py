@@ -120,8 +120,9 @@ def _notes(found: Sequence[Stage]) -> list[str]:
     references = dict.fromkeys(stage.comparison.labels[stage.comparison.references[0]] for stage in found)
     notes = [
         "Value: mean over clients, then mean ± sd over seeds. Differences are to "
-        f"{' or '.join(references)} of the same value, with Holm's correction over all of them (a row that the setting "
-        "does not concern counts at every value, which can only make p-values larger). Relative: "
+        f"{' or '.join(references)} of the same value, with Holm's correction over all pairs of methods at "
+        "all values (a row that the setting does not concern counts at every value, which can only make p-values "
+        "larger). Relative: "
         "the improvement as a share of the reference's value, client by client, then the mean over clients.",
         "Round budgets: " + "; ".join(_by_text([(s, s.rounds) for s in found], len(found))) + ".",
     ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Column", "Table", "in_files", "joined", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
 
-Mark = Literal["", "best", "second"]
+Mark = Literal["", "best"]
 
 SILENT = ("", "–", "reference")
 """Texts of cells that hold no value."""
@@ -34,7 +34,7 @@ class Cell:
         value: the number behind it in the unit of its column, written to CSV at full precision; None for
             words and for missing values.
         sd: standard deviation over seeds, in the same unit.
-        mark: how it ranks in its column.
+        mark: "best" where tests do not tell it from the best of its column.
     """
 
     text: str
@@ -145,7 +145,7 @@ def in_files(name: str, table: Table) -> dict[str, str]:
 
 
 def to_rich(table: Table) -> "RichTable":
-    """The table for a terminal: best values bold, second best underlined."""
+    """The table for a terminal: marked values bold."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -169,7 +169,7 @@ def to_rich(table: Table) -> "RichTable":
         before = column.group
         justify: Literal["left", "right"] = "left" if column.words else "right"
         out.add_column(Text(visible(heading)), justify=justify, no_wrap=True, vertical="bottom")
-    styles = {"best": "bold", "second": "underline", "": ""}
+    styles = {"best": "bold", "": ""}
     for section in table.sections:
         for row in section:
             out.add_row(*(Text(visible(cell.text), style=styles[cell.mark]) for cell in row))
@@ -183,13 +183,13 @@ def _broken(title: str, widest: int = 8) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """The table as a pipe table: best values bold, second best underlined, a blank row between sections."""
+    """The table as a pipe table: marked values bold, a blank row between sections."""
     table = table.brief()
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    marks = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+    marks = {"best": "**{}**", "": "{}"}
     lines = [
         f"**{_markdown(table.title)}**",
         "",
@@ -226,7 +226,7 @@ def to_csv(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """The table as a ``booktabs`` tabular with caption, ready to be included."""
     table = table.brief()
-    marks = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "": "%s"}
+    marks = {"best": r"\textbf{%s}", "": "%s"}
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(table.title)}}}"]
     if len(table.columns) > WIDE:
         lines.append(r"\scriptsize\setlength{\tabcolsep}{3pt}")
