@@ -56,9 +56,9 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     lines = set[int]()
     for node in ast.walk(tree):
         for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    lines |= set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                lines |= set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
     return lines
 
 
