@@ -51,7 +51,9 @@ def test_a_run_with_workers_that_is_asked_to_end_says_how_to_go_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)])
-def test_all_verbs_have_the_same_codes(number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_verbs_have_the_same_codes(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def asked(**_: object) -> None:
         signal.raise_signal(number)
 
@@ -61,6 +63,8 @@ def test_all_verbs_have_the_same_codes(number: signal.Signals, code: int, monkey
         main(["doctor"])
     assert ended.value.code == code
     assert signal.getsignal(signal.SIGTERM) is before
+    # Ctrl-C is acknowledged at once, past any display.
+    assert ("stopping at the end of what is under way" in capfd.readouterr().err) == (number == signal.SIGINT)
     stop = threading.Event()
     with pytest.raises(typer.Exit) as left, federating._stopping(stop):
         signal.raise_signal(number)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape as markup
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
 
 from confed.data.preparation import Show, shown
 from confed.system.events import Caution, Event, JobEnded, JobProgress, JobsPlanned, JobStarted, Note, RunProgress
@@ -36,20 +37,21 @@ class Display:
 
     def __init__(self, console: Console, quiet: bool = False, rounds: bool = False) -> None:
         self._console, self._quiet = console, quiet
+        # The text gives way on a narrow terminal, then the title; the bar and the times stay.
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=28)),
+            BarColumn(bar_width=min(24, max(8, console.width // 8)), table_column=Column(min_width=8)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=5)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("left", table_column=Column(no_wrap=True, min_width=4)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         )
         self._live = console.is_terminal and not self._quiet
         self._rounds = rounds and not self._live
         # Jobs take long: the speed that the remaining time is worked out from is that of the last hour.
         self._bars = Bars(
-            *columns, console=console, disable=not self._live, transient=True, speed_estimate_period=3600.0
+            *columns, console=console, disable=not self._live, transient=True, speed_estimate_period=3600.0, expand=True
         )
         self._workers: dict[int, TaskID] = {}
         self._plan = JobsPlanned(())
@@ -116,8 +118,9 @@ class Display:
             self._warn(text)
         elif isinstance(inner, RunProgress):
             self._bars.update(
-                self._workers[event.worker], completed=inner.round, total=inner.rounds, text=escape(inner.text)
-            )
+                self._workers[event.worker], completed=inner.round + inner.share, total=inner.rounds,
+                text=escape(inner.text),
+            )  # fmt: skip
             if self._rounds and (event.job, inner) not in self._said:
                 self._said.add((event.job, inner))
                 self._round(self._numbered(event.job), inner)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import signal
 import sys
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """Termination signals, as of batch systems and service managers, handled like Ctrl-C within the ``with`` block.
+    """Ctrl-C acknowledged at once, and termination signals of batch systems and service managers handled like it.
 
     Yields:
         A list that holds the signal once it has come.
@@ -113,11 +114,21 @@ def _terminable() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+
+    def acknowledge(number: int, frame: FrameType | None) -> None:
+        # Written at once and past any display: what is under way may take a while to end.
+        os.write(2, b"\nstopping at the end of what is under way; Ctrl-C again stops at once\n")
+        signal.default_int_handler(number, frame)
+
+    handlers = {signal.SIGTERM: interrupt, signal.SIGINT: acknowledge}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a command in the background
+        del handlers[signal.SIGINT]
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _code(given: Sequence[str]) -> int:

@@ -285,10 +285,10 @@ def _answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round:
         message, after = perform(setup, workspace, call, before.copy(), round)
     except Exception as error:
         return Reply(call.client, Message(), f"{type(error).__name__}: {error}")
-    return accepted(call, message, before, after, store)
+    return accepted(call, message, before, after, store, setup.local.lr)
 
 
-def accepted(call: Call, message: Message, before: ClientState, after: ClientState, store: Store) -> Reply:
+def accepted(call: Call, message: Message, before: ClientState, after: ClientState, store: Store, rate: float) -> Reply:
     """The reply to a call, and the client's state saved; or an error where what was trained is not finite."""
     reply = check_reply(call, Reply(call.client, message))
     if reply.error is not None:
@@ -299,7 +299,8 @@ def accepted(call: Call, message: Message, before: ClientState, after: ClientSta
     loss = message.scalars.get("loss", 0.0)
     if lost is not None or not math.isfinite(float(loss)):
         what = f"private tensor {lost!r} holds" if lost is not None else f"training loss is {loss}, it has met"
-        return Reply(call.client, Message(), f"ValueError: training diverged: {what} a NaN or an infinity")
+        why = f"training diverged at local.lr = {rate:g}: {what} a NaN or an infinity; a smaller rate may do"
+        return Reply(call.client, Message(), f"ValueError: {why}")
     # Evaluation changes nothing; most methods' clients keep nothing: no write without need.
     if changed(before, after):
         store.save(call.client.id, after)

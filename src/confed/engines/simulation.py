@@ -74,6 +74,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         self._personal = dict[str, dict[tuple[str, int], tuple[Tallies, Mapping[str, Tensor]]]]()
         self.attempt: Callable[[Callable[[], Any]], Any] = lambda part: part()
         self.check: Callable[[str, ServerState], None] = check_finite
+        self.answered: Callable[[int, int, int], None] = lambda round, replies, calls: None
         self.executor = InProcess(setup) if executor is None else executor
 
     def __exit__(self, *exception: object) -> None:
@@ -135,8 +136,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             if calls and calls[0].session:  # what the server does before it reads the first reply
                 timeline.add(server, calls[0].action, asked, time.perf_counter())
             failed = 0
-            for call, reply in zip(calls, answers, strict=True):
+            for number, (call, reply) in enumerate(zip(calls, answers, strict=True), 1):
                 ledger.count(call, reply)
+                self.answered(round, number, len(calls))
                 if reply.error is not None:
                     failed += 1
                     errors.setdefault(call.client.id, reply.error)  # what follows from it is no news

@@ -56,7 +56,7 @@ def answer_together(
     if isinstance(messages, str):
         return messages
     return [
-        accepted(call, message, old, new, store)
+        accepted(call, message, old, new, store, setup.local.lr)
         for call, message, old, new in zip(calls, messages, before, after, strict=True)
     ]
 

@@ -21,6 +21,18 @@ DERIVED = {
 """Section -> arguments that the run works out: a recipe does not give them."""
 
 
+_ELSEWHERE = {
+    "learning_rate": "lr", "eta": "lr", "step_size": "lr", "batch": "batch_size", "batchsize": "batch_size",
+    "local_epochs": "epochs", "num_epochs": "epochs", "n_epochs": "epochs", "num_rounds": "rounds",
+    "n_rounds": "rounds", "bs": "batch_size",
+    "communication_rounds": "rounds", "wd": "weight_decay", "l2": "weight_decay", "grad_clip": "clip",
+    "max_grad_norm": "clip", "max_norm": "clip", "scheduler": "schedule", "lr_scheduler": "schedule",
+    "clients_per_round": "cohort", "num_clients": "clients", "n_clients": "clients", "optim": "optimizer",
+    "gradient_accumulation_steps": "accumulate", "steps": "iterations", "local_steps": "iterations", "beta": "alpha",
+}  # fmt: skip
+"""Name of a setting in other libraries -> its name here."""
+
+
 def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: str, skip: set[str]) -> dict[str, Any]:
     """Check of keywords against a constructor's signature; returns them with defaults filled in.
 
@@ -38,7 +50,8 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
     model, names = _schema(constructor, frozenset(skip))
     for key in values:
         if key not in names:
-            near = get_close_matches(key, names, 1)
+            near = [name for name in (_ELSEWHERE.get(key.lower().replace("-", "_"), ""),) if name in names]
+            near = near or get_close_matches(key, names, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             row = f"; of one method of a comparison: methods.NAME.{key}" if where == "algorithm" else ""
             raise ValueError(

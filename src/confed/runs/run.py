@@ -174,6 +174,7 @@ class Runner:
         workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
         with closing(self.executor(workspace)) as executor:
             simulation = self.simulation(store, executor)
+            simulation.answered = self._answered
             servers, start = self._start(simulation, workspace)
             self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
             whole: Checkpoint | None = None
@@ -381,8 +382,13 @@ class Runner:
         self._report(self.setup.rounds, "done", "done")
         return summary
 
-    def _report(self, round: int, stage: Stage, text: str) -> None:
-        self.progress(RunProgress(min(round, self.setup.rounds), self.setup.rounds, stage, text))
+    def _report(self, round: int, stage: Stage, text: str, share: float = 0.0) -> None:
+        self.progress(RunProgress(min(round, self.setup.rounds), self.setup.rounds, stage, text, share))
+
+    def _answered(self, round: int, replies: int, calls: int) -> None:
+        """Progress within a round, of which a method may have several parts: the bar of each begins anew."""
+        if round < self.setup.rounds and replies < calls:
+            self._report(round, "answering", f"round {round + 1}: {replies} of {calls} clients", replies / calls)
 
 
 def load_run(root: Path) -> tuple[Recipe, Setup, RunData, Workspace]:

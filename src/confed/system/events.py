@@ -53,7 +53,7 @@ class StepProgress:
     total: int
 
 
-Stage = Literal["starting", "training", "fine-tuning", "evaluating", "evaluated", "done"]
+Stage = Literal["starting", "answering", "training", "fine-tuning", "evaluating", "evaluated", "done"]
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,18 @@ class RunProgress:
     Attributes:
         round: the last finished round; 0 before the first.
         rounds: number of rounds of the run.
-        stage: "starting" before the first round, "training" and "fine-tuning" after a round, "evaluating" before the
-            final models are tried on test data, "evaluated" after each such trial, "done" at the end.
+        stage: "starting" before the first round, "answering" after a client's reply within a round, "training" and
+            "fine-tuning" after a round, "evaluating" before the final models are tried on test data, "evaluated" after
+            each such trial, "done" at the end.
         text: the same in words, with the loss where there is one.
+        share: of the round under way that is done, in [0, 1).
     """
 
     round: int
     rounds: int
     stage: Stage
     text: str
+    share: float = 0.0
 
 
 @dataclass
