@@ -74,7 +74,11 @@ def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
 def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict[str, Party]]:
     """Processes that run for as long as the ``with`` block lasts; their output goes to ``log.txt`` in their folders."""
     # The recipe is this machine's own, so that its sites get what it asks for.
-    environment = {**os.environ, "CONFED_GRANT": ",".join(GRANTS), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    # All parties are on this machine, so that no proxy is asked.
+    environment = {
+        **os.environ, "CONFED_GRANT": ",".join(GRANTS), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
+        "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
+    }  # fmt: skip
     running: dict[str, Party] = {}
     try:
         for name, (command, folder) in commands.items():

@@ -223,3 +223,28 @@ def test_the_text_of_an_error_stays_at_the_site(served: tuple[Server, int], serv
     site.end()
     reason = server.replies[0].messages_list[0].error.reason
     assert reason == "FileNotFoundError: [Errno 2] No such file or directory"
+
+
+def test_a_proxy_on_the_way_is_named_without_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers in place of the server, or does not, is the proxy that the environment names."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    said: list[str] = []
+    make_key(tmp_path / "key")
+
+    def ended() -> str:
+        node = SuperNode(
+            "fed.invalid:9093", read_key(tmp_path / "key"), None, progress=lambda note: said.append(note.text)
+        )
+        return node.serve(None, threading.Event(), patience=0.0)  # type: ignore[arg-type]
+
+    assert "proxy" not in ended()
+    monkeypatch.setenv("http_proxy", "http://someone:secret@127.0.0.1:9")
+    reason = ended()
+    for text in (reason, said[-1]):
+        assert "through the proxy 127.0.0.1:9, which the environment variable HTTP_PROXY or ALL_PROXY names" in text
+        assert "NO_PROXY=fed.invalid" in text
+        assert "secret" not in text
+    monkeypatch.setenv("no_proxy", "fed.invalid")
+    assert "proxy" not in ended()

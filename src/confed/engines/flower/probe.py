@@ -21,6 +21,7 @@ from confed.engines.flower.private_api import (
     public_key_to_bytes,
     sign_message,
 )
+from confed.engines.flower.supernode import proxy_of
 
 __all__ = ["TOLERANCE", "About", "about", "certificate_ends", "reach"]
 
@@ -94,9 +95,13 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
         TIMESTAMP_HEADER: said,
         FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, said.encode())).decode(),
     }
-    address = f"{'http' if ca is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}{ABOUT}"
+    scheme = "http" if ca is None else "https"
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{ABOUT}"
     began = time.time()
-    with _errors(), httpx.Client(verify=True if ca is None else ssl.create_default_context(cafile=str(ca))) as client:
+    with (
+        _errors(host, scheme),
+        httpx.Client(verify=True if ca is None else ssl.create_default_context(cafile=str(ca))) as client,
+    ):
         reply = client.post(address, content=b"", headers=headers, timeout=wait)
     middle = (began + time.time()) / 2
     if reply.status_code == httpx.codes.FORBIDDEN:
@@ -109,8 +114,10 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
+def _errors(host: str, scheme: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        raise OSError(f"{type(error).__name__} {error}".strip()) from error
+        proxy = proxy_of(host, scheme)
+        text = f"{type(error).__name__} {error}".strip()
+        raise OSError(f"{text}; {proxy}" if proxy else text) from error

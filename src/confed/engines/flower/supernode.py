@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -61,7 +63,7 @@ from confed.engines.remote.protocol import printable
 from confed.engines.remote.redact import redact
 from confed.system.events import Note, Progress, ignore
 
-__all__ = ["SuperNode", "public_of", "read_key", "read_public"]
+__all__ = ["SuperNode", "proxy_of", "public_of", "read_key", "read_public"]
 
 SOON = 0.02
 """Seconds from a reply to the next question to a server that answers at once where it has no message."""
@@ -141,6 +143,7 @@ class SuperNode:
             Why it ended by itself; empty where it was told to.
         """
         pause, said, lost = 1.0, "", time.monotonic()
+        proxy = proxy_of(self._server.rpartition(":")[0].strip("[]"), "http" if self._root is None else "https")
         while not stop.is_set():
             connected = False
             try:
@@ -150,12 +153,12 @@ class SuperNode:
                     pause, said, connected = 1.0, "", True
                     self._answer(client, node, app, stop)
             except Exception as error:  # whatever a server may send, the site stays
-                text = f"no connection to {self._server}: {_reason(error)}; trying again"
+                text = f"no connection to {self._server}: {_reason(error, proxy)}; trying again"
                 if text != said:
                     self._progress(Note(text))
                 said, lost = text, time.monotonic() if connected else lost
                 if time.monotonic() - lost >= patience:
-                    return f"no connection to {self._server} for {patience:g} s"
+                    return f"no connection to {self._server} for {patience:g} s" + (f"; {proxy}" if proxy else "")
                 stop.wait(pause)
                 pause = min(2 * pause, 10.0)
         return ""
@@ -338,8 +341,21 @@ class _Lost(Exception):
     """The server has forgotten the connection, or sends what it should not."""
 
 
-def _reason(error: Exception) -> str:
-    """Explanation of an error to the person at the site."""
+def proxy_of(host: str, scheme: str = "https") -> str:
+    """The proxy that the environment puts in front of a host, in words; "" where there is none."""
+    named = getproxies().get(scheme) or getproxies().get("all", "")
+    if not named or proxy_bypass(host):
+        return ""
+    address = urlsplit(named if "//" in named else f"//{named}")
+    place = printable(address.netloc.rpartition("@")[2], 100)  # without a password
+    return (
+        f"the way goes through the proxy {place}, which the environment variable {scheme.upper()}_PROXY or ALL_PROXY "
+        f"names; NO_PROXY={host} goes past it"
+    )
+
+
+def _reason(error: Exception, proxy: str = "") -> str:
+    """Explanation of an error to the person at the site, with the proxy on the way there."""
     if isinstance(error, httpx.HTTPStatusError):
         told = FlowerError.from_json(error.response.text)
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
@@ -347,5 +363,5 @@ def _reason(error: Exception) -> str:
         if error.response.status_code == httpx.codes.FORBIDDEN:
             return "this site's key is not on the server's list"
         return f"the server says {error.response.status_code if told is None else printable(told.message, 200)}"
-    text = str(error) if isinstance(error, _Lost) else f"{type(error).__name__} {error}"
-    return printable(text.strip(), 500)
+    text = printable((str(error) if isinstance(error, _Lost) else f"{type(error).__name__} {error}").strip(), 500)
+    return f"{text}; {proxy}" if proxy and isinstance(error, httpx.TransportError) else text
