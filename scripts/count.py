@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Size and density of the code, beside the figures of the commit from which the rules of AGENTS.md count.
 
 python scripts/count.py           prints a table
