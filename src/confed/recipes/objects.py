@@ -11,6 +11,7 @@ from torch import nn
 
 from confed.data.examples import FederatedDataset
 from confed.data.labelled import LabelDataset
+from confed.data.tables import is_table
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.recipes.overrides import NAMED
@@ -78,6 +79,8 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
     Raises:
         ValueError: an object of another kind, or with values that no file can hold.
     """
+    if section == "data" and is_table(value):
+        return {"name": session_name(section, value)}
     if isinstance(value, Mapping):
         found = dict(value)
         if section in NAMED and "name" in found and not isinstance(found["name"], str):
@@ -99,7 +102,7 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
         return {"name": session_name(section, value)}
     if is_dataclass(value) and (isinstance(value, Algorithm) if section == "algorithm" else section == "task"):
         return {"name": _name(section, type(value)), **_written(section, _values(section, value))}
-    kinds = {"algorithm": "an Algorithm", "model": "a torch.nn.Module", "data": "a FederatedDataset or LabelDataset"}
+    kinds = {"algorithm": "an Algorithm", "model": "a torch.nn.Module", "data": "a FederatedDataset, LabelDataset, DataFrame or Dataset"}
     raise ValueError(
         f"{section} must be a name, a mapping with 'name', a function or class, or "
         f"{kinds.get(section, 'a task')}; got {type(value).__name__}"
@@ -125,6 +128,8 @@ def _is_constructor(section: str, value: Any) -> bool:
 
 def _name(section: str, constructor: Callable[..., Any]) -> str:
     """The name by which a recipe can have a function or class; its module is allowed, as the user has given it."""
+    if section == "data" and is_table(constructor):
+        return session_name(section, constructor)
     known = NAMED[section].name_of(constructor)
     if known is not None:
         return known
