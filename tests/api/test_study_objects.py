@@ -52,7 +52,9 @@ def test_plot_has_a_line_per_method_and_bands_over_seeds(tmp_path: Path) -> None
     band = panel.collections[1].get_paths()[0].vertices
     assert min(height for rounds, height in band if rounds == 2) == pytest.approx(100 * low)
     single = study["fedavg", 1].plot().axes[0]
-    assert list(single.get_lines()[0].get_ydata()) == pytest.approx(list(100 * study["fedavg", 1].history["personal"].dropna()))
+    assert list(single.get_lines()[0].get_ydata()) == pytest.approx(
+        list(100 * study["fedavg", 1].history["personal"].dropna())
+    )
 
 
 def panel_of(title: str) -> str:

@@ -109,7 +109,9 @@ def test_a_run_of_a_frame_names_it_and_goes_on_with_it_alone(tmp_path: Path) -> 
     run = confed.run("fedvqa_scenes", data={"name": frame, "image_size": 64}, folder=tmp_path / "run", **settings)
     assert run.clients == ("a", "b")
     assert run.recipe.sections["data"]["name"].startswith("session:DataFrame@")
-    again = confed.run("fedvqa_scenes", data={"name": frame.copy(), "image_size": 64}, folder=tmp_path / "run", **settings)
+    again = confed.run(
+        "fedvqa_scenes", data={"name": frame.copy(), "image_size": 64}, folder=tmp_path / "run", **settings
+    )
     assert again.folder == run.folder
     other = frame.assign(answer="cow")
     with pytest.raises(ValueError, match="data"):

@@ -102,7 +102,11 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
         return {"name": session_name(section, value)}
     if is_dataclass(value) and (isinstance(value, Algorithm) if section == "algorithm" else section == "task"):
         return {"name": _name(section, type(value)), **_written(section, _values(section, value))}
-    kinds = {"algorithm": "an Algorithm", "model": "a torch.nn.Module", "data": "a FederatedDataset, LabelDataset, DataFrame or Dataset"}
+    kinds = {
+        "algorithm": "an Algorithm",
+        "model": "a torch.nn.Module",
+        "data": "a FederatedDataset, LabelDataset, DataFrame or Dataset",
+    }
     raise ValueError(
         f"{section} must be a name, a mapping with 'name', a function or class, or "
         f"{kinds.get(section, 'a task')}; got {type(value).__name__}"
