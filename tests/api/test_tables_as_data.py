@@ -98,8 +98,10 @@ def test_columns_of_a_frame_are_mapped_or_refused_by_name() -> None:
         ValueError, match=r"^DataFrame.*question and answer.*got image, query, answer, hospital, split: "
     ):
         read(renamed)
-    frame.loc[3, "answer"] = None
-    with pytest.raises(ValueError, match=r"^DataFrame, split 'train', row 3: expected an answer"):
+    frame.loc[3, "answer"] = np.nan
+    with pytest.raises(
+        ValueError, match=r"^DataFrame, split 'train', row 3: expected an answer, or a list of answers, got None"
+    ):
         read(frame)
 
 

@@ -145,8 +145,7 @@ class Study(Trackable):
         ValueError.
 
         Example:
-            >>> figure = confed.study("fedvqa_scenes", small, methods=["local", "fedavg"], seeds=2, rounds=2,
-            ...                       folder="runs/curves", workers=1, progress=False).plot()
+            >>> figure = confed.load_study("runs/study").plot()
             >>> [line.get_label() for line in figure.axes[0].get_lines()[:2]]
             ['Local only', 'FedAvg']
         """

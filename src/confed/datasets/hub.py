@@ -218,8 +218,8 @@ def _records(
     names = {key: mapped.get(key, key) for key in known if mapped.get(key, key) in there}
     if not question and not {"question", "messages", "conversations", "prompt"} & set(names):
         raise ValueError(
-            f"{where}: expected columns image, question and answer, or messages, conversations, or prompt and completion; "
-            f"got {', '.join(there)}: name them in data.columns, such as {{question = {there[0]!r}}}"
+            f"{where}: expected columns image, question and answer, or messages, conversations, or prompt and "
+            f"completion; got {', '.join(there)}: name them in data.columns, such as {{question = {there[0]!r}}}"
         )
     labels = {key: getattr(rows.features[name], "int2str", None) for key, name in names.items()}
     for number in range(min(len(rows), most)):

@@ -79,7 +79,7 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
     Raises:
         ValueError: an object of another kind, or with values that no file can hold.
     """
-    if section == "data" and is_table(value):
+    if _is_object(section, value):
         return {"name": session_name(section, value)}
     if isinstance(value, Mapping):
         found = dict(value)
@@ -96,10 +96,6 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
         return {"name": value}
     if _is_constructor(section, value):
         return {"name": _name(section, value)}
-    if (isinstance(value, nn.Module) and section == "model") or (
-        isinstance(value, FederatedDataset | LabelDataset) and section == "data"
-    ):
-        return {"name": session_name(section, value)}
     if is_dataclass(value) and (isinstance(value, Algorithm) if section == "algorithm" else section == "task"):
         return {"name": _name(section, type(value)), **_written(section, _values(section, value))}
     kinds = {
@@ -123,6 +119,13 @@ def _task_of(data: Any, name: str) -> str:
     return "multilabel" if labelled else "vqa"
 
 
+def _is_object(section: str, value: Any) -> bool:
+    """Whether a value is the model or the data themselves, which only this session has."""
+    if section == "model":
+        return isinstance(value, nn.Module)
+    return section == "data" and (isinstance(value, FederatedDataset | LabelDataset) or is_table(value))
+
+
 def _is_constructor(section: str, value: Any) -> bool:
     """Whether a value makes what a section names."""
     if isinstance(value, type):
@@ -132,7 +135,7 @@ def _is_constructor(section: str, value: Any) -> bool:
 
 def _name(section: str, constructor: Callable[..., Any]) -> str:
     """The name by which a recipe can have a function or class; its module is allowed, as the user has given it."""
-    if section == "data" and is_table(constructor):
+    if _is_object(section, constructor):
         return session_name(section, constructor)
     known = NAMED[section].name_of(constructor)
     if known is not None:
