@@ -40,6 +40,34 @@ def test_the_table_has_means_over_seeds(finished: confed.Study) -> None:
     assert table.loc["Local only"].isna()["global seen"]
 
 
+def test_plot_has_a_line_per_method_and_bands_over_seeds(tmp_path: Path) -> None:
+    study = start(tmp_path / "study", seeds=2, rounds=2)
+    panel = study.plot().axes[0]
+    lines = {line.get_label(): line for line in panel.get_lines() if line.get_label()}
+    assert list(lines) == ["Local only", "FedAvg"]
+    seeds = [study["fedavg", seed].history[panel_of(panel.get_title(loc="left"))].dropna() for seed in (0, 1)]
+    assert list(lines["FedAvg"].get_xdata()) == list(seeds[0].index)
+    assert list(lines["FedAvg"].get_ydata()) == pytest.approx(list(50 * (seeds[0] + seeds[1])))
+    low = min(seed[2] for seed in seeds)
+    band = panel.collections[1].get_paths()[0].vertices
+    assert min(height for rounds, height in band if rounds == 2) == pytest.approx(100 * low)
+    single = study["fedavg", 1].plot().axes[0]
+    assert list(single.get_lines()[0].get_ydata()) == pytest.approx(
+        list(100 * study["fedavg", 1].history["personal"].dropna())
+    )
+
+
+def panel_of(title: str) -> str:
+    """Column of the history that a panel shows."""
+    return {"personal models": "personal", "deployed at each client": "global"}[title]
+
+
+def test_plot_of_too_few_rounds_is_refused(tmp_path: Path) -> None:
+    (run,) = start(tmp_path / "study", ["fedavg"], rounds=1, **{"run.evaluate_every": 0})
+    with pytest.raises(ValueError, match="curves need at least two evaluated rounds, found fewer"):
+        run.plot()
+
+
 def test_methods_are_compared_with_a_reference(finished: confed.Study) -> None:
     comparison = finished.compare("local")
     assert comparison.references == ("local",)

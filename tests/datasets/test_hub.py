@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "most": ({"most": 0}, "data.most must be at least 1, got 0"),
     "nothing mapped": (
         {},
-        "split 'train', row 0: expected messages, conversations, prompt and completion, or question",
+        "split 'train': expected columns image, question and answer, or messages, conversations, or prompt",
     ),
 }
 

@@ -3,8 +3,14 @@
 import webbrowser
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["Report", "write_folder_report"]
+from confed.results.runs import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Report", "learning_curves", "write_folder_report"]
 
 
 class Report:
@@ -47,3 +53,13 @@ def write_folder_report(folder: Path) -> Path:
 
     modalities.write(folder)
     return write_report(folder)
+
+
+def learning_curves(study: Study) -> "Figure":
+    """The curves of a report's page by round; a ValueError where fewer than two rounds are there to be drawn."""
+    from confed.report.figures.curves import curves
+
+    drawing = curves(study)
+    if drawing is None:
+        raise ValueError(f"{study.folder}: curves need at least two evaluated rounds, found fewer")
+    return drawing.figure()

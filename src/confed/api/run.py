@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confed.api.recipes import check_reached, recipe_of
-from confed.api.report import Report, write_folder_report
+from confed.api.report import Report, learning_curves, write_folder_report
 from confed.api.run_folder import folder_for
 from confed.api.tracking import Trackable
 from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
@@ -19,6 +19,7 @@ from confed.studies.runner import run_single
 from confed.studies.study import free_folder
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
     from torch import nn
 
@@ -154,6 +155,18 @@ class Run(Trackable):
 
         _ = self.summary
         return results_frame(self._record)
+
+    def plot(self) -> "Figure":
+        """Learning curves by round as a matplotlib figure: personal and global models, and losses, on validation data.
+
+        Of an unfinished run the rounds that are done; fewer than two are a ValueError.
+
+        Example:
+            >>> figure = confed.load_run("runs/first").plot()
+            >>> figure.axes[0].get_title(loc="left")
+            'personal models'
+        """
+        return learning_curves(load(self.folder))
 
     def report(self) -> Report:
         """The run's page, written again; a notebook shows it.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confed.api.recipes import check_reached, recipe_of
-from confed.api.report import Report, write_folder_report
+from confed.api.report import Report, learning_curves, write_folder_report
 from confed.api.run import Run
 from confed.api.study_files import write_study_files
 from confed.api.tracking import Trackable
@@ -22,6 +22,7 @@ from confed.studies.runner import Outcome, run_study
 from confed.studies.study import free_folder, growing, open_study, rows_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from confed.report.statistics.comparison import Comparison
@@ -136,6 +137,19 @@ class Study(Trackable):
         if not 0 < margin < 100:
             raise ValueError(f"margin must lie between 0 and 100 points, got {margin:g}")
         return compare([self.folder], reference, margin / 100)
+
+    def plot(self) -> "Figure":
+        """Learning curves by round as a matplotlib figure, a line per method: the mean over seeds on validation data.
+
+        Bands reach from the lowest to the highest seed, with up to six methods. Fewer than two evaluated rounds are a
+        ValueError.
+
+        Example:
+            >>> figure = confed.load_study("runs/study").plot()
+            >>> [line.get_label() for line in figure.axes[0].get_lines()[:2]]
+            ['Local only', 'FedAvg']
+        """
+        return learning_curves(self._record)
 
     def report(self) -> Report:
         """The study's page, written again; a notebook shows it.

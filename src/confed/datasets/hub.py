@@ -23,6 +23,7 @@ from confed.data.examples import FederatedDataset
 from confed.data.picture_files import check_unreadable
 from confed.data.pictures import empty_table, read_picture, resize
 from confed.data.record_files import COLUMNS, check_columns
+from confed.data.tables import Tables, undecoded
 from confed.registry import register_dataset
 
 __all__ = ["hub"]
@@ -30,7 +31,7 @@ __all__ = ["hub"]
 
 @register_dataset
 def hub(
-    source: str,
+    source: str | Tables,
     partition: Partition | None = None,
     *,
     revision: str = "",
@@ -59,7 +60,7 @@ def hub(
 
     Args:
         source: a name on the hub (owner/name), or a folder: written by ``save_to_disk``, or one that ``load_dataset``
-            reads.
+            reads; in Python also a table of the session, whose pictures may be paths anywhere.
         partition: one client per "client", "place" or "type", or per "cluster" of pictures that look alike; equal
             random shares; "dirichlet", skewed by ``skew``; or "quantity", of different sizes. None: "client" where
             rows have one, otherwise "iid".
@@ -89,15 +90,18 @@ def hub(
     if most < 1:
         raise ValueError(f"data.most must be at least 1, got {most}")
     check_unreadable(unreadable, "decoded")
-    table = _Table(image_size, Path(source).resolve() if Path(source).is_dir() else None)
+    session = isinstance(source, Tables)
+    name = source.name if isinstance(source, Tables) else source
+    folder = Path.cwd() if session else Path(name).resolve() if Path(name).is_dir() else None
+    table = _Table(image_size, folder, session)
     mapped = dict(columns or {})
     check_columns(mapped)
     records: list[ChatRecord] = []
     for split, rows in _splits(source, revision, config, splits).items():
-        records += _records(rows, f"{source}, split {split!r}", split, mapped, most, table, question)
-    lost = {name for name, row in table.index.items() if row < 0}
+        records += _records(rows, f"{name}, split {split!r}", split, mapped, most, table, question)
+    lost = {picture for picture, row in table.index.items() if row < 0}
     if lost:
-        said = f"hub: {len(lost)} of {len(table.index)} pictures of {source} cannot be read"
+        said = f"hub: {len(lost)} of {len(table.index)} pictures of {name} cannot be read"
         if len(lost) > unreadable * len(table.index):
             raise ValueError(f"{said}, more than the share of {unreadable:g} that may be left out (data.unreadable)")
         kept = [record for record in records if not lost & set(record.pictures)]
@@ -106,7 +110,7 @@ def hub(
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
     )
-    facts = {"origin": source + (f" at {revision}" if revision else "")}
+    facts = {"origin": name + (f" at {revision}" if revision else "")}
     return federate_chat("hub", records, table.pictures(), table.index, how, facts)
 
 
@@ -117,12 +121,14 @@ class _Table:
     Attributes:
         side: in pixels.
         folder: the data set's, below which paths of pictures lie; None for a set of the hub, whose pictures are bytes.
+        anywhere: whether paths may lead out of the folder, as those of a table of the session.
         index: hash -> row; -1 of a picture that cannot be read.
         rows: decoded pictures.
     """
 
     side: int
     folder: Path | None = None
+    anywhere: bool = False
     index: dict[str, int] = field(default_factory=dict[str, int])
     rows: list[np.ndarray] = field(default_factory=list[np.ndarray])
 
@@ -132,14 +138,14 @@ class _Table:
             return None
         try:
             place = (self.folder / path).resolve()
-            inside = place.is_relative_to(self.folder) and place.is_file()
+            inside = (self.anywhere or place.is_relative_to(self.folder)) and place.is_file()
             return place.read_bytes() if inside and place.stat().st_size <= most_array_bytes() else None
         except OSError:
             return None
 
     def add(self, picture: Any, where: str) -> str:
         """The picture's name in the table."""
-        content = picture.get("bytes") if isinstance(picture, dict) else None
+        content = picture.get("bytes") if isinstance(picture, dict) else picture if isinstance(picture, bytes) else None
         path = picture.get("path") if isinstance(picture, dict) else picture
         if content is None and isinstance(path, str) and path:
             content = self._read(path) or path.encode()  # which cannot be decoded, and is counted with those
@@ -162,8 +168,17 @@ class _Table:
         return table
 
 
-def _splits(source: str, revision: str, config: str, wanted: Sequence[str]) -> dict[str, Any]:
+def _splits(source: str | Tables, revision: str, config: str, wanted: Sequence[str]) -> dict[str, Any]:
     """Split -> its rows, pictures not decoded."""
+    name = source.name if isinstance(source, Tables) else source
+    splits = dict(source.splits) if isinstance(source, Tables) else _loaded(source, revision, config)
+    if missing := [split for split in wanted if split not in splits]:
+        raise ValueError(f"{name!r} has the splits {', '.join(splits)}, got data.splits with {missing[0]!r}")
+    return {split: undecoded(rows) for split, rows in splits.items() if not wanted or split in wanted}
+
+
+def _loaded(source: str, revision: str, config: str) -> dict[str, Any]:
+    """The splits of a data set of the hub or of a folder."""
     try:
         library: Any = import_module("datasets")
     except ImportError as error:
@@ -182,21 +197,7 @@ def _splits(source: str, revision: str, config: str, wanted: Sequence[str]) -> d
         )
     except (OSError, ValueError, KeyError, RuntimeError, library.exceptions.DatasetsError) as error:
         raise ValueError(f"no data set could be read from {source!r}: {' '.join(str(error).split())[:300]}") from error
-    splits: dict[str, Any] = dict(found) if isinstance(found, dict) else {"train": found}
-    if missing := [name for name in wanted if name not in splits]:
-        raise ValueError(f"{source!r} has the splits {', '.join(splits)}, got data.splits with {missing[0]!r}")
-    return {name: _undecoded(rows, library) for name, rows in splits.items() if not wanted or name in wanted}
-
-
-def _undecoded(rows: Any, library: Any) -> Any:
-    """Rows with pictures as bytes."""
-    for name, feature in rows.features.items():
-        inner = getattr(feature, "feature", None)
-        if isinstance(feature, library.Image):
-            rows = rows.cast_column(name, library.Image(decode=False))
-        elif isinstance(inner, library.Image):
-            rows = rows.cast_column(name, type(feature)(library.Image(decode=False)))
-    return rows
+    return dict(found) if isinstance(found, dict) else {"train": found}
 
 
 def _records(
@@ -212,8 +213,14 @@ def _records(
     there = rows.column_names
     if missing := [name for name in mapped.values() if name not in there]:
         raise ValueError(f"{where}: data.columns names {missing[0]!r}, and there are {', '.join(there)}")
-    known = [key for key in COLUMNS if key != "split" or key in mapped]  # rows have the role of their split
+    by_column = table.anywhere or "split" in mapped  # otherwise rows have the role of their split
+    known = [key for key in COLUMNS if key != "split" or by_column]
     names = {key: mapped.get(key, key) for key in known if mapped.get(key, key) in there}
+    if not question and not {"question", "messages", "conversations", "prompt"} & set(names):
+        raise ValueError(
+            f"{where}: expected columns image, question and answer, or messages, conversations, or prompt and "
+            f"completion; got {', '.join(there)}: name them in data.columns, such as {{question = {there[0]!r}}}"
+        )
     labels = {key: getattr(rows.features[name], "int2str", None) for key, name in names.items()}
     for number in range(min(len(rows), most)):
         row, place = rows[number], f"{where}, row {number}"

@@ -11,6 +11,7 @@ from torch import nn
 
 from confed.data.examples import FederatedDataset
 from confed.data.labelled import LabelDataset
+from confed.data.tables import is_table
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.recipes.overrides import NAMED
@@ -78,6 +79,8 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
     Raises:
         ValueError: an object of another kind, or with values that no file can hold.
     """
+    if _is_object(section, value):
+        return {"name": session_name(section, value)}
     if isinstance(value, Mapping):
         found = dict(value)
         if section in NAMED and "name" in found and not isinstance(found["name"], str):
@@ -93,13 +96,13 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
         return {"name": value}
     if _is_constructor(section, value):
         return {"name": _name(section, value)}
-    if (isinstance(value, nn.Module) and section == "model") or (
-        isinstance(value, FederatedDataset | LabelDataset) and section == "data"
-    ):
-        return {"name": session_name(section, value)}
     if is_dataclass(value) and (isinstance(value, Algorithm) if section == "algorithm" else section == "task"):
         return {"name": _name(section, type(value)), **_written(section, _values(section, value))}
-    kinds = {"algorithm": "an Algorithm", "model": "a torch.nn.Module", "data": "a FederatedDataset or LabelDataset"}
+    kinds = {
+        "algorithm": "an Algorithm",
+        "model": "a torch.nn.Module",
+        "data": "a FederatedDataset, LabelDataset, DataFrame or Dataset",
+    }
     raise ValueError(
         f"{section} must be a name, a mapping with 'name', a function or class, or "
         f"{kinds.get(section, 'a task')}; got {type(value).__name__}"
@@ -116,6 +119,13 @@ def _task_of(data: Any, name: str) -> str:
     return "multilabel" if labelled else "vqa"
 
 
+def _is_object(section: str, value: Any) -> bool:
+    """Whether a value is the model or the data themselves, which only this session has."""
+    if section == "model":
+        return isinstance(value, nn.Module)
+    return section == "data" and (isinstance(value, FederatedDataset | LabelDataset) or is_table(value))
+
+
 def _is_constructor(section: str, value: Any) -> bool:
     """Whether a value makes what a section names."""
     if isinstance(value, type):
@@ -125,6 +135,8 @@ def _is_constructor(section: str, value: Any) -> bool:
 
 def _name(section: str, constructor: Callable[..., Any]) -> str:
     """The name by which a recipe can have a function or class; its module is allowed, as the user has given it."""
+    if _is_object(section, constructor):
+        return session_name(section, constructor)
     known = NAMED[section].name_of(constructor)
     if known is not None:
         return known

@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from confed.data.examples import FederatedDataset
 from confed.data.labelled import LabelDataset
+from confed.data.tables import Tables, is_table, tables_of
 from confed.federation.model_contract import check_model_kept
 from confed.federation.params import named_tensors
 from confed.federation.specs import model_spec
@@ -30,7 +33,7 @@ def session_name(section: str, value: Any) -> str:
 
     Args:
         section: one of :data:`confed.recipes.overrides.NAMED`.
-        value: a module, a dataset, or a function or class that no other process can import.
+        value: a module, a dataset, a table, or a function or class that no other process can import.
     """
     if isinstance(value, nn.Module):
         check_model_kept(type(value).__name__, value)
@@ -39,10 +42,32 @@ def session_name(section: str, value: Any) -> str:
     elif isinstance(value, FederatedDataset | LabelDataset):
         name = f"{SESSION}{value.name}@{digest_of(value)}"
         NAMED[section].add(name, lambda: value)
+    elif is_table(value):
+        tables = tables_of(value)
+        rows = {
+            split: (table.column_names, [table[row] for row in range(len(table))])
+            for split, table in tables.splits.items()
+        }
+        name = f"{SESSION}{tables.name}@{digest_of(rows)}"
+        NAMED[section].add(name, _tabled(tables))
     else:
         name = f"{SESSION}{value.__name__}"
         NAMED[section].add(name, value)
     return name
+
+
+def _tabled(tables: Tables) -> Any:
+    """Constructor of a federation of tables, with the keywords of the dataset "hub" that are left."""
+    hub = NAMED["data"]["hub"]
+
+    @wraps(hub)
+    def build(**keywords: Any) -> FederatedDataset:
+        return hub(tables, **keywords)
+
+    left = [item for key, item in signature(hub).parameters.items() if key not in ("source", "revision", "config")]
+    named = [item.replace(kind=item.KEYWORD_ONLY) for item in left]
+    build.__signature__ = signature(hub).replace(parameters=named)  # pyright: ignore[reportAttributeAccessIssue]
+    return build
 
 
 def _model(module: nn.Module) -> Any:

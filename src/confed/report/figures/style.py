@@ -132,9 +132,16 @@ class Drawing:
         picture.save(out, "PNG", optimize=True)
         return out.getvalue()
 
+    def figure(self, palette: Palette = COLOURS.__getitem__, dpi: int = 110) -> "Figure":
+        """The drawing as a figure of matplotlib, on no screen until a notebook shows it."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(self.width, self.height), layout="constrained", dpi=dpi)
+        self.draw(figure, palette)
+        return figure
+
     def _save(self, palette: Palette, kind: str, dpi: int = 72) -> "tuple[bytes, Figure]":
         import matplotlib as mpl
-        from matplotlib.figure import Figure
 
         settings: dict[Any, Any] = {
             "svg.fonttype": "none",
@@ -145,8 +152,7 @@ class Drawing:
         with mpl.rc_context(settings), warnings.catch_warnings():
             # Letters are drawn by the browser, so it does not matter that matplotlib's font lacks some.
             warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-            figure = Figure(figsize=(self.width, self.height), layout="constrained", dpi=dpi)
-            self.draw(figure, palette)
+            figure = self.figure(palette, dpi)
             buffer = io.BytesIO()
             if kind == "svg":
                 figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
