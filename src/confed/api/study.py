@@ -146,8 +146,8 @@ class Study(Trackable):
 
         Example:
             >>> figure = confed.load_study("runs/study").plot()
-            >>> [line.get_label() for line in figure.axes[0].get_lines()[:2]]
-            ['Local only', 'FedAvg']
+            >>> figure.axes[0].get_lines()[0].get_label()
+            'FedAvg'
         """
         return learning_curves(self._record)
 

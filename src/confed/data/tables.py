@@ -63,7 +63,7 @@ def tables_of(value: Any) -> Tables:
 def undecoded(rows: Any) -> Any:
     """Rows with pictures as bytes."""
     for name, feature in rows.features.items():
-        inner = getattr(feature, "feature", None)
+        inner: Any = getattr(feature, "feature", None)
         if _of(feature, "datasets", "Image"):
             rows = rows.cast_column(name, type(feature)(decode=False))
         elif _of(inner, "datasets", "Image"):
