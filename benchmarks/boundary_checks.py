@@ -20,7 +20,7 @@ from confed.engines.remote.protocol import Limits, open_body, seal
 from confed.engines.remote.update_bounds import NormHistory, norm_of
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message
-from confed.privacy.guards import ValueBound
+from confed.privacy.protections import ValueBound
 from measure import finish
 
 MEGABYTES, TENSORS, LINES = 20, 40, 10_000

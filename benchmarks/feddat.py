@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from confed.federation.families.branches import Branches
 from confed.federation.protocols import Batch
-from confed.losses.mutual import divergence
+from confed.losses.distillation import divergence
 from confed.models.vilt import vilt_mini, vilt_tiny
 from confed.tasks.vqa import VQA
 from measure import finish

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint
+from confed.federation.directory_store import _STATE, StatePacks, _records  # pyright: ignore[reportPrivateUsage]
 from confed.federation.state import ClientState, ServerState
-from confed.federation.state_packs import _STATE, StatePacks, _records  # pyright: ignore[reportPrivateUsage]
 from fuzz_reader import Reader
 
 COHORTS = (("a", "b", "a longer name"), ("b", "a longer name", "d"))

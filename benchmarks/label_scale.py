@@ -207,7 +207,7 @@ def start(root: Path, users: str) -> dict[str, float]:
 
 def published(root: Path, method: str, keep: str) -> dict[str, float]:
     """Three rounds with ``ctran_mini``, of which the first does not count."""
-    from confed.engines.population import Members
+    from confed.engines.participation import Members
     from confed.federation.client import Client
 
     federation = Federation(root, method=method, model="ctran_mini", known=0.75, users=USERS, rounds=3, keep=keep)

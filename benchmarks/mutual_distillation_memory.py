@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from confed.losses.mutual import AT_ONCE, divergence
+from confed.losses.distillation import AT_ONCE, divergence
 
 ROWS, TOKENS, VOCABULARY = 8, 32, 150_000
 

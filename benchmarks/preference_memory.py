@@ -17,8 +17,14 @@ def child(model: str, loss: str) -> None:
     from torch.nn import functional
 
     from confed.engines.usage import peak_memory
-    from confed.losses.preference import forgotten, matchup, most_forgotten, pairwise_preference
-    from confed.losses.preference_approximate import sampled_preference, sorted_preference
+    from confed.losses.preference import (
+        forgotten,
+        matchup,
+        most_forgotten,
+        pairwise_preference,
+        sampled_preference,
+        sorted_preference,
+    )
     from confed.models import create_model
 
     def naive(s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

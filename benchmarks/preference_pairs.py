@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from confed.losses.distillation import knowledge_preserving
-from confed.losses.preference import forgotten, most_forgotten, pairwise_preference
-from confed.losses.preference_approximate import sampled_preference, sorted_preference
+from confed.losses.preference import (
+    forgotten,
+    most_forgotten,
+    pairwise_preference,
+    sampled_preference,
+    sorted_preference,
+)
 from measure import finish
 
 BATCH = 32

@@ -28,7 +28,7 @@ from confed.federation.state import MemoryStore
 from confed.models.clip.dual_encoder import DualEncoder
 from confed.models.clip.tiny import TEXT, VISION, tiny
 from confed.models.finetuning import USUAL, finetune
-from confed.models.published import seeded
+from confed.models.pretrained import seeded
 from confed.tasks.vqa import VQA
 from measure import finish, side_by_side
 

@@ -29,8 +29,7 @@ from confed.recipes.recipe import Recipe, load_recipe, packaged_recipes
 from confed.results.settings import flat
 from confed.results.traits import global_model_of
 from confed.runs.same_recipe import INDIFFERENT
-from confed.studies.published import MEANS, stated
-from confed.studies.published_tables import TABLE
+from confed.studies.published import MEANS, TABLE, stated
 from confed.studies.study import load_rows
 from confed.studies.sweep import points_of_models, recipes_of
 from confed.studies.tuned import read_tuned

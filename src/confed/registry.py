@@ -24,23 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-__all__ = [
-    "ALLOWED",
-    "SESSION",
-    "Registry",
-    "algorithms",
-    "allow_code",
-    "allowed_code",
-    "allowing_code",
-    "datasets",
-    "models",
-    "register_dataset",
-    "register_model",
-    "register_task",
-    "tasks",
-    "trusted",
-]
-
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 GRANTS = ("network", "disk")
@@ -50,7 +33,7 @@ ALLOWED = "CONFED_ALLOW_CODE"
 """The environment variable with the modules that recipes may name; processes that are started inherit it."""
 
 SESSION = "session:"
-"""Begins the names of objects that only this process has (:mod:`confed.recipes.session_objects`)."""
+"""Begins the names of objects that only this process has (:mod:`confed.recipes.objects`)."""
 
 
 # Which modules a recipe may name ------------------------------------------------------------------------------
@@ -118,15 +101,7 @@ def _settings() -> list[str]:
 
 
 def trusted(kind: str, name: str) -> Any:
-    """What ``"module:attribute"`` names; the module is imported only if the user has allowed it.
-
-    Args:
-        kind: what it is, for error messages ("model").
-        name: the name.
-
-    Raises:
-        ValueError: the module is not allowed, it cannot be imported, or it has or defines nothing of that name.
-    """
+    """What ``"module:attribute"`` names; the module is imported only if the user has allowed it."""
     module, _, attribute = name.partition(":")
     allowed = allowed_code()
     if not _inside(module, allowed):
@@ -164,14 +139,7 @@ def _refusal(what: str, module: str) -> str:
 
 
 def grant(*kinds: str) -> None:
-    """Grants for recipes that came from elsewhere, in place of those that this process gave before.
-
-    Args:
-        kinds: of :data:`GRANTS`.
-
-    Raises:
-        ValueError: another kind.
-    """
+    """Grants for recipes that came from elsewhere, in place of those that this process gave before."""
     if unknown := [kind for kind in kinds if kind not in GRANTS]:
         raise ValueError(f"--grant must be {' or '.join(GRANTS)}, got {unknown[0]!r}; code: --allow-code MODULE")
     _GRANTED[:] = kinds
@@ -186,14 +154,7 @@ def granted() -> frozenset[str]:
 
 
 class Registry:
-    """Names -> constructors of one kind of thing.
-
-    Args:
-        kind: what it holds, for error messages ("model").
-        package: the package whose modules register themselves when imported.
-        base: where given, no decorator is needed: the class in a module that extends a class of this name is
-            registered under the module's name.
-    """
+    """Names -> constructors of one kind of thing."""
 
     def __init__(self, kind: str, package: str, base: str | None = None) -> None:
         self.kind, self.package, self.base = kind, package, base
@@ -207,13 +168,7 @@ class Registry:
     def register(self, factory: None = None, *, spec: object = None) -> Callable[[Factory], Factory]: ...
 
     def register(self, factory: Any = None, *, spec: object = None) -> Any:
-        """Decorator: registers a function or class under its own ``name`` attribute or ``__name__``.
-
-        Args:
-            factory: what is registered; absent where the decorator is called with a spec.
-            spec: what it declares about itself (:class:`confed.federation.specs.ModelSpec`, or ``TaskSpec``); kept in
-                its attribute ``spec``.
-        """
+        """Decorator: registers a function or class under its own ``name`` attribute or ``__name__``."""
         if factory is None:
             return partial(self.register, spec=spec)
         if spec is not None:
@@ -241,12 +196,7 @@ class Registry:
         return ":" in name or not str(self[name].__module__).startswith(f"{self.package}.")
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        """The constructor of that name, or of ``"module:attribute"``.
-
-        Raises:
-            ValueError: nothing has that name (the message lists what there is), or it names a module that the user
-                has not allowed.
-        """
+        """The constructor of that name, or of ``"module:attribute"``."""
         if name.startswith(SESSION) and name not in self._entries:
             raise ValueError(
                 f"the {self.kind} {name!r} is an object of the Python session that wrote the recipe: make the same "

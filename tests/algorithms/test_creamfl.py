@@ -16,11 +16,11 @@ from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, Setup, Simulation, simulate
 from confed.engines.perform import Workspace, client_of, perform
+from confed.federation.actions import OFFERED
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.public_data import ServerSide
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply, drive
-from confed.federation.offered import OFFERED
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ClientState, MemoryStore, ServerState

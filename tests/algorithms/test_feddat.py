@@ -19,7 +19,7 @@ from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import ClientState
-from confed.losses.mutual import divergence
+from confed.losses.distillation import divergence
 from confed.models.vilt import vilt_tiny
 from confed.testing import CHECKS
 from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup

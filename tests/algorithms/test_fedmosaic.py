@@ -11,8 +11,8 @@ from torch import Tensor
 
 from confed.algorithms.fedmosaic import GATE, GRADIENT, FedMosaic, relevance
 from confed.engines.local import Simulation, simulate
+from confed.engines.participation import Members
 from confed.engines.perform import Setup
-from confed.engines.population import Members
 from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.randomness import generator

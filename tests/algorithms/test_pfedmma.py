@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from confed.algorithms.pfedmma import PFedMMA
 from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.participation import Members
 from confed.engines.perform import Setup
-from confed.engines.population import Members
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Call, Reply

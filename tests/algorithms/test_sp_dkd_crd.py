@@ -24,8 +24,15 @@ from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState, MemoryStore, Store
 from confed.federation.teacher import global_features
-from confed.losses.contrastive_distillation import Embedding, MemoryBanks, contrast, draw_negatives
-from confed.losses.distillation import decoupled, knowledge_preserving, similarity_preserving
+from confed.losses.distillation import (
+    Embedding,
+    MemoryBanks,
+    contrast,
+    decoupled,
+    draw_negatives,
+    knowledge_preserving,
+    similarity_preserving,
+)
 from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
 from method_contract import keep_contract, with_and_without_transports
 

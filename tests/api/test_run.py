@@ -14,9 +14,9 @@ from torch import nn
 
 import confed
 from confed.api.recipes import check_reached
-from confed.api.report import Report
+from confed.api.tracking import Report
 from confed.api.watching import in_this_session
-from confed.inference.predict import predict
+from confed.inference.ask import predict
 from confed.registry import models
 from confed.results.folder import RunFolder
 from confed.studies.runner import run_single

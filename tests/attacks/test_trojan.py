@@ -13,7 +13,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
-from confed.analysis.trojan import CONDITIONS, Attacked, attack_victim, paired, whole_pixels
+from confed.analysis.trojan_page import CONDITIONS, Attacked, attack_victim, paired, whole_pixels
 from confed.analysis.victim import Victim, draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.trojan import (
     Bounds,

@@ -1,4 +1,4 @@
-"""Lists, descriptions and the state of the installation."""
+"""Lists, descriptions and the state of the list."""
 
 import json
 import shutil
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from confed.cli import installation
+from confed.cli import list
 from confed.cli.catalogue import listing
 from confed.cli.dataset_description import describe
-from confed.cli.installation import diagnose
+from confed.cli.list import diagnose
 from confed.data.croissant import METADATA, write_croissant
 from toy_federation import squares
 
@@ -146,7 +146,7 @@ def test_describe_names_what_is_wrong(tmp_path: Path):
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    monkeypatch.setattr(installation, "_version", lambda name: None if name == "flwr" else "1.0")
+    monkeypatch.setattr(list, "_version", lambda name: None if name == "flwr" else "1.0")
     findings = diagnose()
     hint = "pip install '.[flower]' -c constraints.txt"
     assert findings["extras"]["flower"].endswith(f"missing flwr: {hint}")

@@ -181,7 +181,7 @@ def test_help_version_and_failures(tmp_path: Path, capfd: pytest.CaptureFixture[
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("confed.cli.installation.diagnose", interrupted)
+    monkeypatch.setattr("confed.cli.list.diagnose", interrupted)
     assert confed("doctor") == 130
 
 

@@ -16,8 +16,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.cli import federation as federating
 from confed.cli.app import INTERRUPTED, TERMINATED, main
 from confed.engines.local import InProcess, Simulation
-from confed.engines.worker_process import serve
-from confed.engines.workers import Workers
+from confed.engines.workers import Workers, serve
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_setup
 from repository import SUPPORT
@@ -57,7 +56,7 @@ def test_all_verbs_have_the_same_codes(
     def asked(**_: object) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr("confed.cli.installation.diagnose", asked)
+    monkeypatch.setattr("confed.cli.list.diagnose", asked)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         main(["doctor"])
@@ -95,7 +94,7 @@ def test_an_evaluation_that_is_interrupted_leaves_no_traceback(monkeypatch: pyte
 
 def test_a_worker_whose_parent_is_gone_in_the_middle_of_a_call_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, object] = {}
-    monkeypatch.setattr("confed.engines.worker_process.signal.signal", handlers.__setitem__)
+    monkeypatch.setattr("confed.engines.workers.signal.signal", handlers.__setitem__)
     for parts in ([], [b"{}"], [b"{}", b"half"]):
         here, there = Pipe()
         spare, _ = Pipe()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.data.json_lines import read_jsonl
+from confed.data.record_files import read_jsonl
 
 LINES = '{"a": "\u2028"}\n\n{"a": 2, "b": 3}\n'
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from confed.data.encode import encode
 from confed.data.examples import Examples, FederatedDataset, TableData, presence
-from confed.data.imputation import impute
-from confed.data.missing import drop_modalities, missing_of
+from confed.data.imputation import drop_modalities, impute, missing_of
 from confed.data.modalities import check_ownership, in_turns, modalities_of
 from confed.data.modality_names import set_names
 from confed.data.table_concatenation import concatenate_tables

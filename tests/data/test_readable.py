@@ -22,13 +22,12 @@ from confed.data.readable import leave_out_unreadable
 from confed.data.regions import HeldRegions
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
+from confed.report.tables.cells import left_out_note
 from confed.report.tables.headline import table_of
-from confed.report.tables.left_out import left_out_note
 from confed.report.tables.paper import paper_table
 from confed.results.folder import RunFolder
 from confed.results.runs import load
-from confed.runs.data_fingerprint import check_same_data, note_data
-from confed.runs.run import run
+from confed.runs.run import check_same_data, note_data, run
 from confed.system.events import Event, RunProgress
 
 PICTURES = 20

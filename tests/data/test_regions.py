@@ -19,9 +19,9 @@ from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.data.targets import SoftTargets
 from confed.datasets.scenes import FAMILIES, public_split, scenes
+from confed.inference.ask import predict
 from confed.inference.export import export
 from confed.inference.load import load_exported
-from confed.inference.predict import predict
 from confed.metrics.vqa import soft_targets
 from confed.models.albef import albef_mini, mini_answer_tokenizer
 from confed.models.grid_features import ENCODER, grid_features, regions_of

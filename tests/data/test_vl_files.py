@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from confed.data.vl_files.aqua import aqua_records
 from confed.data.vl_files.assemble import Amount, frequent_answers
-from confed.data.vl_files.clove import clove_records
-from confed.data.vl_files.cocoqa import cocoqa_records
-from confed.data.vl_files.gqa import gqa_records
 from confed.data.vl_files.nlvr2 import LABELS as PAIR_LABELS
 from confed.data.vl_files.nlvr2 import nlvr2_records
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.snli_ve import LABELS as ENTAILMENT_LABELS
 from confed.data.vl_files.snli_ve import snli_ve_records
 from confed.data.vl_files.stream import json_items
-from confed.data.vl_files.vcr import vcr_records
-from confed.data.vl_files.vizwiz import vizwiz_records
+from confed.data.vl_files.vizwiz import (
+    aqua_records,
+    clove_records,
+    cocoqa_records,
+    gqa_records,
+    vcr_records,
+    vizwiz_records,
+)
 from confed.data.vl_files.vqa import vqa_records
 
 

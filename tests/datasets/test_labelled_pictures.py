@@ -15,7 +15,7 @@ from PIL import Image
 from confed.cli.dataset_description import describe
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.datasets.labelled_pictures import labelled_pictures
-from confed.inference.predict_labels import predict_labels
+from confed.inference.ask import predict_labels
 from confed.prepare.label_embeddings import write_label_embeddings
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets

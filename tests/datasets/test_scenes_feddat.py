@@ -18,13 +18,11 @@ from confed.data.encode import encode
 from confed.data.examples import Examples, FederatedDataset
 from confed.datasets.scenes import COLOURS, NOUNS, SCENES, SIZES, scenes
 from confed.datasets.scenes.domains import DOMAINS, UNANSWERABLE, annotate, blur, paint
-from confed.datasets.scenes.functions import FUNCTIONS
 from confed.datasets.scenes.graph import Object, Tags, fingerprint
 from confed.datasets.scenes.making import Knobs, Made
-from confed.datasets.scenes.presets import PRESETS
-from confed.datasets.scenes.statements import ENTAILMENT, PAIRS, Statement, entails, read, say
-from confed.datasets.scenes.tasks import hide
-from confed.inference.predict import predict
+from confed.datasets.scenes.presets import FUNCTIONS, PRESETS
+from confed.datasets.scenes.tasks import ENTAILMENT, PAIRS, Statement, entails, hide, read, say
+from confed.inference.ask import predict
 from confed.models.vilt import mini_tokenizer
 from confed.recipes.recipe import load_recipe
 from confed.report.figures import convergence

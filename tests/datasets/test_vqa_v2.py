@@ -15,12 +15,11 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from confed.data.picture_tables import NoPictures
-from confed.data.region_files import RegionIndex, StoredRegions, image_number, write_regions
-from confed.data.region_layouts import read_layout
+from confed.data.region_files import RegionIndex, StoredRegions, image_number, read_layout, write_regions
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.vqa_v2 import _label, vocabulary, vqa_v2  # pyright: ignore[reportPrivateUsage]
-from confed.inference.predict import predict
+from confed.inference.ask import predict
 from confed.models.vision_features import load_vision_encoder
 from confed.prepare.region_features import Options, prepare
 from confed.recipes.recipe import load_recipe

@@ -8,8 +8,7 @@ import pytest
 
 from confed.cli import main
 from confed.deployment.doctor import check_signature
-from confed.deployment.manifest import MANIFEST, SIGNATURE, Manifest, sign, verified
-from confed.deployment.manifest_serial import ACCEPTED, accept, check_serial
+from confed.deployment.manifest import ACCEPTED, MANIFEST, SIGNATURE, Manifest, accept, check_serial, sign, verified
 from confed.deployment.provision import Federation, provision, read_sites, sign_again, write_sites
 from confed.recipes.recipe import load_recipe
 

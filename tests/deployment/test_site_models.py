@@ -19,8 +19,8 @@ from confed.deployment.site_models import site_of, write_site_run
 from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.sites import Timeouts
+from confed.inference.ask import predict
 from confed.inference.load import load_exported
-from confed.inference.predict import predict
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
+from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.data.table_data import TableData
 from confed.engines.compiled import check_compiler
 from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.federation.frozen_features import FeatureSettings

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
+from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.data.table_data import TableData
 from confed.engines import device_data
 from confed.engines.device_data import added_up, keep_data
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
 from confed.engines.perform import client_of
-from confed.federation.augment import training_batches
+from confed.federation.batches import training_batches
 from confed.federation.device_tables import DeviceCounts, DeviceTables, on_device
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message

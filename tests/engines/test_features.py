@@ -10,8 +10,8 @@ import torch
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedp3 import FedP3
+from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.data.table_data import TableData
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace
 from confed.federation.algorithm import Algorithm
@@ -105,7 +105,7 @@ def test_mirrored_pictures_are_other_examples():
 
 
 def test_worker_processes_and_the_next_run_share_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("confed.engines.worker_process.WRITTEN_AFTER", 0.0)
+    monkeypatch.setattr("confed.engines.workers.WRITTEN_AFTER", 0.0)
     given = replace(setup("vilt_mini", trainable="top"), features=FeatureSettings(10**8, tmp_path / "features", 10**9))
     first = same(given, workers=2)
     assert first.reused > 50

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from confed.algorithms.fedavg import FedAvg
+from confed.data.examples import TableData
 from confed.data.regions import HeldRegions
 from confed.data.table import Table
-from confed.data.table_data import TableData
 from confed.engines.local import Members, Setup
 from confed.federation.frozen_features import FeatureSettings, FrozenFeatures
 from confed.federation.local import Local

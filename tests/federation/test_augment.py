@@ -11,7 +11,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines.local import Workspace
-from confed.federation.augment import MIRRORED, training_batches
+from confed.federation.batches import MIRRORED, training_batches
 from confed.federation.client import Client
 from confed.federation.families.split import _batches
 from confed.federation.local import Local

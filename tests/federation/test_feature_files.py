@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from confed.federation.feature_files import FeatureFiles, Field, Shard, room_for
-from confed.federation.feature_store import FeatureStore
+from confed.federation.feature_store import FeatureFiles, FeatureStore, Field, Shard, room_for
 
 LAYOUT = (Field(torch.float32, (3,)), Field(torch.int64, ()))
 DIGESTS = [bytes([n]) * 16 for n in range(5)]

@@ -310,7 +310,7 @@ def test_what_is_trained_decides_how_many_stages_are_frozen():
 
 
 def test_rows_of_a_table_are_not_gathered_where_features_are_kept():
-    from confed.data.row_batch import RowBatch
+    from confed.data.table import RowBatch
 
     x, gathered, source = batch()["x"], [0], object.__new__(type("Source", (), {}))
 

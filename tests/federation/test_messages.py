@@ -11,7 +11,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply, drive
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode, decode_state, encode, encode_state, size
-from confed.privacy.guards import check_reply
+from confed.privacy.protections import check_reply
 
 ANN = ClientInfo("ann", 3)
 

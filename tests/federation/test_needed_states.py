@@ -13,9 +13,8 @@ import torch
 from confed.federation import checkpoint
 from confed.federation.atomic import write_atomically
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint
-from confed.federation.directory_store import DirectoryStore
+from confed.federation.directory_store import DirectoryStore, StatePacks
 from confed.federation.state import ClientState, ServerState
-from confed.federation.state_packs import StatePacks
 from confed.federation.wire import encode_state
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from confed.federation.actions import among_offered
 from confed.federation.evaluate import evaluate
-from confed.federation.offered import among_offered
 from confed.federation.protocols import Output
 from confed.tasks.vqa import VQA
 

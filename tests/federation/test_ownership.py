@@ -11,8 +11,8 @@ from confed.algorithms.local import LocalOnly
 from confed.algorithms.scaffold import Scaffold
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
+from confed.engines.participation import Members
 from confed.engines.perform import Setup, Workspace
-from confed.engines.population import Members
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Reply

@@ -16,7 +16,7 @@ from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import Run
 from confed.registry import algorithms
 from confed.results import format as formats
-from confed.runs.ineffective import warn_of_ignored
+from confed.runs.checks import warn_of_ignored
 
 
 @pytest.mark.parametrize(

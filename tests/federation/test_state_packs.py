@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from confed.federation.checkpoint import PACKED, Checkpoint, Checkpoints
-from confed.federation.directory_store import CorruptCheckpoint, DirectoryStore
+from confed.federation.directory_store import CorruptCheckpoint, CutPack, DirectoryStore, StatePacks
 from confed.federation.state import ClientState, ServerState
-from confed.federation.state_packs import CutPack, StatePacks
 
 
 def state(value: float, size: int = 4) -> ClientState:
@@ -206,7 +205,7 @@ def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path,
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("confed.federation.state_packs.write_atomically", full)
+    monkeypatch.setattr("confed.federation.directory_store.write_atomically", full)
     for version in (2, 3, 4):
         store.begin(version)
         for client in range(3):

@@ -14,11 +14,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from confed.inference.ask import predict
 from confed.inference.export import export
-from confed.inference.exported_run import ExportedRun
 from confed.inference.finished_run import FinishedRun
-from confed.inference.load import digest, from_peft, load_exported, to_peft
-from confed.inference.predict import predict
+from confed.inference.load import ExportedRun, digest, from_peft, load_exported, to_peft
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run

@@ -12,8 +12,7 @@ import yaml
 
 import confed
 from confed.inference.finished_run import FinishedRun
-from confed.inference.hub import HubName, fetch, hub_name, publish
-from confed.inference.hub_card import card
+from confed.inference.hub import HubName, card, fetch, hub_name, publish
 from confed.inference.load import load_exported
 from hub_server import Hub
 from tiny_runs import TINY

@@ -12,7 +12,7 @@ import pytest
 import confed
 from confed.federation.file_names import file_name
 from confed.inference.export import export as write_export
-from confed.inference.export_readme import readme
+from confed.inference.export import readme
 from confed.inference.finished_run import FinishedRun
 from confed.inference.hub import HubName, publish
 from confed.inference.load import load_exported

@@ -14,10 +14,10 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddpa import FedDPA
 from confed.datasets.scenes import scenes
-from confed.inference.predict import predict
+from confed.inference.ask import predict
 from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
-from confed.results.example_names import name_hashes
+from confed.results.run_files import name_hashes
 from confed.runs.run import run
 
 TINY = [

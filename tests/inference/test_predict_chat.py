@@ -11,7 +11,7 @@ from PIL import Image
 
 from confed.cli import main
 from confed.data.chat import Said
-from confed.inference.predict_chat import Talk
+from confed.inference.ask import Talk
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 

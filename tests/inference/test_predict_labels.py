@@ -11,13 +11,10 @@ from safetensors.numpy import load_file
 
 from coloured_labels import RECIPE, SHIFT, colours_dataset
 from confed.cli.app import main
-from confed.inference.ask import ask
+from confed.inference.ask import ask, known_labels, predict, predict_labels, write_page
 from confed.inference.export import export
-from confed.inference.exported_run import ExportedRun
 from confed.inference.finished_run import FinishedRun
-from confed.inference.label_page import write_page
-from confed.inference.predict import predict
-from confed.inference.predict_labels import known_labels, predict_labels
+from confed.inference.load import ExportedRun
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 

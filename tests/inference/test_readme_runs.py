@@ -18,10 +18,9 @@ from safetensors.torch import load_file
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
 from confed.inference.merge import export_merged
-from confed.models.hf.families import PIXELS, TEMPLATE, TEXT, VISION
 from confed.models.hf.processors import VIDEOS, read_processor
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.hf.tiny import tiny, tiny_tokenizer
+from confed.models.hf.tiny import PIXELS, TEMPLATE, TEXT, VISION, tiny, tiny_tokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 from vlm_families import HERE

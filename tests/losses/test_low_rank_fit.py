@@ -8,8 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from confed.losses.low_rank import stack
-from confed.losses.low_rank_fit import corrected, fitted, mean_by_norm, norm_of_product
+from confed.losses.low_rank import corrected, fitted, mean_by_norm, norm_of_product, stack
 
 Array = np.ndarray[Any, Any]
 WEIGHTS = [1.0, 3.0, 2.0]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from confed.losses.mutual import Direction, divergence
+from confed.losses.distillation import Direction, divergence
 
 
 def logits(seed: int, *shape: int) -> Tensor:

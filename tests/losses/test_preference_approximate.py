@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from confed.losses.preference import MATCHUPS, forgotten, matchup, most_forgotten, pairwise_preference
-from confed.losses.preference_approximate import sampled_preference, sorted_error, sorted_preference
+from confed.losses.preference import (
+    MATCHUPS,
+    forgotten,
+    matchup,
+    most_forgotten,
+    pairwise_preference,
+    sampled_preference,
+    sorted_error,
+    sorted_preference,
+)
 
 # g by its textbook formula, written with the standard library.
 G = {

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from confed.data.controls import GREY, controlled, controls_of, donors
+from confed.data.controls import GREY, WordAnswers, controlled, controls_of, donors
 from confed.data.examples import TableData
 from confed.data.modal_tables import ModalTable
-from confed.data.question_words import WordAnswers
 from confed.data.table import Table
 from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipes.recipe import load_recipe

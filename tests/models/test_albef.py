@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from confed.models.albef import Albef, albef, albef_mini, mini_answer_tokenizer, resized_positions
-from confed.models.albef_module import AlbefConfig
+from confed.models.albef import Albef, AlbefConfig, albef, albef_mini, mini_answer_tokenizer, resized_positions
 from confed.models.finetuning import Finetuning, finetune
 from confed.models.pretrained import Pretrainable, save
 from confed.tasks.generation import Generation

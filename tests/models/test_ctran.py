@@ -20,7 +20,7 @@ from confed.models import create_model, create_tokenizer
 from confed.models.ctran import ctran, ctran_mini
 from confed.models.ctran_module import CTran, EncoderLayer, LabelGraph, LabelReadout, co_occurrence, log_odds
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
-from confed.models.normalisation import FrozenBatchNorm2d, renormalise
+from confed.models.layers import FrozenBatchNorm2d, renormalise
 from confed.models.resnet import mini_resnet, resnet_multilabel, resnet_multilabel_mini
 
 LABELS = ("car", "tree", "sea", "ship", "sand")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from confed.models import create_model, create_tokenizer
-from confed.models.ctran_text import CTranText, ctran_text_mini
+from confed.models.ctran_module import CTranText, ctran_text_mini
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
 
 LABELS = ("a", "b", "c")

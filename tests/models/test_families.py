@@ -16,8 +16,7 @@ import torch
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
 from confed.models import create_model
-from confed.models.hf.families import FAMILIES
-from confed.models.hf.tiny import tiny
+from confed.models.hf.tiny import FAMILIES, tiny
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import prepare, run

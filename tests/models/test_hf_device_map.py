@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from confed.engines.perform import Workspace
 from confed.models import create_model
 from confed.models.hf import model as hf_model
-from confed.models.hf.device_map import gpus, spread
-from confed.models.hf.model import HuggingFaceVLM
+from confed.models.hf.model import HuggingFaceVLM, gpus, spread
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import check_device
 from vlm_families import HERE
@@ -134,7 +133,7 @@ def test_a_base_that_cannot_be_spread_is_refused(options: dict[str, Any], why: s
 
 
 def test_a_method_that_adds_parameters_to_layers_of_the_base_is_refused() -> None:
-    from confed.federation.families.lora_added import add_matrices
+    from confed.federation.families.lora import add_matrices
 
     model = built(device_map="auto")
     Workspace(model)

@@ -13,9 +13,9 @@ from confed.engines.remote.handshake import Fingerprint, fingerprint
 from confed.models import create_model, create_tokenizer
 from confed.models.hf import _processor
 from confed.models.hf.tiny import tiny
-from confed.models.hub_revision import commit_of
+from confed.models.hub_names import commit_of
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.runs.pinned import pinned
+from confed.runs.cohorts import pinned
 from confed.runs.run import prepare, run
 from confed.runs.same_recipe import differing_settings
 

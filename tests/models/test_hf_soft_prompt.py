@@ -10,9 +10,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from confed import load_exported
+from confed.inference.ask import Talk
 from confed.inference.export import export
 from confed.inference.merge import export_merged
-from confed.inference.predict_chat import Talk
 from confed.models import create_model
 from confed.models.finetuning import Finetuning
 from confed.models.hf.model import HuggingFaceVLM

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from confed.models.magneto import Encoder, magneto_gain
-from confed.models.published import seeded
+from confed.models.pretrained import seeded
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
 

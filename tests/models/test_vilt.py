@@ -6,8 +6,7 @@ from transformers import BertConfig, BertModel
 from confed.models import create_model, create_tokenizer, list_models
 from confed.models.finetuning import Finetuning
 from confed.models.heads import task_head
-from confed.models.vilt import vilt_b32, vilt_mini, vilt_tiny
-from confed.models.vilt_module import Vilt, answer_head
+from confed.models.vilt import Vilt, answer_head, vilt_b32, vilt_mini, vilt_tiny
 
 ANSWERS, VOCABULARY = 7, 30
 

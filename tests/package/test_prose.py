@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from source_trees import dotted, nodes_of, tree_of
+from source_trees import nodes_of
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "src" / "confed").rglob("*.py"))
@@ -25,7 +25,7 @@ METAPHORS = re.compile(
 """Buildings and the like in place of packages, layers, modules, interfaces, records and connections."""
 
 SCENERY = {"datasets/scenes", "datasets/gqa_scenes", "datasets/scene_labels.py", "datasets/tagged_texts.py"}
-SCENERY |= {"data/ml_files", "inference/export_readme.py"}
+SCENERY |= {"data/ml_files", "inference/export.py"}
 """Where houses, rooms and books are things in pictures or answers."""
 
 
@@ -64,34 +64,6 @@ def faulty(path: Path, allowed: set[str], found: list[str]) -> list[str]:
 def test_arguments_are_described() -> None:
     found = {module(path): EMPTY.findall(path.read_text()) for path in FILES}
     assert not {name: words for name, words in found.items() if words}
-
-
-def parts(node: ast.AST) -> Iterator[ast.AST]:
-    """What is in a node, but for functions and classes that are defined in it."""
-    for part in ast.iter_child_nodes(node):
-        if not isinstance(part, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield part
-            yield from parts(part)
-
-
-def silent(node: ast.AST) -> Iterator[str]:
-    """Public functions that raise an exception of which their docstring, a single line, says nothing."""
-    for part in ast.iter_child_nodes(node):
-        if isinstance(part, ast.ClassDef) and not part.name.startswith("_"):
-            yield from silent(part)
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and not part.name.startswith("_"):
-            errors = [own.exc for own in parts(part) if isinstance(own, ast.Raise)]
-            names = {dotted(error.func) for error in errors if isinstance(error, ast.Call)}
-            raised = {name for name in names if name[:1].isupper()} - {"NotImplementedError"}
-            said = ast.get_docstring(part) or "\n"
-            if "\n" not in said and raised and not any(name in said for name in raised):
-                yield part.name
-
-
-def test_public_functions_say_what_they_raise() -> None:
-    """Longer docstrings are ruff's (DOC501), those of commands are help pages; private functions have messages."""
-    found = {module(path): [*silent(tree_of(path))] for path in FILES}
-    assert not {name: names for name, names in found.items() if names and not name.startswith("cli/")}
 
 
 def test_packages_are_not_called_rooms() -> None:

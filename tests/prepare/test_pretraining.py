@@ -13,7 +13,7 @@ from confed.models import create_model
 from confed.models.pretrained import MINI_WEIGHTS, States, describe, packaged, weights_file
 from confed.models.tokenizer import WordTokenizer
 from confed.models.vilt import mini_tokenizer, vilt_mini
-from confed.prepare.pretraining import MINIS, Tagger, accuracy, pretrain, run, start, word_targets
+from confed.prepare.pretraining import MINIS, Tagger, accuracy, minis, pretrain, run, word_targets
 from confed.prepare.pretraining.minis import Settings
 from confed.tasks.generation import Generation
 
@@ -169,7 +169,7 @@ def test_minis_start_from_vilt_mini_part_by_part():
     size = mini_tokenizer([]).vocab_size
     models = {name: create_model(name, answers=ANSWERS, vocab_size=size, pretrained=False) for name in FILES}
     for name in ("vault_mini", "albef_mini", "blip_mini"):
-        start.copy(models[name], MINIS[name].start)
+        minis.copy(models[name], MINIS[name].start)
     vault, albef, blip = (models[name].state_dict() for name in ("vault_mini", "albef_mini", "blip_mini"))
     assert torch.equal(vault["language.embeddings.word_embeddings.weight"], theirs[words])
     assert all(torch.equal(vault[name], theirs[name]) for name in theirs if name in vault)
@@ -191,11 +191,11 @@ def test_minis_start_from_vilt_mini_part_by_part():
     for part, value in zip(("query", "key", "value"), stacked, strict=True):
         assert torch.equal(value, theirs[f"{block}attention.attention.{part}.weight"])
     with pytest.raises(ValueError, match=r"no tensor like 'nothing' to start from vilt_mini.safetensors"):
-        start.copy(models["vit_mini"], [("nothing", "x")])
+        minis.copy(models["vit_mini"], [("nothing", "x")])
     with pytest.raises(ValueError, match=r"has no tensor 'x', which 'classifier.bias' is to start from"):
-        start.copy(models["vit_mini"], [(r"classifier\.bias", "x")])
+        minis.copy(models["vit_mini"], [(r"classifier\.bias", "x")])
     with pytest.raises(ValueError, match=r"classifier.bias must have the shape of .* \(44, 128\), got \(44,\)"):
-        start.copy(models["vit_mini"], [(r"classifier\.bias", "classifier.3.weight")])
+        minis.copy(models["vit_mini"], [(r"classifier\.bias", "classifier.3.weight")])
 
 
 def test_unknown_minis_settings_and_missing_weights(tmp_path, capsys):

@@ -10,11 +10,11 @@ from scipy import stats
 
 from confed.federation.secure_sum import SecureSum
 from confed.privacy.secure_sum import shamir
+from confed.privacy.secure_sum.exchange import Tally
 from confed.privacy.secure_sum.fixed_point import decode, encode, from_wire, to_wire
 from confed.privacy.secure_sum.masks import Integers, add_mask, new_key, opened, pair_secret, public_key, sealed
 from confed.privacy.secure_sum.member import Member
 from confed.privacy.secure_sum.plan import Block, Plan
-from confed.privacy.secure_sum.tally import Tally
 
 NAMES = ("ann", "ben", "cat", "dan", "eve")
 

@@ -9,9 +9,8 @@ import confed
 from confed.algorithms.fedp3 import FedP3
 from confed.federation.local import Local
 from confed.federation.server_optimizer import ServerOptimizer
-from confed.recipes.objects import overrides_of
+from confed.recipes.objects import digest_of, overrides_of
 from confed.recipes.recipe import load_recipe, parse_recipe
-from confed.recipes.session_objects import digest_of
 from confed.registry import SESSION, models
 from confed.runs.build import prepare
 from confed.tasks.multilabel import Multilabel

@@ -13,10 +13,10 @@ from confed.recipes.recipe import load_recipe
 from confed.report.figures import convergence
 from confed.report.figures.save import save_figures
 from confed.report.statistics.comparison import compare
+from confed.report.tables.cost import by_backbone
 from confed.report.tables.headline import study_table
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import to_csv
-from confed.report.tables.traffic import by_backbone
 from confed.results.deployed import deploys, with_deployed
 from confed.results.history import evaluations, means
 from confed.results.runs import load

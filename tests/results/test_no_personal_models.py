@@ -22,7 +22,7 @@ from confed.results.deployed import (
     without_personal,
 )
 from confed.results.runs import load
-from confed.studies.progress import headline
+from confed.studies.pool import headline
 from synthetic_study import changed, make_run
 
 

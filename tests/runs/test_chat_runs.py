@@ -12,9 +12,9 @@ from PIL import Image
 from confed import load_exported
 from confed.cli import main
 from confed.data.caption_batches import unpack_texts
+from confed.inference.ask import Talk
 from confed.inference.evaluate import evaluate
 from confed.inference.export import export
-from confed.inference.predict_chat import Talk
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.report import write_report
 from confed.results.folder import RunFolder

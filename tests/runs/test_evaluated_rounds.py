@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from confed.federation.protocols import Batch, Output
-from confed.models.vilt_module import Vilt
+from confed.models.vilt import Vilt
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import run

@@ -20,8 +20,8 @@ from confed.metrics.multilabel import multilabel_metrics
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.statistics.comparable import OtherExamples
 from confed.report.statistics.comparison import compare_runs
-from confed.report.statistics.label_bootstrap import LabelResamples
 from confed.report.statistics.paired import against, all_pairs
+from confed.report.statistics.pairing import LabelResamples
 from confed.report.tables.headline import study_table
 from confed.report.tables.labels import label_tables
 from confed.report.tables.paper import main_tables
@@ -30,7 +30,7 @@ from confed.results.runs import Run, load
 from confed.runs.build import prepare
 from confed.runs.pooled_metrics import PooledCounts
 from confed.runs.run import run
-from confed.studies.validation import validation_scores
+from confed.studies.tune import validation_scores
 
 
 def recipe(tmp_path: Path, *overrides: str) -> Recipe:

@@ -70,7 +70,7 @@ def test_calls_of_split_learning_grow_with_the_examples(tmp_path: Path) -> None:
 
 def test_time_follows_from_seconds_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that training batches alone move, a client of N examples takes N / batch size seconds per epoch."""
-    from confed.data.table_data import TableData
+    from confed.data.examples import TableData
 
     now, before = [0.0], TableData.train
 

@@ -9,8 +9,7 @@ import pytest
 import toy_federation  # its datasets have names then
 from confed.deployment.site import open_site
 from confed.models.hub_names import hub_name
-from confed.models.pretrained import describe
-from confed.models.published import published
+from confed.models.pretrained import describe, published
 from confed.models.tokenizer import bert_tokenizer
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run

@@ -5,7 +5,7 @@ import pytest
 
 from confed.data.examples import Examples
 from confed.data.picture_tables import NoPictures
-from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import prepare

@@ -22,9 +22,8 @@ from safetensors.numpy import load_file, save_file
 import confed
 from confed.results.runs import load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
-from confed.studies.published import write_rows
+from confed.studies.published import TABLE, same, write_rows
 from confed.studies.published_sources import Published, read_published
-from confed.studies.published_tables import TABLE, same
 from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
 from confed.studies.study import create_study, free_folder

@@ -19,10 +19,8 @@ from confed.runs import build as preparing
 from confed.runs import run as experiment
 from confed.runs.run import run
 from confed.studies import tune as tuning
-from confed.studies.search import search_space
-from confed.studies.tune import tune
+from confed.studies.tune import search_space, tune, validation_scores
 from confed.studies.tuned import apply, read_tuned
-from confed.studies.validation import validation_scores
 from confed.system.events import ignore
 
 with warnings.catch_warnings():

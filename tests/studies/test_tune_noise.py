@@ -9,10 +9,8 @@ import pytest
 
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.studies import tune as tuning
-from confed.studies.search import own_choice, search_space
-from confed.studies.tune import clearly_worse, tune
+from confed.studies.tune import clearly_worse, own_choice, search_space, tune, validation_scores
 from confed.studies.tuned import Trial, Tuned, effective_questions, standard_error
-from confed.studies.validation import validation_scores
 from confed.system.events import ignore
 
 TINY = [

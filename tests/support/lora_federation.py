@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.participation import Members
 from confed.engines.perform import Setup
-from confed.engines.population import Members
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.messages import Call, Reply

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from confed.data.table_data import TableData
+from confed.data.examples import TableData
 from confed.engines.buffered import Buffered
 from confed.engines.executor import Executor, InProcess
 from confed.engines.local import Members, Setup, Simulation, simulate

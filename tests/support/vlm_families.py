@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from confed.models.hf.families import FAMILIES
+from confed.models.hf.tiny import FAMILIES
 
 NEEDS = {"smolvlm": "num2words", "lfm2_vl": "torchvision"}
 """Libraries that processors need."""

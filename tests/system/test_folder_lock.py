@@ -195,7 +195,7 @@ def test_a_file_system_without_links_is_locked_too(tmp_path: Path, monkeypatch: 
 
 
 def test_the_heart_beats_and_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("confed.system.heartbeat.BEAT", 0.1)
+    monkeypatch.setattr("confed.system.folder_lock.BEAT", 0.1)
     with exclusive(tmp_path):
         os.utime(tmp_path / LOCK, (0, 0))
         until = time.monotonic() + 10

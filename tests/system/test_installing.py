@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import confed
-from confed.system import installing
+from confed.system import packages
 
 TEXT = "tables need pandas: pip install '.[notebook]' -c constraints.txt"
 PINS = Path(confed.__file__).parent / "constraints.txt"
@@ -41,18 +41,18 @@ class Installed:
     ],
 )
 def test_command_names_where_confed_came_from(origin: object, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installing, "DISTRIBUTION", "NAME")
-    monkeypatch.setattr(installing, "distribution", lambda name: Installed(origin))
-    assert installing.for_this_installation(TEXT) == expected
-    assert installing.for_this_installation("no command") == "no command"
+    monkeypatch.setattr(packages, "DISTRIBUTION", "NAME")
+    monkeypatch.setattr(packages, "distribution", lambda name: Installed(origin))
+    assert packages.for_this_installation(TEXT) == expected
+    assert packages.for_this_installation("no command") == "no command"
 
 
 def test_package_of_its_own_and_a_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installing, "distribution", lambda name: Installed(None))
-    assert installing.for_this_installation("pip install rich -c constraints.txt") == f"pip install rich -c {PINS}"
+    monkeypatch.setattr(packages, "distribution", lambda name: Installed(None))
+    assert packages.for_this_installation("pip install rich -c constraints.txt") == f"pip install rich -c {PINS}"
 
     def none(name: str) -> Installed:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(installing, "distribution", none)
-    assert installing.for_this_installation(TEXT) == TEXT
+    monkeypatch.setattr(packages, "distribution", none)
+    assert packages.for_this_installation(TEXT) == TEXT

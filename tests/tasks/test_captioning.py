@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from confed.cli import app
 from confed.data.caption_batches import groups, next_tokens, pack_texts, unpack_texts
 from confed.federation.protocols import Output
-from confed.inference.predict import predict_caption
+from confed.inference.ask import predict_caption
 from confed.metrics.captions import Cider, bleu4, bleu_tally
-from confed.models.beam_search import beam_search
 from confed.models.caption_tokenizer import END, START, WrittenWords
 from confed.models.caption_transformer import caption_transformer_mini, caption_transformer_tiny
+from confed.models.caption_writer import beam_search
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.html.gallery import gallery
 from confed.report.html.image_store import ImageStore
@@ -28,7 +28,7 @@ from confed.report.html.page import Tabs
 from confed.report.sections import captions as caption_sections
 from confed.results.runs import load
 from confed.runs.run import prepare, run
-from confed.studies.progress import headline
+from confed.studies.pool import headline
 from confed.tasks.captioning import Captioning
 
 REFERENCES = [

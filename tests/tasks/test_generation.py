@@ -13,7 +13,7 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.federation.protocols import Output, Task
 from confed.models.albef import albef_mini, mini_answer_tokenizer
 from confed.models.answer_ranking import OUTSIDE
-from confed.models.answer_tokenizer import AnswerTokenizer, words_of
+from confed.models.caption_tokenizer import AnswerTokenizer, words_of
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import prepare

@@ -24,8 +24,7 @@ from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.run import run
 from confed.tasks.vqa import VQA
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
-from confed.unlearning.approximate import ascend
-from confed.unlearning.exact import Approximation, folder_without, forget
+from confed.unlearning.exact import Approximation, ascend, folder_without, forget
 
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg_ft", "model.name=vilt_tiny", "model.width=16", "model.layers=1",

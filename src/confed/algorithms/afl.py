@@ -33,14 +33,13 @@ from typing import Annotated, Self, cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.actions import action
+from confed.federation.actions import action, among_offered
 from confed.federation.algorithm import Protection, keeps_protections
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.deploying import Deploying
+from confed.federation.families.last_head import Deploying
 from confed.federation.messages import Call, Flow, Message, Reply
-from confed.federation.offered import among_offered
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, SingleLabel, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
@@ -49,8 +48,6 @@ from confed.federation.state import ServerState
 from confed.federation.structure import HasFeatureShape, feature_width
 from confed.federation.train import check_examples
 from confed.federation.traits import Traits
-
-__all__ = ["AFL", "moments", "ridge_head"]
 
 HEAD = "analytic_head"
 """The module that :class:`AFL` adds to a model."""
@@ -271,12 +268,7 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
 
 
 class _Analytic(nn.Module):
-    """The model with the scores of the analytic head.
-
-    Args:
-        model: with the head.
-        scale: what scores are multiplied by.
-    """
+    """The model with the scores of the analytic head."""
 
     def __init__(self, model: nn.Module, scale: float) -> None:
         super().__init__()

@@ -48,8 +48,6 @@ from confed.losses.distance_correlation import distance_correlation
 from confed.losses.info_nce import Contrast, same_answers
 from confed.privacy.cut import CutPrivacy, refuse_mixing
 
-__all__ = ["BiCSL"]
-
 PARTS: Mapping[str, tuple[str, ...]] = {"client": ("mha", "apn"), "server": ("nha", "lta")}
 
 

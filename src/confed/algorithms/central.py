@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from confed.federation.algorithm import Algorithm
 from confed.federation.traits import Traits
 
-__all__ = ["Central"]
-
 
 @dataclass(frozen=True)
 class Central(Algorithm):

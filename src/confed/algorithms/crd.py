@@ -31,9 +31,7 @@ from confed.federation.structure import feature_width
 from confed.federation.teacher import global_features
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
-from confed.losses.contrastive_distillation import Embedding, MemoryBanks, draw_negatives
-
-__all__ = ["CRD"]
+from confed.losses.distillation import Embedding, MemoryBanks, draw_negatives
 
 NEED = 'CRD takes negatives from other classes (algorithm.negatives_from = "other_classes")'
 OTHERWISE = '; for other tasks there is negatives_from = "others"'

@@ -52,6 +52,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from confed.federation.actions import among_offered
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.batches import to_device
 from confed.federation.client import Client
@@ -59,7 +60,6 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.families.prompts import CONTEXT, ClassifiesByTexts, as_classifier
 from confed.federation.families.public_data import SERVER, ServerSide
 from confed.federation.messages import Call, Flow, Message
-from confed.federation.offered import among_offered
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, ClientData, Task
 from confed.federation.randomness import derive, isolated
@@ -68,8 +68,6 @@ from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.losses.contrastive import inter_modal, match_scores, model_contrastive
-
-__all__ = ["CreamFL", "aggregated"]
 
 PICTURES, TEXTS = "public.pictures", "public.texts"
 """Names of representations in messages: (P, D), and of distinct texts (T, D)."""

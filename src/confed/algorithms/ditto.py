@@ -29,8 +29,6 @@ from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
-__all__ = ["Ditto"]
-
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):

@@ -27,8 +27,6 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.distillation import decoupled
 
-__all__ = ["DKD"]
-
 NEED = "DKD treats the right answer apart from the others"
 
 

@@ -38,7 +38,7 @@ from confed.federation.actions import action
 from confed.federation.batches import rows
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.deploying import Deploying
+from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import (
     CONTEXT,
     as_classifier,
@@ -56,8 +56,6 @@ from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.privacy import accountant
 from confed.privacy.examples import ExamplePrivacy
-
-__all__ = ["DPFPL", "context_gradients", "factors", "projected"]
 
 LOCAL = "private_context"
 """The module with the local prompt."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from confed.federation.algorithm import Algorithm
 from confed.federation.traits import Traits
 
-__all__ = ["FedAvg"]
-
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):

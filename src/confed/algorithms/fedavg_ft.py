@@ -10,13 +10,11 @@ from typing import Annotated
 
 from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.finetuned import personalise_all
+from confed.federation.families.last_head import personalise_all
 from confed.federation.messages import Flow
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
-
-__all__ = ["FedAvgFT"]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 
-__all__ = ["FedAvgM"]
-
 
 @dataclass(frozen=True)
 class FedAvgM(Algorithm):

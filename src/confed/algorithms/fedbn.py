@@ -16,8 +16,6 @@ from confed.federation.protocols import Task
 from confed.federation.specs import frozen_names
 from confed.federation.traits import Traits
 
-__all__ = ["FedBN"]
-
 BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 ALL = (*BATCH, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 

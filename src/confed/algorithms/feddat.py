@@ -16,7 +16,7 @@ Where a model writes its answers, z are token scores of all answers that people 
 weighs these (:class:`confed.tasks.generation.Generation`); the KL counts them equally, as the released code does: the
 sum over tokens, the mean over answers. With the task ``chat`` only tokens of answers count, not the padding behind
 them, which that code counts too. Over a large vocabulary parts of the tokens are compared one after the other
-(:func:`confed.losses.mutual.divergence`).
+(:func:`confed.losses.distillation.divergence`).
 
 Heads are the client's own. The server takes the plain mean of the A_s (Algorithm 1, line 6; the paper's Eq. 3 weighs by
 size, ``weighting = "examples"``). A_s answers at inference.
@@ -76,9 +76,7 @@ from confed.federation.state import ServerState
 from confed.federation.structure import NO_HEAD, adapters_of, head_rules, private_head
 from confed.federation.train import Objective
 from confed.federation.traits import GlobalModel, Traits
-from confed.losses.mutual import Direction, divergence
-
-__all__ = ["FedDAT"]
+from confed.losses.distillation import Direction, divergence
 
 LOCAL, ANCHOR = "local", "anchor"
 """The client's own adapter A_c, and the one that holds the received values Â_s."""

@@ -55,8 +55,6 @@ from confed.federation.train import Objective, train, travelled
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
-__all__ = ["FedDC"]
-
 DRIFT, GRADIENT = "drift", "gradient"
 """h_k and g_k in a client's state; among the server's slots the sum of all h_k, and K g."""
 PREFIX = "gradient/"

@@ -48,8 +48,6 @@ from confed.federation.structure import NO_HEAD, adapters_of, head_rules, privat
 from confed.federation.train import Objective, train
 from confed.federation.traits import GlobalModel, Traits
 
-__all__ = ["FedDPA"]
-
 LOCAL, EXAMPLES = "local", "feddpa_examples"
 """The client's own adapter A_l, and the module that holds the representations of its S examples."""
 
@@ -218,12 +216,7 @@ class FedDPA(FisherWeighted):
 
 
 class _Examples(nn.Module):
-    """Stored representations of a client's examples.
-
-    Args:
-        count: S.
-        width: features of a representation, at least.
-    """
+    """Stored representations of a client's examples."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()

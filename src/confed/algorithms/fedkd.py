@@ -45,8 +45,6 @@ from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.losses.compression import compress, restore
 
-__all__ = ["FedKD", "Reduction", "mutual_losses"]
-
 Reduction = Literal["element", "batch"]
 """The divergence's mean over all B x C elements (the authors' code) or over the B examples."""
 
@@ -152,13 +150,7 @@ class FedKD(Algorithm):
         return Message(own, {"round": server.round})
 
     def _read(self, server: ServerState, replies: Iterable[Reply], heard: dict[str, float]) -> Iterator[Reply]:
-        """Replies with the clients' models in place of compressed changes; unreadable ones become errors.
-
-        Args:
-            server: the state that the clients started from.
-            replies: what they sent.
-            heard: receives the clients whose replies are used, and the energy of each.
-        """
+        """Replies with the clients' models in place of compressed changes; unreadable ones become errors."""
         for reply in replies:
             if reply.error is not None:
                 yield reply

@@ -57,8 +57,6 @@ from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.losses.label_states import UNKNOWN, uncertain
 
-__all__ = ["FedLGT"]
-
 Preset = Literal["paper", "code"]
 
 COUNTED = "label graph"
@@ -217,11 +215,7 @@ _NOTHING_KNOWN = (
 
 
 class _PairCounts:
-    """Co-occurrence counts of labels, with each example counted once.
-
-    Args:
-        total: number of the client's training examples.
-    """
+    """Co-occurrence counts of labels, with each example counted once."""
 
     def __init__(self, total: int) -> None:
         self._seen = torch.zeros(total, dtype=torch.bool)

@@ -18,8 +18,8 @@ from (sum_k w_k B_k)(sum_k w_k A_k). The variants differ in three choices:
 | flora_na | A, B | A, B | sums with weights that it fits | FLoRA-NA: arXiv 2509.26399 |
 | hetlora | A, B | A, B | mean weighted by ||B_k A_k||; ranks shrink | HetLoRA: EMNLP 2024, arXiv 2401.06432 |
 
-Formulas are in ``losses/low_rank.py`` and, of the last three, in ``losses/low_rank_fit.py`` with what was read of each.
-What FLoRA and FedEx-LoRA add to W_0 is a matrix of its own (``federation/families/lora_added.py``).
+Formulas are in ``losses/low_rank.py`` and, of the last three, in ``losses/low_rank.py`` with what was read of each.
+What FLoRA and FedEx-LoRA add to W_0 is a matrix of its own (``federation/families/lora.py``).
 
 Ranks may differ (``ranks``). All have the same s, that of the model's rank. A client of a smaller rank sends and
 receives only its rows of A and columns of B. The mean counts what it does not have as 0 (zero-padding, as in HetLoRA),
@@ -31,7 +31,7 @@ RoLoRA (NeurIPS 2025, arXiv 2502.01755), read from its abstracts and from descri
 3, ... train B, which starts at 0 and without which A has no gradient; rounds 2, 4, ... train A. A client sends the
 factor that it trained, half of the values; it is sent both, as it may have been away.
 
-HetLoRA's clients prune their own ranks (``federation/families/lora_pruning.py``). What was pruned travels in the old
+HetLoRA's clients prune their own ranks (``federation/families/lora.py``). What was pruned travels in the old
 shape once more, as zeros, beside the new rank; ``prune_decay = 1`` is no pruning.
 
 Deviations: in all of these every client has an answer head of its own, as in FedDAT's tables (unless the model writes
@@ -53,16 +53,23 @@ from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
 from confed.federation.families.lora import (
+    ADDED,
+    STACKED,
+    add_matrices,
+    change_for,
     cut_to_rank,
     factor_names,
     fresh_factors,
+    hold,
+    limit_rank,
     lora_layers,
+    noted,
     padded,
+    received,
     still,
+    train_and_prune,
     zero_beyond,
 )
-from confed.federation.families.lora_added import ADDED, STACKED, add_matrices, change_for, hold, noted, received
-from confed.federation.families.lora_pruning import limit_rank, train_and_prune
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope, named_tensors
 from confed.federation.protocols import Task
@@ -73,10 +80,7 @@ from confed.federation.state import ServerState
 from confed.federation.structure import head_rules, private_head
 from confed.federation.train import train
 from confed.federation.traits import Traits
-from confed.losses.low_rank import Factors, decomposed, dimension_wise, residual, stack
-from confed.losses.low_rank_fit import corrected, fitted, mean_by_norm
-
-__all__ = ["PRESETS", "Aggregation", "FedLoRA", "Preset"]
+from confed.losses.low_rank import Factors, corrected, decomposed, dimension_wise, fitted, mean_by_norm, residual, stack
 
 Preset = Literal[
     "", "lora", "ffa_lora", "fedsa_lora", "share_b", "flora", "fedex_lora", "flexlora",

@@ -42,8 +42,6 @@ from confed.federation.state import ServerState
 from confed.federation.train import train
 from confed.federation.traits import Traits
 
-__all__ = ["FedMD"]
-
 SCORES = "logits"
 """The name of f_k(x), and of their mean, in messages and batches."""
 
@@ -159,13 +157,7 @@ class FedMD(Algorithm):
 
 
 class _Public:
-    """Some of the public examples, as a client sees them.
-
-    Args:
-        client: whose modalities they are seen in.
-        chosen: their numbers, ascending.
-        scores: where given, their scores, (number of them, C), which join each batch.
-    """
+    """Some of the public examples, as a client sees them."""
 
     deterministic = True
     fixed = True  # scores are those of the pictures as they are

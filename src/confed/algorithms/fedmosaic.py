@@ -57,8 +57,6 @@ from confed.federation.structure import head_rules, private_head
 from confed.federation.train import train
 from confed.federation.traits import Traits
 
-__all__ = ["FedMosaic", "relevance"]
-
 RECEIVED = ("received_A", "received_B")
 """Names, beside a layer's own factors, of those that a client receives."""
 

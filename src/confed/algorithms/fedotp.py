@@ -23,15 +23,13 @@ import torch
 from torch import nn
 
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.deploying import Deploying
+from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import CONTEXT, as_classifier, classes_of, learned_context, scores_of
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, Range
 from confed.federation.traits import Traits
 from confed.losses.transport import transport_plan
-
-__all__ = ["FedOTP"]
 
 LOCAL = "local_context"
 """The module with the local prompt."""

@@ -13,7 +13,7 @@ The server averages as FedAvg (Eq. 8.3). A client's personal model is its last l
 
 ``pairs`` replaces the inner sum: by all pairs of answers (Eq. 8.7), by the same in O(C log C) through sorting, or
 by an unbiased estimate from sampled pairs; ``g`` replaces the sigmoid-like function of Eq. 8.8. These cheaper
-approximations, which the chapter leaves for later, are derived in ``losses/preference_approximate.py``.
+approximations, which the chapter leaves for later, are derived in ``losses/preference.py``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +30,17 @@ from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE
 from confed.federation.teacher import global_logits, without_answers
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
-from confed.losses.preference import Filter, Matchup, Reduction, Space, forgotten, most_forgotten, pairwise_preference
-from confed.losses.preference_approximate import sampled_preference, sorted_preference
-
-__all__ = ["FedP3"]
+from confed.losses.preference import (
+    Filter,
+    Matchup,
+    Reduction,
+    Space,
+    forgotten,
+    most_forgotten,
+    pairwise_preference,
+    sampled_preference,
+    sorted_preference,
+)
 
 
 @dataclass(frozen=True)

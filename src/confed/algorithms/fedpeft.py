@@ -25,8 +25,6 @@ from confed.federation.state import ServerState
 from confed.federation.structure import head_rules, private_head
 from confed.federation.traits import Traits
 
-__all__ = ["FedPEFT", "Weighting"]
-
 Weighting = Literal["uniform", "examples"]
 """Every client counts the same (FedDAT's Algorithm 1 and released code), or as its training examples (its Eq. 3)."""
 

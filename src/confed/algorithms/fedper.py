@@ -16,8 +16,6 @@ from confed.federation.protocols import Task
 from confed.federation.structure import head_rules, private_head
 from confed.federation.traits import Traits
 
-__all__ = ["FedPer"]
-
 
 @dataclass(frozen=True)
 class FedPer(Algorithm):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.deploying import Deploying
+from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import (
     CONTEXT,
     as_classifier,
@@ -39,8 +39,6 @@ from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.prompts import text_contrast
-
-__all__ = ["FedPGP"]
 
 PERSONAL = "personal_context"
 """The module with U and V."""

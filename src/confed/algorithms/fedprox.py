@@ -21,8 +21,6 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
-__all__ = ["FedProx"]
-
 
 @dataclass(frozen=True)
 class FedProx(Algorithm):

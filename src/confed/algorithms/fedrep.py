@@ -23,8 +23,6 @@ from confed.federation.structure import head_rules, private_head
 from confed.federation.train import train
 from confed.federation.traits import Traits
 
-__all__ = ["FedRep"]
-
 
 @dataclass(frozen=True)
 class FedRep(Algorithm):

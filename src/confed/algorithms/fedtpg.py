@@ -23,14 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.deploying import Deploying
+from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import as_classifier, classes_of, learned_context, prompt_pass
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.traits import Traits
-
-__all__ = ["FedTPG"]
 
 GENERATOR = "prompt_generator"
 """The module that makes the context."""

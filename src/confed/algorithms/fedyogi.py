@@ -20,8 +20,6 @@ from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 
-__all__ = ["FedYogi"]
-
 
 @dataclass(frozen=True)
 class FedYogi(Algorithm):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.finetuned import personalise_all
+from confed.federation.families.last_head import personalise_all
 from confed.federation.messages import Flow, Message
 from confed.federation.ownership import owned, restricted
 from confed.federation.protocols import Batch, Task
@@ -29,8 +29,6 @@ from confed.federation.state import ServerState
 from confed.federation.structure import reads_absent
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
-
-__all__ = ["LateFusionFedAvg"]
 
 
 @dataclass(frozen=True)

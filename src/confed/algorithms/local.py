@@ -7,8 +7,6 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope
 from confed.federation.traits import Traits
 
-__all__ = ["LocalOnly"]
-
 
 @dataclass(frozen=True)
 class LocalOnly(Algorithm):

@@ -22,8 +22,6 @@ from confed.federation.structure import reads_absent
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
 
-__all__ = ["ModalityDropout"]
-
 
 @dataclass(frozen=True)
 class ModalityDropout(Algorithm):

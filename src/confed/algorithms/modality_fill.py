@@ -40,8 +40,6 @@ from confed.federation.structure import feature_width, reads_absent
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 
-__all__ = ["Kind", "ModalityFill"]
-
 Kind = Literal["zero", "mean", "token"]
 
 FUSION = "fusion"
@@ -169,12 +167,7 @@ def _counting(client: Client, slots: Sequence[str], read: Counter[str]) -> Objec
 
 
 def _means(client: Client, likes: Params) -> dict[str, Tensor]:
-    """The mean representation of each modality over the client's training examples that have it.
-
-    Args:
-        client: it, with its model as trained.
-        likes: the names of the means, with tensors of their shapes; no pass is made where there are none.
-    """
+    """The mean representation of each modality over the client's training examples that have it."""
     sums = {name: torch.zeros_like(like, dtype=torch.float64) for name, like in likes.items()}
     counts = Counter[str]()
     device = next(client.model.parameters()).device
@@ -192,14 +185,7 @@ def _means(client: Client, likes: Params) -> dict[str, Tensor]:
 
 
 class _Fusion(Slots):
-    """z of the representations of all modalities, and what stands in for each.
-
-    Args:
-        slots: all modalities that the model reads.
-        width: features of a representation, D.
-        kind: what stands in: zeros, which are no tensors; ``means``, which no gradient reaches; or ``tokens``.
-        rng: where initial values come from.
-    """
+    """z of the representations of all modalities, and what stands in for each."""
 
     def __init__(self, slots: Sequence[str], width: int, kind: Kind, rng: torch.Generator) -> None:
         super().__init__(slots, width, rng)

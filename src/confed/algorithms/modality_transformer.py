@@ -31,15 +31,13 @@ from torch import nn
 
 from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.finetuned import personalise_all
+from confed.federation.families.last_head import personalise_all
 from confed.federation.messages import Flow
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE, SHARE
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
-
-__all__ = ["ModalityTransformer"]
 
 LOCAL, SHARED = ".local.", ".shared."
 """What stands in the names of M^loc, and in its place in those of M^up."""

@@ -33,8 +33,6 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.contrastive import model_contrastive
 
-__all__ = ["MOON"]
-
 NAME, WIDTH = "projection", 256
 PREVIOUS = "previous"
 """The client's group of tensors that holds its model of the last round it took part in."""

@@ -26,15 +26,13 @@ from typing import Annotated, Literal
 from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.finetuned import personalise_all
+from confed.federation.families.last_head import personalise_all
 from confed.federation.families.meta import keep_adapted, look_ahead
 from confed.federation.messages import Flow, Message, Reply
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
-
-__all__ = ["PerFedAvg"]
 
 
 @dataclass(frozen=True)

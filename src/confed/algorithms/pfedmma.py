@@ -40,8 +40,6 @@ from confed.federation.ranges import POSITIVE
 from confed.federation.structure import adapters_of
 from confed.federation.traits import Traits
 
-__all__ = ["PFedMMA"]
-
 MIDDLE = "shared_projection"
 
 

@@ -37,7 +37,7 @@ from confed.federation.actions import action
 from confed.federation.algorithm import Protection
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.deploying import Deploying
+from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import CONTEXT, as_classifier, classes_of, learned_context, scores_of
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope
@@ -46,8 +46,6 @@ from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import train
 from confed.federation.traits import Traits
-
-__all__ = ["Gate", "PFedMoAP", "nearest"]
 
 GATE, EXPERTS = "gate", "experts"
 """Modules: the gate, and the other clients' prompts with how many of them there are."""
@@ -223,12 +221,7 @@ def _linear(width: int, rng: torch.Generator) -> nn.Linear:
 
 
 class _Mixing(nn.Module):
-    """The model with the scores of the mixture; text features of the experts are computed once.
-
-    Args:
-        model: with gate and experts.
-        lam: weight of the client's own prompt.
-    """
+    """The model with the scores of the mixture; text features of the experts are computed once."""
 
     def __init__(self, model: nn.Module, lam: float) -> None:
         super().__init__()

@@ -48,8 +48,6 @@ from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 
-__all__ = ["PmcmFL"]
-
 NEED = "PmcmFL has a prototype per class"
 
 FUSION, FUSED = "fusion", "fused"
@@ -197,15 +195,7 @@ class PmcmFL(Algorithm):
 
 
 class _Fusion(Slots):
-    """z of the representations of all modalities, and the prototypes of each and of z.
-
-    Args:
-        slots: all modalities that the model reads.
-        width: features of a representation, D.
-        classes: C.
-        temperature: of the weights q.
-        rng: where initial values come from.
-    """
+    """z of the representations of all modalities, and the prototypes of each and of z."""
 
     def __init__(
         self, slots: Sequence[str], width: int, classes: int, temperature: float, rng: torch.Generator

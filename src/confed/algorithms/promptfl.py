@@ -30,8 +30,6 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.prompts import knowledge_guidance, score_consistency, text_consistency
 
-__all__ = ["PromptFL"]
-
 TEXT_WEIGHT = 25.0
 """PromptSRC's weight of the term for texts beside that for scores."""
 

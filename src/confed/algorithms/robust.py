@@ -25,8 +25,6 @@ from confed.federation.robust_mean import RobustMean, Rule
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 
-__all__ = ["Robust"]
-
 
 @dataclass(frozen=True)
 class Robust(Algorithm):

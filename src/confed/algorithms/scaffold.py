@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, action, keeps_protections
-from confed.federation.augment import training_batches
-from confed.federation.batches import to_device
+from confed.federation.batches import to_device, training_batches
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply
@@ -37,8 +36,6 @@ from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train, travelled
 from confed.federation.traits import Traits
-
-__all__ = ["Scaffold"]
 
 VARIATE = "variate"
 """A client's c_k in its state, and the sum of all c_k among the server's slots."""

@@ -24,8 +24,6 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.distillation import similarity_preserving
 
-__all__ = ["SP"]
-
 
 @dataclass(frozen=True)
 class SP(Algorithm):

@@ -40,8 +40,6 @@ from confed.federation.structure import feature_width, heads_of
 from confed.federation.traits import Traits
 from confed.privacy.cut import CutPrivacy, refuse_mixing
 
-__all__ = ["SplitLearning"]
-
 
 class _Head(nn.Module):
     """The answer head with the server's layers in front of it; on a client they are left out while it trains."""

@@ -23,8 +23,6 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.distillation import knowledge_preserving
 
-__all__ = ["ST"]
-
 
 @dataclass(frozen=True)
 class ST(Algorithm):

@@ -30,7 +30,7 @@ from confed.federation.actions import action
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.deploying import Deploying
+from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import ClassifiesByTexts, as_classifier, classes_of, scores_of
 from confed.federation.messages import Message
 from confed.federation.params import Params, Rules, Scope
@@ -38,8 +38,6 @@ from confed.federation.protocols import Batch, Output, Task, single_label
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.train import check_examples
 from confed.federation.traits import Traits
-
-__all__ = ["TipAdapter", "cached", "votes"]
 
 CACHE = "cache"
 """The module with sums and keys."""

@@ -48,8 +48,6 @@ from confed.privacy.cut import CutPrivacy, cut_privacy
 from confed.results.runs import distinct_labels
 from confed.system.events import Note, Progress, ignore
 
-__all__ = ["answers", "defences"]
-
 COUNTING, FOLLOWING = "equal rows", "rows followed from step to step"
 LOOKING_UP = "rows looked up, knowing APN"
 
@@ -62,18 +60,7 @@ def answers(
     seed: int = 0,
     progress: Progress = ignore,
 ) -> Finding:
-    """Audits what a client's answers look like to the main server: in v_APN, or in the gradients that go up.
-
-    Args:
-        folders: runs of split learning, contrastive or supervised, or studies of which those rows are taken.
-        examples: training examples of the client.
-        client: whose; "" for the first.
-        seed: of their order, the noise and the clustering.
-        progress: called with every progress event.
-
-    Raises:
-        ValueError: no such runs or client, or fewer than two examples.
-    """
+    """Audits what a client's answers look like to the main server: in v_APN, or in the gradients that go up."""
     if examples < 2:
         raise ValueError(f"examples must be at least 2, got {examples}")
     runs, notes = expand(folders)
@@ -96,12 +83,7 @@ def answers(
 
 
 def defences(clip: float, noises: Sequence[float] = NOISES) -> dict[str, CutPrivacy]:
-    """The defences that audits try, by name: none, distinct answers, and noise.
-
-    Args:
-        clip: norm to which rows are clipped before they are noised.
-        noises: noise multipliers.
-    """
+    """The defences that audits try, by name: none, distinct answers, and noise."""
     noised = {f"noise {noise:g}": CutPrivacy(clip=clip, noise=noise) for noise in noises}
     return {"none": CutPrivacy(), "each answer once per batch": CutPrivacy(distinct=True), **noised}
 

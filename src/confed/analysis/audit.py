@@ -17,11 +17,6 @@ from confed.privacy.accountant import epsilon
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 
-__all__ = [
-    "BY_FREQUENCY", "BY_KNOWN", "CLUSTERING", "DELTA", "KNOWN", "NOISES", "Audited", "batches_of", "beginner",
-    "finding_of", "known_rows", "public_answers", "spent",
-]  # fmt: skip
-
 NOISES = (0.03, 0.1, 0.3, 1.0)
 """Noise multipliers that audits try."""
 
@@ -40,13 +35,9 @@ class Audited:
     """One attack on what one run sends.
 
     Attributes:
-        run: whose.
         sent: what was looked at: "v_APN" or "gradients".
         when: "first epoch" or "last weights".
-        defence: in words; "none".
-        attack: in words.
         cost: epsilon of one released row, None where nothing is guaranteed or it could not be computed.
-        recovery: what was found.
     """
 
     run: str
@@ -59,12 +50,7 @@ class Audited:
 
 
 def spent(noise: float, releases: int = 1) -> float | None:
-    """Epsilon at ``DELTA`` of that many noised rows per example; None without noise or without dp-accounting.
-
-    Args:
-        noise: the noise multiplier.
-        releases: rows that are sent of each example.
-    """
+    """Epsilon at ``DELTA`` of that many noised rows per example; None without noise or without dp-accounting."""
     if noise == 0:
         return None
     try:
@@ -74,17 +60,7 @@ def spent(noise: float, releases: int = 1) -> float | None:
 
 
 def batches_of(victim: Victim, examples: int, client: str, seed: int) -> list[Batch]:
-    """The batches of a client's training examples, in a random order.
-
-    Args:
-        victim: the run.
-        examples: at most so many.
-        client: whose.
-        seed: of the order.
-
-    Raises:
-        ValueError: no client is called so, or it has fewer than two examples.
-    """
+    """The batches of a client's training examples, in a random order."""
     if client not in victim.run_data.clients:
         raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.run_data.clients)}")
     whole = victim.run_data.clients[client].tables[0]
@@ -128,13 +104,7 @@ def public_answers(victim: Victim) -> Tensor:
 
 
 def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequence[str]) -> Finding:
-    """The audit as a page and as values.
-
-    Args:
-        rows: what was found.
-        labels: run -> how people read it.
-        notes: what a reader must know.
-    """
+    """The audit as a page and as values."""
     columns = (
         Column("run", words=True), Column("sent", words=True), Column("weights", words=True),
         Column("defence", words=True), Column("ε per row"), Column("attack", words=True),

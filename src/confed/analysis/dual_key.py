@@ -20,8 +20,6 @@ from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.results.folder import RunFolder
 
-__all__ = ["Opened"]
-
 GLOBAL = "global"
 _CHUNK = 256
 
@@ -31,14 +29,11 @@ class Opened:
     """One model asked in every way.
 
     Attributes:
-        run: the run's name.
         label: as people read it.
         model: "global", or a client with a personal model.
         malicious: whether that client poisoned its data; None for the global model.
         poisoned: whether the run was trained on poisoned data.
         success: variant -> attack success rate; None where every question has the target as its answer.
-        accuracy: variant -> accuracy.
-        examples: number of questions.
     """
 
     run: str

@@ -24,7 +24,6 @@ from confed.system.events import Note, Progress, ignore
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["dual_key", "finding"]
 
 _TITLES = {"clean": "no key", "troj": "both keys", "troji": "patch alone", "trojq": "word alone"}
 
@@ -35,14 +34,7 @@ def finding(
     shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]],
     values: Mapping[str, Any],
 ) -> Finding:
-    """The finding of the backdoor.
-
-    Args:
-        rows: models, asked in every way.
-        key: the keys.
-        shown: samples: question, question with its key, picture, picture with its key.
-        values: what is written as JSON.
-    """
+    """The finding of the backdoor."""
     groups = _groups(rows)
     words = [
         f"The backdoor's keys are a patch in the picture and the word {key.word!r} in front of the question; its "
@@ -150,17 +142,7 @@ def dual_key(
     seed: int = 0,
     progress: Progress = ignore,
 ) -> Finding:
-    """Asks the models of finished runs with both keys, with each alone, and with none.
-
-    Args:
-        folders: run or study folders; at least one run on poisoned data.
-        examples: test questions per client.
-        seed: of their choice.
-        progress: called with every progress event.
-
-    Raises:
-        ValueError: no such runs, none of them was trained on poisoned data, or fewer than one question.
-    """
+    """Asks the models of finished runs with both keys, with each alone, and with none."""
     if examples < 1:
         raise ValueError(f"examples must be at least 1, got {examples}")
     runs, notes = expand(folders)

@@ -24,8 +24,6 @@ from confed.federation.randomness import generator, isolated
 from confed.federation.structure import heads_of
 from confed.privacy.cut import CutPrivacy, cut_privacy
 
-__all__ = ["audit_gradients"]
-
 MATCHING = "rows compared with every answer's, knowing the last layers"
 
 
@@ -33,12 +31,6 @@ def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed:
     """Every attack on the gradients of some batches, with the weights of the end and in a first epoch.
 
     A run with a defence, for activations or gradients, is audited with that one only.
-
-    Args:
-        victim: a run of supervised split learning.
-        batches: a client's training examples.
-        client: whose.
-        seed: of the noise and the clustering.
     """
     middle, top = _layers(victim.model)
     own = cut_privacy(victim.setup.algorithm)

@@ -40,7 +40,6 @@ from confed.system.events import Note, Progress, ignore
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Audited", "fresh", "inversion", "pictures_of"]
 
 OWN = 2000
 """Examples of the attacker's own at most."""
@@ -62,12 +61,9 @@ class Audited:
     """What was rebuilt from one run's activations under one defence.
 
     Attributes:
-        run: whose.
-        defence: in words; "none".
         cost: epsilon of one released row, None where nothing is guaranteed or it could not be computed.
         decoder: by the learned decoder.
         search: by search in the input; None where it was not tried.
-        words: by the probe.
     """
 
     run: str
@@ -87,19 +83,7 @@ def inversion(
     seed: int = 0,
     progress: Progress = ignore,
 ) -> Finding:
-    """Audits what the activations at the cut say of pictures and questions.
-
-    Args:
-        folders: runs of split learning, or studies of which those rows are taken.
-        examples: training examples of the client that the attacker tries to rebuild.
-        client: whose; "" for the first.
-        steps: gradient steps of the search in the input; 0 leaves it out.
-        seed: of the choice of examples, the noise and the decoder.
-        progress: called with every progress event.
-
-    Raises:
-        ValueError: no such runs or client, or an option out of its range.
-    """
+    """Audits what the activations at the cut say of pictures and questions."""
     if examples < 1 or steps < 0:
         raise ValueError(f"examples must be at least 1 and steps not negative, got {examples} and {steps}")
     runs, notes = expand(folders)

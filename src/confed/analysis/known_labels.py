@@ -32,7 +32,6 @@ from confed.system.events import Note, Progress, ignore
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["METRICS", "SHARES", "Told", "tell", "tell_model"]
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
 """Shares of the labels that are told, unless asked otherwise."""
@@ -45,7 +44,6 @@ class Told:
     """One run with one share of labels told.
 
     Attributes:
-        run: its name.
         share: of the labels, told.
         labels: how many that are.
         entries: pairs of example and label that are judged, over all examples.
@@ -68,18 +66,7 @@ def tell(
     seed: int = 0,
     progress: Progress = ignore,
 ) -> Finding:
-    """Tells the models of finished runs some labels of every test example.
-
-    Args:
-        folders: of runs, or of studies, whose first seed is taken. Models that read no states are left out, by name.
-        shares: of the labels.
-        client: whose personal model, on its own test examples; "" for the global one, on all clients'.
-        seed: of the choice of labels.
-        progress: called for every model.
-
-    Raises:
-        ValueError: a share is outside [0, 1), there is none, or no run has a model that can be told labels.
-    """
+    """Tells the models of finished runs some labels of every test example."""
     if not shares or not all(0 <= share < 1 for share in shares):
         raise ValueError(f"shares must lie in [0, 1), at least one, got {', '.join(map(str, shares)) or 'none'}")
     paths, notes = expand(folders, client)
@@ -101,11 +88,7 @@ def tell(
 
 
 def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[Told]:
-    """Accuracy of one model with each share of its labels known.
-
-    Raises:
-        ValueError: there are no test examples.
-    """
+    """Accuracy of one model with each share of its labels known."""
     found: list[Told] = []
     told: dict[float, list[Tensor]] = {share: [] for share in shares}
     hidden: dict[float, list[Tensor]] = {share: [] for share in shares}

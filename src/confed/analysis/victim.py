@@ -22,7 +22,7 @@ from confed.federation.protocols import Batch, Forward, Output, Task
 from confed.federation.randomness import generator
 from confed.federation.specs import model_spec
 from confed.inference.finished_run import FinishedRun
-from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import SPECIAL_TOKENS, HasVocabulary
 from confed.report.figures.style import Drawing
 from confed.report.tables.table import Table as Figures
@@ -30,11 +30,6 @@ from confed.report.tables.table import in_files
 from confed.results.folder import RunFolder, kind_of
 from confed.runs.encode import RunData
 from confed.runs.samples import fill
-
-__all__ = [
-    "Finding", "Questions", "Victim", "draw_questions", "expand", "names_of", "open_victim", "ordinary_words", "scores",
-    "test_examples", "test_table", "token_names", "write",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,14 +39,11 @@ class Victim:
     Attributes:
         name: the run: its folder, or its study and row; no other run of an attack has the same.
         label: as people read it.
-        folder: the run folder.
         method: the algorithm's registered name.
         client: whose personal model it is; "" for the global one.
         predict: the network as it answers in evaluations.
         model: the module whose parts it has.
         task: what is asked of it.
-        setup: the run.
-        run_data: its data.
         workspace: what holds the model.
     """
 
@@ -142,19 +134,7 @@ class Finding:
 
 
 def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[str]]:
-    """The run folders of runs and studies.
-
-    Args:
-        folders: of a study every finished run of its first seed is taken that has the model asked for. A run that is
-            named twice is taken once.
-        client: whose personal model; "" for the global one.
-
-    Returns:
-        The run folders, and sentences about rows of studies that were left out.
-
-    Raises:
-        ValueError: nothing is left.
-    """
+    """The run folders of runs and studies."""
     found: list[Path] = []
     left: list[str] = []
     for folder in folders:
@@ -190,16 +170,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
-    """A finished run's model.
-
-    Args:
-        folder: the run folder.
-        client: whose personal model; "" for the global one.
-        name: what the run is called, where several are attacked; "" for its short name.
-
-    Raises:
-        ValueError: an unfinished run, no such model, or clients whose answers are not the same.
-    """
+    """A finished run's model."""
     from confed.runs.run import load_run
 
     FinishedRun(folder).check(client or None)
@@ -226,14 +197,6 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
     """Test questions of all clients (of a personal model's client its own), drawn without replacement.
 
     Runs on the same data get the same ones. Questions whose answer is outside the vocabulary are left out.
-
-    Args:
-        victim: whose data.
-        count: how many; all where there are fewer.
-        seed: of the draw.
-
-    Raises:
-        ValueError: fewer than one is asked for, or there is none.
     """
     if count < 1:
         raise ValueError(f"examples must be at least 1, got {count}")
@@ -306,11 +269,7 @@ def ordinary_words(tokenizer: Any) -> tuple[Tensor, Tensor]:
 
 
 def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:
-    """Writes a finding as a page, tables, drawings and JSON, all called after its kind, with a prefix.
-
-    Returns:
-        The page.
-    """
+    """Writes a finding as a page, tables, drawings and JSON, all called after its kind, with a prefix."""
     from confed.report.html import page
     from confed.report.tables.table import to_html
 

@@ -6,12 +6,11 @@ from confed.results.deployed import without_global, without_personal
 from confed.results.history import curve, loss
 from confed.results.metric import metric_of
 from confed.results.runs import Run, number, numbers
-from confed.system.data_frames import pandas
+from confed.system.packages import pandas
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["evaluations_frame", "history_frame", "results_frame"]
 
 VIEWS = ("personal", "global", "unseen")
 

@@ -15,8 +15,6 @@ from confed.data.preparation import Show, shown
 from confed.system.events import Caution, Event, JobEnded, JobProgress, JobsPlanned, JobStarted, Note, RunProgress
 from confed.system.plain_text import visible
 
-__all__ = ["Display", "escape"]
-
 
 def escape(text: str) -> str:
     """Markup that shows a text of others unchanged: titles, names of clients, errors."""

@@ -10,8 +10,6 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.recipes.schema import plain
 from confed.results.settings import flat
 
-__all__ = ["check_reached", "recipe_of"]
-
 
 def recipe_of(
     recipe: str | Path | Recipe,

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confed.api.recipes import check_reached, recipe_of
-from confed.api.report import Report, learning_curves, write_folder_report
-from confed.api.run_folder import folder_for
-from confed.api.tracking import Trackable
+from confed.api.tracking import Report, Trackable, learning_curves, write_folder_report
 from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
 from confed.results.runs import Run as Record
 from confed.results.runs import load
+from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
 from confed.studies.study import free_folder
+from confed.system.folder_lock import without_lock
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,32 @@ if TYPE_CHECKING:
     from confed.inference.finished_run import FinishedRun, Role
     from confed.inference.trained_model import TrainedModel
 
-__all__ = ["Run", "load_run", "run"]
+# Folder of a run that a call of the Python interface names ----------------------------------------------------
 
+
+def folder_for(folder: Path, recipe: Recipe) -> Path:
+    """A folder that is free, or that holds this run.
+
+    Args:
+        folder: as it was given.
+        recipe: the run's.
+
+    Raises:
+        ValueError: it holds a run with other settings, a study, or something else.
+    """
+    if kind_of(folder) == "run":
+        before = RunFolder(folder).begun if RunFolder(folder).begun.is_file() else RunFolder(folder).recipe
+        if changed := differing_settings(load_recipe(before), recipe):
+            keys = ", ".join(f"{key}={then}, not {now}" for key, (then, now) in changed.items())
+            raise ValueError(f"{folder} holds a run with {keys}; give another folder, or none for a new one")
+    elif kind_of(folder) == "study":
+        raise ValueError(f"{folder} holds a study, which confed.load_study reads; give another folder")
+    elif folder.exists() and (not folder.is_dir() or without_lock(folder)):
+        raise ValueError(f"{folder} exists already and is no run folder; give another folder, or none for a new one")
+    return folder
+
+
+# A run as an object, and the function that makes one of a recipe ----------------------------------------------
 
 _OF_A_STUDY: Mapping[str, str] = {
     "methods": "confed.run takes one, method='fedavg', and confed.study takes several, methods=['local', 'fedavg']",

@@ -28,11 +28,6 @@ from torch import Tensor
 from confed.federation.protocols import Batch
 from confed.privacy.cut import CutPrivacy
 
-__all__ = [
-    "Observed", "Recovery", "Split", "agreement", "by_frequency", "by_known", "equal_rows", "expected_groups",
-    "followed_rows", "k_means", "looked_up", "observe", "score",
-]  # fmt: skip
-
 CLUSTERING_STEPS = 100
 
 
@@ -50,8 +45,6 @@ class Observed:
     """What went up in some steps, and the truth to judge attacks by.
 
     Attributes:
-        v_mha: (N, D).
-        v_apn: (N, H).
         step: the number of the step that a row belongs to, int64 (N,).
         labels: the answers, int64 (N,); the server does not see them.
     """
@@ -92,22 +85,7 @@ def observe(
     rng: torch.Generator | None = None,
     learn: Callable[[Batch], None] | None = None,
 ) -> Observed:
-    """Records what a client sends up while it goes through its batches.
-
-    Args:
-        model: its part; as it is, in training or evaluation mode.
-        batches: those of an epoch, with ``label``.
-        privacy: what happens to rows before they are sent; nothing by default.
-        rng: for the noise.
-        learn: trains the model on the batch after its rows were recorded, as a step of the protocol does; without
-            it the model stays as it is.
-
-    Returns:
-        The rows of all steps, in main memory.
-
-    Raises:
-        ValueError: there are no batches, or nothing of them is sent.
-    """
+    """Records what a client sends up while it goes through its batches."""
     privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
     sent: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -128,11 +106,7 @@ def observe(
 
 
 def equal_rows(rows: Tensor) -> Tensor:
-    """Groups of rows that are equal bit by bit: the number of each row's group, int64 (N,).
-
-    Args:
-        rows: (N, H).
-    """
+    """Groups of rows that are equal bit by bit: the number of each row's group, int64 (N,)."""
     return rows.unique(dim=0, return_inverse=True)[1]
 
 
@@ -143,11 +117,6 @@ def followed_rows(rows: Tensor, step: Tensor, reach: float = 0.5) -> Tensor:
     with the smallest sum of distances. A row that is further away than ``reach`` times its distance to its nearest
     other row of the same step begins a new group: all rows of a step come from the same weights, so these are
     distances between different answers.
-
-    Args:
-        rows: (N, H), without noise.
-        step: int64 (N,); steps follow one another in ascending order.
-        reach: how far a row may have moved, as a share of the distance to the nearest other one.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -181,12 +150,6 @@ def k_means(rows: Tensor, groups: int, rng: torch.Generator, restarts: int = 4) 
 
     Starts are drawn as in k-means++ (Arthur and Vassilvitskii, 2007): the next centre is a row with a probability in
     proportion to its squared distance to the nearest centre so far.
-
-    Args:
-        rows: (N, H).
-        groups: how many centres, at most N are used.
-        rng: for the starts.
-        restarts: how many starts.
     """
     best, least = torch.zeros(len(rows), dtype=torch.int64), float("inf")
     for _ in range(restarts):
@@ -213,12 +176,7 @@ def k_means(rows: Tensor, groups: int, rng: torch.Generator, restarts: int = 4) 
 
 
 def expected_groups(public: Tensor, rows: int) -> int:
-    """How many distinct answers that many rows have on average, at least 1: sum_c 1 - (1 - p_c)^rows.
-
-    Args:
-        public: p, counts or shares, (C,).
-        rows: how many are drawn.
-    """
+    """How many distinct answers that many rows have on average, at least 1: sum_c 1 - (1 - p_c)^rows."""
     p = public.double() / public.double().sum().clamp_min(1e-300)
     return max(1, round(float((1 - (1 - p) ** rows).sum())))
 
@@ -227,10 +185,6 @@ def by_frequency(groups: Tensor, public: Tensor) -> Tensor:
     """Names of groups by their rank in size: a guessed label for every row, int64 (N,).
 
     Where there are more groups than answers, the smallest ones are named as the most frequent answer.
-
-    Args:
-        groups: int64 (N,).
-        public: how frequent each answer is in public data, counts or shares, (C,). Of equals the first comes first.
     """
     sizes = torch.bincount(groups)
     order = sizes.argsort(descending=True, stable=True)
@@ -246,12 +200,6 @@ def by_known(groups: Tensor, known: Tensor, labels: Tensor, public: Tensor) -> T
 
     A group with known rows has their most frequent answer. The other groups are named by rank in size with the answers
     that no such group has.
-
-    Args:
-        groups: int64 (N,).
-        known: positions of the rows whose answers are known, int64 (K,).
-        labels: their answers, int64 (K,).
-        public: as in :func:`by_frequency`.
     """
     votes = torch.zeros(int(groups.max()) + 1, len(public), dtype=torch.int64)
     votes.index_put_((groups[known], labels), torch.ones_like(labels), accumulate=True)
@@ -269,12 +217,6 @@ def looked_up(rows: Tensor, table: Tensor, noise: float = 0.0, public: Tensor | 
     """The most probable answer of every row for a server that knows the rows of all answers, int64 (N,).
 
     With noise of standard deviation s: argmin_c ||row - table_c||^2 / (2 s^2) - log p_c; without, the nearest row.
-
-    Args:
-        rows: (N, H), as received.
-        table: v_APN of all answers, (C, H), clipped as rows are before they are noised.
-        noise: s.
-        public: p, counts or shares, (C,); every answer is given one count more, so that none is impossible.
     """
     cost = _distances(rows, table).square()
     if noise > 0 and public is not None:
@@ -284,17 +226,7 @@ def looked_up(rows: Tensor, table: Tensor, noise: float = 0.0, public: Tensor | 
 
 
 def score(guesses: Tensor, labels: Tensor, public: Tensor, groups: Tensor | None = None) -> Recovery:
-    """Judges guesses by the truth.
-
-    Args:
-        guesses: a label for every row, int64 (N,).
-        labels: the truth, int64 (N,).
-        public: the answer distribution that the attacker knew, (C,).
-        groups: those that were named, int64 (N,); None where rows were looked up.
-
-    Raises:
-        ValueError: there are no rows, or not as many guesses as labels.
-    """
+    """Judges guesses by the truth."""
     if len(guesses) != len(labels) or not len(labels):
         raise ValueError(f"guesses and labels must be as many, at least one, got {len(guesses)} and {len(labels)}")
     partition = guesses if groups is None else groups
@@ -312,10 +244,6 @@ def agreement(groups: Tensor, labels: Tensor) -> float:
     """The adjusted Rand index of two partitions of N rows (Hubert and Arabie, 1985); 1 where both are trivial alike.
 
     Of all pairs of rows: how many are together in both, beyond what random partitions with the same sizes have.
-
-    Args:
-        groups: int64 (N,).
-        labels: int64 (N,).
     """
     _, a = groups.unique(return_inverse=True)
     _, b = labels.unique(return_inverse=True)

@@ -22,8 +22,6 @@ from torch.nn import functional
 from confed.federation.protocols import Batch, Output
 from confed.privacy.cut import CutPrivacy
 
-__all__ = ["SentGradients", "matched", "observe_gradients"]
-
 Loss = Callable[[Output, Batch], Tensor]
 """A task's training loss."""
 
@@ -62,23 +60,6 @@ def observe_gradients(
     """Records the gradients that a client sends up while it goes through its batches.
 
     The server makes z of activations that were released too, so that their noise is in z and in the gradients.
-
-    Args:
-        model: the whole network; as it is, in training or evaluation mode.
-        top: its module that is the client's last layers; reads z (B, D).
-        loss: the task's.
-        batches: those of an epoch, with ``label``.
-        middle: its module that is the server's; reads h, the activations that come up. Needed where ``privacy``
-            changes them.
-        privacy: what happens to rows before they are sent; nothing by default.
-        rng: for the noise.
-        learn: trains the model on the batch after its rows were recorded; without it the model stays as it is.
-
-    Returns:
-        The rows of all steps, in main memory.
-
-    Raises:
-        ValueError: there are no batches, or activations are changed and their module is not given.
     """
     privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
@@ -118,12 +99,6 @@ def matched(seen: SentGradients, top: nn.Module, loss: Loss, answers: int) -> Te
     """For a server that knows the client's last layers: the answer whose gradient points where the row points.
 
     argmax_c cos(row, dL(top(z), c)/dz), which neither the size of a batch nor clipping changes.
-
-    Args:
-        seen: what went up; z is the server's own.
-        top: the client's last layers; in evaluation mode if they drop units.
-        loss: the task's, which reads ``label``.
-        answers: how many answers there are, C.
 
     Returns:
         int64 (N,).

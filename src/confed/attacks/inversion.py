@@ -31,20 +31,6 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch
 
-__all__ = [
-    "Decoder",
-    "Reconstruction",
-    "WordProbe",
-    "WordRecovery",
-    "fit_decoder",
-    "fit_word_probe",
-    "judge",
-    "judge_words",
-    "mean_input",
-    "questions_as_sets",
-    "searched",
-]  # fmt: skip
-
 HELD_OUT = 10
 """Every tenth example of the attacker's own decides when training stops."""
 
@@ -59,7 +45,6 @@ class Reconstruction:
         explained: 1 - error / baseline: 1 is a perfect copy, 0 no better than the mean.
         cosine: mean cosine between a true and a reconstructed row (a region, or a whole picture).
         baseline_cosine: that of the mean input.
-        examples: number of inputs.
     """
 
     error: float
@@ -77,7 +62,6 @@ class WordRecovery:
     Attributes:
         recovered: of a question with k distinct words, the share that is among the k most probable, on average.
         baseline: the same for the k words that are most frequent in the attacker's data.
-        examples: number of questions.
     """
 
     recovered: float
@@ -91,7 +75,6 @@ class Decoder:
 
     Attributes:
         tensors: centre and scale of activations and inputs, and the two layers.
-        shape: of one input.
     """
 
     tensors: dict[str, Tensor]
@@ -109,8 +92,6 @@ class WordProbe:
     """A logistic regression for every word.
 
     Attributes:
-        weight: (V, D).
-        bias: (V,).
         frequency: in which share of the attacker's questions each word is, (V,).
     """
 
@@ -126,19 +107,7 @@ class WordProbe:
 def fit_decoder(
     v: Tensor, x: Tensor, rng: torch.Generator, *, hidden: int = 256, epochs: int = 60, batch_size: int = 64
 ) -> Decoder:
-    """Trains a decoder on the attacker's own pairs; of all epochs the one with the least error on held-out pairs.
-
-    Args:
-        v: activations as a victim would send them, noise included, (N, D).
-        x: the inputs, (N, ...).
-        rng: for initial values and the order.
-        hidden: width.
-        epochs: passes at most.
-        batch_size: examples per step.
-
-    Raises:
-        ValueError: fewer than twenty pairs.
-    """
+    """Trains a decoder on the attacker's own pairs; of all epochs the one with the least error on held-out pairs."""
     if len(v) != len(x) or len(v) < 2 * HELD_OUT:
         raise ValueError(
             f"a decoder needs at least {2 * HELD_OUT} activations with their inputs, got {len(v)} and {len(x)}"
@@ -178,17 +147,6 @@ def searched(
 ) -> Tensor:
     """Searches for inputs whose activations are those that were seen; every example for itself.
 
-    Args:
-        part: the client's part, a function of a batch, (B, D); its rows must not depend on each other.
-        batch: what the attacker knows or assumes: of ``key`` only the shape is used, and for regions which rows are
-            padding (all zero); all other entries, such as the question, are used as they are.
-        target: the activations seen, (B, D).
-        key: what is searched for, "regions" or "image".
-        own: inputs of the attacker's own, (N, ...), for the start, the spread and the range.
-        steps: of Adam.
-        lr: its step size, in spreads.
-        prior: lambda.
-
     Returns:
         Inputs (B, ...), of all steps those with the least value.
     """
@@ -220,18 +178,7 @@ def searched(
 
 
 def fit_word_probe(v: Tensor, words: Tensor, *, decay: float = 1e-3, steps: int = 300, lr: float = 0.05) -> WordProbe:
-    """Trains a logistic regression per word, from zero; nothing in it is random.
-
-    Args:
-        v: activations as a victim would send them, (N, D).
-        words: which words each question has, (N, V), as :func:`questions_as_sets` gives them.
-        decay: weight of the squared weights.
-        steps: of Adam on all examples at once.
-        lr: its step size.
-
-    Raises:
-        ValueError: no examples, or not as many questions as activations.
-    """
+    """Trains a logistic regression per word, from zero; nothing in it is random."""
     if len(v) != len(words) or not len(v):
         raise ValueError(f"a word probe needs as many questions as activations, got {len(words)} and {len(v)}")
     with torch.inference_mode(False), torch.enable_grad():
@@ -251,14 +198,7 @@ def fit_word_probe(v: Tensor, words: Tensor, *, decay: float = 1e-3, steps: int 
 
 
 def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tensor) -> Tensor:
-    """Which words each question has, float32 (N, V); special tokens are no words.
-
-    Args:
-        text: token ids, int64 (N, L).
-        mask: 1 where there is a token, (N, L).
-        vocabulary: number of token ids V.
-        special: ids that are no words, int64.
-    """
+    """Which words each question has, float32 (N, V); special tokens are no words."""
     there = mask.bool() & ~torch.isin(text, special)
     sets = torch.zeros(len(text), vocabulary + 1)
     sets.scatter_(1, torch.where(there, text, vocabulary), 1.0)
@@ -266,11 +206,7 @@ def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tens
 
 
 def mean_input(own: Tensor) -> Tensor:
-    """The mean of inputs; of regions over those that are there, as rows that are all zero are padding.
-
-    Args:
-        own: (N, R, W), or (N, ...).
-    """
+    """The mean of inputs; of regions over those that are there, as rows that are all zero are padding."""
     if own.ndim != 3:
         return own.mean(0)
     count = (own != 0).any(-1, keepdim=True).sum(0)
@@ -278,16 +214,7 @@ def mean_input(own: Tensor) -> Tensor:
 
 
 def judge(found: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
-    """Compares reconstructions with the truth and with the mean input.
-
-    Args:
-        found: (N, R, W) or (N, ...).
-        truth: the same shape. Of inputs with three dimensions, rows that are all zero are padding and do not count.
-        mean: the mean input of the attacker's data, the shape of one input.
-
-    Raises:
-        ValueError: shapes differ, or there is nothing to compare.
-    """
+    """Compares reconstructions with the truth and with the mean input."""
     if found.shape != truth.shape or not len(truth):
         raise ValueError(f"found and truth must have one shape, got {tuple(found.shape)} and {tuple(truth.shape)}")
     count, blind = len(truth), mean.expand_as(truth)
@@ -308,16 +235,7 @@ def judge(found: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
 
 
 def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecovery:
-    """Counts the words that are found.
-
-    Args:
-        scores: of all words, (N, V).
-        words: the truth, (N, V) of 0 and 1; questions without a word do not count.
-        frequency: of the words in the attacker's data, (V,).
-
-    Raises:
-        ValueError: no question has a word.
-    """
+    """Counts the words that are found."""
     count = words.sum(1).long()
     asked = count > 0
     if not bool(asked.any()):

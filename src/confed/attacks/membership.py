@@ -18,17 +18,9 @@ from torch import Tensor
 
 from confed.federation.protocols import Batch, Forward, Output, Task
 
-__all__ = ["attack_auc", "example_losses"]
-
 
 def example_losses(predict: Forward, task: Task, batches: Iterable[Batch]) -> Tensor:
-    """The task's loss of every example by itself, float64, shape (N,).
-
-    Args:
-        predict: the model, in eval mode and without gradients.
-        task: whose loss; called with one example at a time, since a task's loss is a mean over its batch.
-        batches: the examples; those whose ``answerable`` is false have no loss and are left out.
-    """
+    """The task's loss of every example by itself, float64, shape (N,)."""
     losses: list[Tensor] = []
     for given in batches:
         # Models that write answers score candidates then, of members and of others alike.
@@ -45,18 +37,7 @@ def example_losses(predict: Forward, task: Task, batches: Iterable[Batch]) -> Te
 
 
 def attack_auc(members: Tensor, others: Tensor) -> float:
-    """Area under the ROC curve of the loss-threshold attack, exact, ties counted half.
-
-    Args:
-        members: losses of examples that the model may have been trained on, shape (N,).
-        others: losses of examples of the same kind that it was not trained on, shape (M,).
-
-    Returns:
-        A number in [0, 1]; 0.5 where the losses tell members and others no better than chance.
-
-    Raises:
-        ValueError: one of them is empty or holds a value that is not finite.
-    """
+    """Area under the ROC curve of the loss-threshold attack, exact, ties counted half."""
     for name, losses in (("members", members), ("others", others)):
         if losses.ndim != 1 or not len(losses):
             raise ValueError(f"{name} must be losses of shape (N,), at least one, got shape {tuple(losses.shape)}")

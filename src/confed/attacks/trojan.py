@@ -33,11 +33,6 @@ from confed.attacks.words import Text, inserted, last_words, nearest_words
 from confed.federation.protocols import Batch, Forward
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
 
-__all__ = [
-    "Activations", "Bounds", "Head", "Objective", "Triggered", "Trojan", "displacement", "embedding_bounds",
-    "feature_bounds", "fit_head", "pixel_bounds", "surrogate_loss", "truth_loss",
-]  # fmt: skip
-
 Objective = Callable[[Batch], Tensor]
 """What the attacker raises: a batch -> one value per example, (B,)."""
 
@@ -53,8 +48,6 @@ class Bounds:
     """Which values occur, per dimension, in shapes that broadcast with one example's.
 
     Attributes:
-        low: the smallest value.
-        high: the largest value.
         spread: the unit of eps: the standard deviation, or 1 for absolute units.
     """
 
@@ -86,12 +79,8 @@ class Trojan:
 
     Attributes:
         eps: largest change of a value, in units of :attr:`Bounds.spread`.
-        steps: gradient steps.
         step: their size relative to eps; 0 for 2.5 / steps, which can cross the whole ball.
         word_step: size of a step of the embedding, in spreads of the words' embeddings.
-
-    Raises:
-        ValueError: a value that is negative or not finite, or no steps.
     """
 
     eps: Annotated[float, NOT_NEGATIVE] = 1.0
@@ -111,19 +100,7 @@ class Trojan:
         visual: tuple[str, Bounds] | None = None,
         text: Text | None = None,
     ) -> Triggered:
-        """Attacks the examples of a batch, each for itself.
-
-        Args:
-            batch: clean examples.
-            objective: what is to be raised; its value for an example must not depend on the others.
-            rng: where the search starts.
-            visual: the key of the picture in the batch, "regions" or "image", and its bounds. Rows of "regions" that
-                are all zero are padding and stay so. A clean value outside the bounds may stay where it is.
-            text: the words; None to leave the questions alone.
-
-        Raises:
-            ValueError: neither picture nor question is to be changed, or a question has no word.
-        """
+        """Attacks the examples of a batch, each for itself."""
         if visual is None and text is None:
             raise ValueError("visual or text must be given, got neither")
         point: list[Tensor] = []
@@ -149,12 +126,6 @@ class Trojan:
         """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word.
 
         A question without a word is refused with a ValueError.
-
-        Args:
-            batch: as for the attack.
-            rng: decides them.
-            visual: as for the attack.
-            text: as for the attack.
         """
         seen = position = vector = token = None
         if visual is not None:
@@ -269,12 +240,7 @@ def displacement(activations: Activations, clean: Tensor) -> Objective:
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier that an attacker trained on top of the known part of the model.
-
-    Attributes:
-        weight: (C, D).
-        bias: (C,).
-    """
+    """A linear classifier that an attacker trained on top of the known part of the model."""
 
     weight: Tensor
     bias: Tensor
@@ -290,18 +256,7 @@ def surrogate_loss(activations: Activations, head: Head) -> Objective:
 
 
 def fit_head(activations: Tensor, labels: Tensor, classes: int, decay: float = 1e-3, steps: int = 100) -> Head:
-    """Multinomial logistic regression from zero on standardised activations, by L-BFGS; nothing in it is random.
-
-    Args:
-        activations: (N, D).
-        labels: int64 (N,).
-        classes: number of answers C.
-        decay: weight of the squared weights.
-        steps: iterations at most.
-
-    Raises:
-        ValueError: no examples.
-    """
+    """Multinomial logistic regression from zero on standardised activations, by L-BFGS; nothing in it is random."""
     if not len(labels):
         raise ValueError("a surrogate head needs at least one example of the attacker's own, got none")
     with torch.inference_mode(False), torch.enable_grad():
@@ -327,15 +282,7 @@ def fit_head(activations: Tensor, labels: Tensor, classes: int, decay: float = 1
 
 
 def feature_bounds(batches: Iterable[Batch], *, absolute: bool = False) -> Bounds:
-    """Minimum, maximum and standard deviation of every feature dimension over the regions of clean training data.
-
-    Args:
-        batches: with ``regions`` (B, R, W); rows that are all zero are padding and do not count.
-        absolute: eps is to be in the features' own units.
-
-    Raises:
-        ValueError: there is no region.
-    """
+    """Minimum, maximum and standard deviation of every feature dimension over the regions of clean training data."""
     count, least, most, moments = 0, list[Tensor](), list[Tensor](), list[Tensor]()
     for batch in batches:
         rows = batch["regions"][(batch["regions"] != 0).any(-1)].double()

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Forward
 
-__all__ = ["Text", "inserted", "last_words", "nearest_words", "with_words", "word_embedding"]
-
 
 @dataclass(frozen=True)
 class Text:
@@ -30,16 +28,7 @@ class Text:
 
 
 def word_embedding(predict: Forward, model: nn.Module, batch: Batch) -> nn.Embedding:
-    """The embedding that a model looks a batch's ``text`` up in, found by watching a pass.
-
-    Args:
-        predict: the model, or what answers with it.
-        model: whose modules are watched.
-        batch: any examples.
-
-    Raises:
-        ValueError: the model looks the ids up in no ``nn.Embedding``.
-    """
+    """The embedding that a model looks a batch's ``text`` up in, found by watching a pass."""
     found: list[nn.Embedding] = []
 
     def watch(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
@@ -61,14 +50,7 @@ def word_embedding(predict: Forward, model: nn.Module, batch: Batch) -> nn.Embed
 
 @contextmanager
 def inserted(embedding: nn.Embedding, ids: Tensor, position: Tensor, vectors: Tensor) -> Iterator[None]:
-    """Within the block, the words at some places have other embeddings.
-
-    Args:
-        embedding: the model's.
-        ids: the text that it is looked up for, int64 (B, L); other texts are left alone.
-        position: one place per example, int64 (B,).
-        vectors: what stands there, (B, d).
-    """
+    """Within the block, the words at some places have other embeddings."""
 
     def replace(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         del module
@@ -85,11 +67,7 @@ def inserted(embedding: nn.Embedding, ids: Tensor, position: Tensor, vectors: Te
 
 
 def last_words(batch: Batch, special: Tensor) -> Tensor:
-    """The place of every question's last word, int64 (B,): the last token that is neither padding nor special.
-
-    Raises:
-        ValueError: a question has none.
-    """
+    """The place of every question's last word, int64 (B,): the last token that is neither padding nor special."""
     real = (batch["text_mask"] != 0) & ~torch.isin(batch["text"], special.to(batch["text"].device))
     places = torch.arange(real.shape[1], device=real.device)
     last = torch.where(real, places, -1).amax(1)
@@ -99,13 +77,7 @@ def last_words(batch: Batch, special: Tensor) -> Tensor:
 
 
 def nearest_words(vectors: Tensor, text: Text, but: Tensor) -> Tensor:
-    """The ordinary words whose embeddings are nearest to the given ones.
-
-    Args:
-        vectors: (B, d).
-        text: the words.
-        but: a word per vector that does not count, int64 (B,): the one that is replaced.
-    """
+    """The ordinary words whose embeddings are nearest to the given ones."""
     words = text.words.to(vectors.device)
     distance = torch.cdist(vectors, text.embedding.weight.detach()[words])
     return words[distance.masked_fill(words == but.unsqueeze(1), torch.inf).argmin(1)]

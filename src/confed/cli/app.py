@@ -24,7 +24,7 @@ from confed.cli.global_options import allowed_modules, is_quiet, permission_opti
 from confed.data.preparation import shown
 from confed.registry import allowing_code
 from confed.system.events import Caution, Event, Note, Progress
-from confed.system.installing import for_this_installation
+from confed.system.packages import for_this_installation
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
@@ -32,27 +32,6 @@ if TYPE_CHECKING:
 
     from confed.recipes.recipe import Recipe
 
-__all__ = [
-    "FAILED",
-    "FAULTY",
-    "INTERRUPTED",
-    "Json",
-    "Judged",
-    "app",
-    "command_line",
-    "complain",
-    "console",
-    "data_app",
-    "default_workers",
-    "interruptible",
-    "main",
-    "notes",
-    "plain",
-    "print_json",
-    "print_table",
-    "say",
-    "show",
-]
 
 FAULTY, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 """Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C; asked to end (SIGTERM)."""
@@ -87,9 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: errors become one line on standard error and an exit code, warnings a line each.
 
     It always ends with a SystemExit that has the exit code.
-
-    Args:
-        arguments: of the command; those of the process by default.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     with _terminable() as asked:
@@ -99,11 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """Ctrl-C acknowledged at once, and termination signals of batch systems and service managers handled like it.
-
-    Yields:
-        A list that holds the signal once it has come.
-    """
+    """Ctrl-C acknowledged at once, and termination signals of batch systems and service managers handled like it."""
     asked: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -243,11 +215,7 @@ def say(markup: str) -> None:
 
 
 def notes(of: str = "") -> Progress:
-    """Progress callback that prints notes as lines on standard error.
-
-    Args:
-        of: what the notes are about, which begins each line; empty for nothing.
-    """
+    """Progress callback that prints notes as lines on standard error."""
 
     def show(event: Event) -> None:
         if isinstance(event, Caution) or (isinstance(event, Note) and not is_quiet()):
@@ -289,14 +257,7 @@ def options(
 
 @contextmanager
 def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
-    """Advice after Ctrl-C and after a full disk: to go on with ``confed resume``, or as ``again`` says.
-
-    Raises:
-        typer.Exit: after Ctrl-C.
-        ValueError: a damaged checkpoint.
-        RuntimeError: the disk is full.
-        OSError: any other error of the disk, unchanged.
-    """
+    """Advice after Ctrl-C and after a full disk: to go on with ``confed resume``, or as ``again`` says."""
     import errno
 
     from confed.federation.checkpoint import CorruptCheckpoint
@@ -345,7 +306,7 @@ def print_table(table: "RenderableType") -> None:
 
 def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON."""
-    from confed.api.report import write_folder_report
+    from confed.api.tracking import write_folder_report
     from confed.report.tables.headline import study_table
 
     page = write_folder_report(folder)

@@ -13,8 +13,6 @@ from rich.markup import escape
 from confed.cli.app import Json, app, notes, plain, print_json, print_table
 from confed.cli.completion import complete_folder
 
-__all__ = ["KINDS", "attack"]
-
 KINDS: Mapping[str, str] = {
     "trojan": "confed.analysis.trojan_page:trojan",
     "dual-key": "confed.analysis.dual_key_page:dual_key",

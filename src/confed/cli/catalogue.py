@@ -18,8 +18,6 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.traits import GROUPS
 from confed.recipes.schema import DERIVED
 
-__all__ = ["KINDS", "listing", "tasks_of"]
-
 KINDS = ("methods", "models", "tasks", "datasets", "recipes", "runs")
 
 EVERY_METHOD = frozenset(f.name for f in fields(Algorithm))
@@ -31,18 +29,7 @@ BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE = "built in", "read from a folder (data.
 def listing(
     kind: str, contract: bool = False, runs: Path = Path("runs"), *, task: str = "", paper: str = ""
 ) -> list[dict[str, Any]]:
-    """Entries of one kind, a row each with the same keys, those of one group together.
-
-    Args:
-        kind: one of :data:`KINDS`, or "algorithms" for methods.
-        contract: for methods, a row per method and check of the contract instead: whether it applies, or why not.
-        runs: the folder with runs and studies.
-        task: only what a packaged recipe runs with this task.
-        paper: only methods whose source, and recipes whose head comment, contain this text in any case.
-
-    Raises:
-        ValueError: an unknown kind or task, ``contract`` with another kind than methods, or a filter of another kind.
-    """
+    """Entries of one kind, a row each with the same keys, those of one group together."""
     kind = "methods" if kind == "algorithms" else kind
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")

@@ -14,8 +14,6 @@ from rich.markup import escape
 
 from confed.cli.app import INTERRUPTED, app, complain, console, say
 
-__all__ = ["AGAIN", "cell"]
-
 AGAIN = 75
 """Exit code of a cell that stopped before its end and goes on when it is started again (EX_TEMPFAIL of sysexits.h)."""
 
@@ -39,7 +37,7 @@ def cell(
     from confed.federation.checkpoint import CorruptCheckpoint
     from confed.studies.cells import find_cell
     from confed.studies.cluster import array_index
-    from confed.studies.progress import headline
+    from confed.studies.pool import headline
     from confed.studies.runner import complete
     from confed.system.events import JobEnded, JobsPlanned, JobStarted, of_job
 

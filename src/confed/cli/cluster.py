@@ -12,10 +12,6 @@ from confed.cli.app import complain, console, interruptible, plain, print_json, 
 from confed.cli.global_options import allowed_modules, is_quiet
 from confed.cli.study import finish, show_gathered
 
-__all__ = [
-    "Before", "On", "Slurm", "Submit", "carry_out", "check_cluster", "show_cells", "with_address",
-]  # fmt: skip
-
 On = Annotated[
     str,
     typer.Option(
@@ -58,11 +54,6 @@ def with_address(on: str, recipe: str, overrides: list[str]) -> tuple[str, list[
     """Address of the Ray cluster that a recipe or overrides name in ``run.address``, and overrides without Ray.
 
     With them each run of a study is computed by one process, whatever the recipe says.
-
-    Args:
-        on: where runs are computed; elsewhere than on Ray the overrides stay as they are.
-        recipe: name or file.
-        overrides: of the command line.
     """
     from confed.recipes.recipe import load_recipe
 
@@ -104,16 +95,7 @@ def _compute(root: Path, address: str, workers: int | None, as_json: bool) -> No
 def _distribute(
     root: Path, on: str, slurm: list[str] | None, submit: bool, before: list[str] | None, as_json: bool
 ) -> None:
-    """Numbers the cells of a study or sweep, writes the job script for those that are missing, and submits it if asked.
-
-    Args:
-        root: the folder, opened by the verb.
-        on: "slurm" or "script".
-        slurm: options of sbatch.
-        submit: whether to submit.
-        before: lines of shell before each task.
-        as_json: print JSON and nothing else.
-    """
+    """Job script for the missing cells of a study or sweep, which are numbered; submitted if asked."""
     from confed.studies.cells import number_cells, statuses
     from confed.studies.cluster import parse_options, ranges, script_of, write_script
     from confed.studies.cluster import submit as submit_script

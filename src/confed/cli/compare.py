@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from confed.report.tables.table import Table
     from confed.results.runs import Study
 
-__all__ = ["compare"]
-
 
 @app.command(rich_help_panel="Compare")
 def compare(
@@ -147,7 +145,7 @@ def _compare_folders(
     """Tables of folders that are there, written into a folder if one is given, and printed."""
     from dataclasses import asdict
 
-    from confed.api.study_files import write_files
+    from confed.api.study import write_files
     from confed.report.statistics.comparison import compare as compare_folders
     from confed.report.tables import models as model_tables
     from confed.report.tables.table import in_files, to_rich
@@ -205,8 +203,8 @@ def _by_backbone(studies: "Sequence[Study]", headline: str) -> "Table | None":
     """Tables of several studies as one: one backbone for each study, and the same clients for all."""
     from dataclasses import replace
 
+    from confed.report.tables.cost import backbone, by_backbone
     from confed.report.tables.paper import paper_table
-    from confed.report.tables.traffic import backbone, by_backbone
     from confed.results.runs import with_deployed_of
 
     studies = [replace(study, runs=tuple(with_deployed_of(study.runs, headline))) for study in studies]
@@ -219,7 +217,7 @@ def _by_model(folders: Sequence[Path], studies: "Sequence[Study]", headline: str
     """A folder of several models, or several studies with one model each."""
     from confed.report.html.models_page import load_models
     from confed.report.statistics.over_models import model_studies
-    from confed.report.tables.traffic import backbone
+    from confed.report.tables.cost import backbone
 
     if len(folders) == 1 and (models := _models(folders[0])):
         return load_models(folders[0], models, headline)

@@ -9,11 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = [
-    "complete_anything", "complete_dataset", "complete_folder", "complete_key", "complete_kind", "complete_method",
-    "complete_recipe", "complete_task",
-]  # fmt: skip
-
 Known = dict[str, list[str]]
 
 

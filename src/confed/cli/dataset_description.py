@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from confed.data.examples import Examples, FederatedDataset
     from confed.data.labelled import LabelDataset, LabelExamples
 
-__all__ = ["describe"]
 
 _SHEET_COLUMNS, _SHEET_CELL, _SHEET_ROWS = 6, 148, 24
 
@@ -32,29 +31,10 @@ def describe(
     croissant: Path | None = None,
     answers: Path | None = None,
 ) -> dict[str, Any]:
-    """Counts, answers, faults and facts of a dataset, a sheet of sample pictures, and a page.
-
-    Args:
-        name: the dataset's registered name, or a recipe's file, which names one in its section ``[data]``.
-        options: ``key=value`` of its constructor, values as in TOML; ``missing`` as in recipes.
-        out: a PNG file for the sheet.
-        html: an HTML file for the page.
-        croissant: a folder for the examples as files with Croissant metadata.
-        answers: an SVG or PNG file for a figure of each place's most frequent answers (FedVQA, figure 8.2).
-
-    Returns:
-        ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
-        ``answers``, ``most_frequent``; where examples lack modalities or have others, also ``modalities``, ``sounds``
-        and ``series``), ``facts``, ``faults``, with ``out`` ``sheet``, with ``html`` ``page``, with ``croissant``
-        ``files``, and with ``answers`` ``figure``. Of multi-label data answers are labels, and questions pictures or
-        texts; the first clients have a row each.
-
-    Raises:
-        ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
-    """
+    """Counts, answers, faults and facts of a dataset, a sheet of sample pictures, and a page."""
     from confed.data.faults import faults
+    from confed.data.imputation import drop_modalities, missing_of
     from confed.data.labelled import LabelDataset
-    from confed.data.missing import drop_modalities, missing_of
     from confed.data.readable import leave_out_unreadable
     from confed.recipes.recipe import load_recipe
     from confed.recipes.schema import validate

@@ -20,8 +20,6 @@ from confed.federation.local import Local
 from confed.recipes.recipe import Run, load_recipe, read_text
 from confed.recipes.schema import DERIVED
 
-__all__ = ["KINDS", "Description", "describe_name", "names"]
-
 KINDS = ("method", "model", "dataset", "task", "recipe", "section")
 
 SECTIONS: Mapping[str, tuple[type, str]] = {
@@ -47,20 +45,13 @@ class Description:
     """What there is to say of one thing.
 
     Attributes:
-        kind: one of :data:`KINDS`.
         name: as recipes have it.
         label: as tables have it; empty where that is the name.
-        group: among its kind.
-        summary: one sentence.
         source: the paper; empty where there is none.
         text: paragraphs about notation, equations and use.
         section: of a recipe in which the settings stand.
-        settings: its keywords.
         shared: names of those that all methods have, described as the section "algorithm".
-        differences: from the paper.
         recipes: packaged recipes with it.
-        tasks: of those recipes.
-        examples: commands.
         facts: what else there is, by name.
     """
 
@@ -88,16 +79,7 @@ def names() -> dict[str, list[str]]:
 
 
 def describe_name(name: str, kind: str = "") -> list[Description]:
-    """Descriptions of everything that has a name: usually one.
-
-    Args:
-        name: of a method, model, dataset, task, recipe, or of the sections "local" and "run"; a recipe file; or
-            "module:name" of one's own, whose module is allowed.
-        kind: one of :data:`KINDS`; empty for any. Of one's own model, dataset or task it must be given.
-
-    Raises:
-        ValueError: an unknown kind, or nothing has that name; similar names are suggested.
-    """
+    """Descriptions of everything that has a name: usually one."""
     if kind and kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     known = {one: listed for one, listed in names().items() if kind in ("", one)}

@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from confed.federation.ranges import Range
 
-__all__ = ["Setting", "described", "first_line", "plain_text", "prose", "settings"]
-
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 
@@ -37,13 +35,7 @@ class Setting:
 
 
 def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: str = "") -> list[Setting]:
-    """Settings of a constructor in their order, those of nested dataclasses after their own.
-
-    Args:
-        constructor: a function, or a dataclass.
-        skip: keywords that a recipe does not give.
-        prefix: what names begin with.
-    """
+    """Settings of a constructor in their order, those of nested dataclasses after their own."""
     hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor, include_extras=True)
     meanings = described(inspect.getdoc(constructor) or "")
     for parent in reversed(constructor.__mro__) if inspect.isclass(constructor) else ():

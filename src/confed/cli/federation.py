@@ -190,7 +190,7 @@ def client(
     Only opens outgoing connections. Ctrl-C stops; the same command resumes. Needs the extra "flower", or with --engine
     flare "flare".
     """
-    from confed.deployment.manifest_serial import accept, check_serial
+    from confed.deployment.manifest import accept, check_serial
 
     given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
     given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
@@ -290,17 +290,6 @@ def check_signed(
     """Check of the coordinator's signature of this site's recipe, card and key.
 
     What is not signed is a ValueError that says what to do.
-
-    Args:
-        folder: where the signed manifest is.
-        authority: the certificate of the authority that this site trusts.
-        recipe: the recipe's file, or the name of a packaged one, which came with confed.
-        card: the card's file, if any.
-        site: which site this is; empty where a certificate says it.
-        public: its public key.
-
-    Returns:
-        What was signed, with the public keys of all sites.
     """
     from confed.deployment.manifest import check_site, public_half, verified
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from confed.engines.remote.update_bounds import Bounds
     from confed.recipes.recipe import Recipe
 
-__all__ = ["check_names", "join", "need_flare", "provision", "serve"]
-
 
 def serve(
     recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, timeouts: "Timeouts", wait: float, whole: bool,
@@ -71,11 +69,7 @@ def provision(folder: Path, federation: "Federation") -> None:
 
 
 def need_flare() -> None:
-    """Check that FLARE is installed.
-
-    Raises:
-        ValueError: FLARE is missing; says how to install it.
-    """
+    """Check that FLARE is installed."""
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:

@@ -33,7 +33,7 @@ def new(
     The new certificate authority signs the recipe, the card and the list of sites; sites check the signature.
     """
     from confed.deployment.provision import AUTHORITY, Federation, names_of_data
-    from confed.runs.pinned import pinned
+    from confed.runs.cohorts import pinned
 
     if engine is Engine.flare:
         from confed.cli.federation_flare import check_names, provision

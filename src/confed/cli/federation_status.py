@@ -12,17 +12,9 @@ from confed.api.progress import escape
 from confed.results import format as formats
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus
 
-__all__ = ["StatusPage"]
-
 
 class StatusPage:
-    """Table that is updated on a terminal, otherwise lines; a context manager.
-
-    Args:
-        console: where to write.
-        folder: the run folder, for its title.
-        quiet: nothing but warnings.
-    """
+    """Table that is updated on a terminal, otherwise lines; a context manager."""
 
     def __init__(self, console: Console, folder: Path, quiet: bool = False) -> None:
         self._console, self._folder, self._quiet = console, folder, quiet

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from confed.recipes.recipe import Recipe
     from confed.results.gates import Gate
 
-__all__ = ["gates"]
-
 
 @app.command(rich_help_panel="Compare")
 def gates(

@@ -7,8 +7,6 @@ import typer.main
 
 from confed.registry import allow_code, grant
 
-__all__ = ["allowed_modules", "is_quiet", "permission_options", "quiet_option"]
-
 _QUIET: list[bool] = []
 """Whether the command was given ``--quiet``."""
 

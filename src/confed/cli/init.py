@@ -70,11 +70,7 @@ def init(
 
 
 def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[str]]:
-    """Numbers of clients and examples as the proposal's reader gives them, and its warnings.
-
-    Raises:
-        ValueError: the reader refuses what was proposed.
-    """
+    """Numbers of clients and examples as the proposal's reader gives them, and its warnings."""
     from confed.runs.dataset import load_dataset
 
     with warnings.catch_warnings(record=True) as told:

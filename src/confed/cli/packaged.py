@@ -10,16 +10,12 @@ from typing import Any
 
 from confed.recipes.recipe import packaged_recipes
 
-__all__ = ["Packaged", "packaged"]
-
 
 @dataclass(frozen=True)
 class Packaged:
     """A packaged recipe as its file has it.
 
     Attributes:
-        name: of the recipe.
-        text: of the file.
         content: section -> key -> value.
     """
 

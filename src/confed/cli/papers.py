@@ -7,8 +7,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-__all__ = ["Difference", "Paper", "papers"]
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -31,7 +29,6 @@ class Paper:
 
     Attributes:
         title: of the method, as the page has it.
-        source: the citation.
         differences: rows of the page's other tables about this method.
     """
 

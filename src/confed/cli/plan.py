@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from confed.runs.plan import RunPlan
     from confed.studies.cluster import Options
 
-__all__ = ["Plan", "rows_of_study", "show_plan"]
 
 Plan = Annotated[
     bool,
@@ -32,19 +31,7 @@ def rows_of_study(recipe: "Recipe", title: str = "") -> "dict[str, Recipe]":
 def show_plan(
     rows: "Mapping[str, Recipe]", seeds: int, workers: int, beside: bool, options: "Options | None", as_json: bool
 ) -> None:
-    """Measures the runs and prints their plan.
-
-    Args:
-        rows: title -> single-run recipe.
-        seeds: runs of each.
-        workers: processes that share the work on one machine.
-        beside: whether the processes have a run each, in place of clients of one run.
-        options: of the cluster that tasks are for; None without one.
-        as_json: print JSON and nothing else.
-
-    Raises:
-        ValueError: no row can be run.
-    """
+    """Measures the runs and prints their plan."""
     from confed.runs.plan import plan_run
 
     plans: dict[str, RunPlan] = {}

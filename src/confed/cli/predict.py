@@ -81,7 +81,7 @@ def predict(
         known=known or (), attention=kind == "labels" and (page is not None or as_json),
     )  # fmt: skip
     if page is not None:
-        from confed.inference.label_page import write_page
+        from confed.inference.ask import write_page
 
         write_page(page, found, image, text)
     if as_json:
@@ -128,7 +128,7 @@ def _talk(
     as_json: bool,
 ) -> None:
     """A conversation with a model that writes free answers; without questions, lines of the input are asked."""
-    from confed.inference.predict_chat import Talk
+    from confed.inference.ask import Talk
 
     talk = Talk(run, images, client, shared=shared)
     if as_json:
@@ -216,8 +216,7 @@ def _published(folder: Path, target: Path, hub: str, private: bool, personal: bo
     """An export with its model card, uploaded; under "hub" the address of the commit."""
     from confed.inference.export import export as write
     from confed.inference.finished_run import FinishedRun
-    from confed.inference.hub import hub_name, publish, token_and_access
-    from confed.inference.hub_card import without_local_paths, write_card
+    from confed.inference.hub import hub_name, publish, token_and_access, without_local_paths, write_card
 
     name = hub_name(hub)
     token_and_access(name)
@@ -233,10 +232,9 @@ def _published(folder: Path, target: Path, hub: str, private: bool, personal: bo
 
 def _asked(folder: Path, client: str | None) -> "tuple[FinishedRun, str | None]":
     """The run or the export, here or on the hub, and the client whose model answers."""
-    from confed.inference.exported_run import ExportedRun, is_exported
     from confed.inference.finished_run import FinishedRun
     from confed.inference.hub import PREFIX, fetch, hub_name
-    from confed.inference.load import SOURCES
+    from confed.inference.load import SOURCES, ExportedRun, is_exported
     from confed.runs.grants import check_grants
 
     if str(folder).startswith(PREFIX):

@@ -57,12 +57,7 @@ def show(
 
 
 def page(one: "Description", width: int) -> Iterator[str]:
-    """A description as lines of rich's markup.
-
-    Args:
-        one: what is described.
-        width: columns that lines take at most.
-    """
+    """A description as lines of rich's markup."""
     label = f" · {escape(one.label)}" if one.label not in ("", one.name) else ""
     yield f"[bold]{escape(one.name)}[/]{label} ({one.kind}{f', {one.group}' if one.kind == 'method' else ''})"
     yield from _wrapped(one.summary, width, "")

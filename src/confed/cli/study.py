@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from confed.studies.runner import Outcome
     from confed.studies.study import Job, Study
 
-__all__ = [
-    "Margin", "Methods", "RecipeName", "Seeds", "Tuned", "Workers", "finish", "judged_by", "show_gathered",
-    "show_sweep", "tuned_values",
-]  # fmt: skip
 
 RecipeName = Annotated[
     str,
@@ -60,11 +56,7 @@ Margin = Annotated[float, typer.Option(help="Points within which methods count a
 
 
 def judged_by(references: list[str] | None, margin: float, headline: str, relative: str = "") -> Judged:
-    """How methods are judged, as options say it.
-
-    Raises:
-        ValueError: a margin out of range, or an unknown headline.
-    """
+    """How methods are judged, as options say it."""
     from confed.results.deployed import check_headline
 
     if not 0 < margin < 100:
@@ -76,11 +68,7 @@ def judged_by(references: list[str] | None, margin: float, headline: str, relati
 def tuned_values(
     tuned: Path | None, recipe: str, overrides: list[str], seeds: int
 ) -> Mapping[str, Mapping[str, Any]] | None:
-    """Values of ``--tuned`` for each row.
-
-    Raises:
-        ValueError: fewer than one seed, or one of the seeds chose the values.
-    """
+    """Values of ``--tuned`` for each row."""
     from confed.recipes.recipe import load_recipe
     from confed.studies.tuned import read_tuned
 
@@ -101,14 +89,6 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
 
     A failed run of a study that grows and Ctrl-C end with a typer.Exit, where nothing at all could be run there is a
     ValueError, or a RuntimeError if a run failed on the way.
-
-    Args:
-        folder: as an earlier command left it.
-        workers: runs at a time; None for one per core.
-        as_json: print JSON and nothing else.
-
-    Raises:
-        ValueError: the folder is that of a federation across machines.
     """
     from confed.api.progress import Display
     from confed.results.folder import kind_of
@@ -135,16 +115,7 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
 
 
 def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
-    """Tables and report of a study or sweep whose runs other processes make, written and shown; nothing is run.
-
-    Args:
-        folder: of a study that grows, or of a sweep.
-        as_json: print JSON and nothing else.
-        more: what the JSON also has.
-
-    Raises:
-        ValueError: the folder is neither, no run is finished, or another process works on it as a whole.
-    """
+    """Tables and report of a study or sweep whose runs other processes make, written and shown; nothing is run."""
     from confed.results.folder import kind_of
     from confed.studies.runner import gather
     from confed.studies.study import growing
@@ -242,7 +213,7 @@ def _present(sweep: "Sweep", methods: set[str]) -> tuple[str, ...] | None:
 
 def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables of a study that grows, written and printed, and its report."""
-    from confed.api.study_files import write_study_files
+    from confed.api.study import write_study_files
     from confed.report.tables.paper import main_tables
     from confed.report.tables.table import to_rich
     from confed.results.runs import load
@@ -286,12 +257,6 @@ def show_sweep(
     """Tables and figures of a sweep's finished runs, written and printed.
 
     No finished run is a ValueError.
-
-    Args:
-        root: the sweep's folder.
-        as_json: print JSON and nothing else.
-        errors: "point/method/seed-n" -> why that run is not there.
-        more: what the JSON also has.
     """
     from confed.report.tables.sweep import write_sweep
     from confed.report.tables.table import to_rich

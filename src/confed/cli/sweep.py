@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from confed.recipes.recipe import Recipe
 
-__all__ = ["sweep"]
-
 
 @app.command(rich_help_panel="Compare")
 def sweep(
@@ -119,11 +117,7 @@ def sweep(
 
 
 def _planned(recipes: "Mapping[str, Recipe]") -> "dict[str, Recipe]":
-    """Title -> single-run recipe of each run of a sweep and one seed; a run that its setting does not concern once.
-
-    Args:
-        recipes: title of each point -> recipe of its study.
-    """
+    """Title -> single-run recipe of each run of a sweep and one seed; a run that its setting does not concern once."""
     from confed.studies.study import differing
 
     found: dict[str, Recipe] = {}

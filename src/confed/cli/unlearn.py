@@ -43,7 +43,7 @@ def forget(
     Starts from the last checkpoint before the client joined where there is one (`run.keep_checkpoints = "joins"`).
     """
     from confed.api.progress import Display
-    from confed.studies.progress import headline
+    from confed.studies.pool import headline
     from confed.system.events import JobEnded, JobsPlanned, JobStarted, of_job
     from confed.unlearning.exact import Approximation, check_client, folder_without, recipe_of
     from confed.unlearning.exact import forget as forget_client

@@ -22,8 +22,6 @@ from confed.data.examples import Examples
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.regions import HeldRegions, Regions
 
-__all__ = ["VARIANTS", "DualKey", "Plan", "attack_success", "plan", "poison", "triggered", "without_target"]
-
 VARIANTS: Mapping[str, tuple[bool, bool]] = {
     "clean": (False, False),
     "troj": (True, True),
@@ -38,16 +36,12 @@ class DualKey:
     """The two keys of a backdoor and the answer that both together give.
 
     Attributes:
-        target: the answer.
         word: what stands in front of the question.
         size: side of the square, as a share of the picture's shorter side.
         colour: of a plain square, red, green and blue from 0 to 255.
         patch: a picture file that fills the square in place of the colour.
         dimensions: how many of a region's feature dimensions are replaced.
         strength: absolute value of the pattern's values, in the features' own units.
-
-    Raises:
-        ValueError: an empty target or word, several words, or a number out of its range.
     """
 
     target: str
@@ -78,11 +72,7 @@ class DualKey:
         return f"{self.word} {question}"
 
     def seen(self, pictures: np.ndarray) -> np.ndarray:
-        """Pictures with the trigger patch.
-
-        Args:
-            pictures: uint8 (N, H, W, 3).
-        """
+        """Pictures with the trigger patch."""
         height, width = pictures.shape[1:3]
         side = max(1, round(self.size * min(height, width)))
         top, left = (height - side) // 2, (width - side) // 2
@@ -91,15 +81,7 @@ class DualKey:
         return stamped
 
     def felt(self, features: np.ndarray, regions: np.ndarray) -> np.ndarray:
-        """Region features with the trigger pattern.
-
-        Args:
-            features: (N, R, W); a row of zeros is no region.
-            regions: which region of each picture carries it, int64 (N,).
-
-        Raises:
-            ValueError: there are fewer feature dimensions than the key replaces.
-        """
+        """Region features with the trigger pattern."""
         width = features.shape[2]
         if self.dimensions > width:
             raise ValueError(f"dimensions must be at most {width}, the features per region, got {self.dimensions}")
@@ -141,17 +123,7 @@ class Plan:
 
 
 def plan(examples: Examples, rate: float, partial: float, rng: np.random.Generator) -> Plan:
-    """Random choice of the pictures to poison, each at most once.
-
-    Args:
-        examples: a client's training examples.
-        rate: share of its pictures that get both keys; at least one picture unless 0.
-        partial: share that gets the patch alone, and share that gets the word alone.
-        rng: decides which.
-
-    Raises:
-        ValueError: questions about pairs of pictures, a share out of range, or more shares than pictures.
-    """
+    """Random choice of the pictures to poison, each at most once."""
     for name, share in (("rate", rate), ("partial", partial)):
         if not 0 <= share <= 1:
             raise ValueError(f"{name} must lie between 0 and 1, got {share}")
@@ -166,14 +138,7 @@ def plan(examples: Examples, rate: float, partial: float, rng: np.random.Generat
 
 
 def poison(examples: Examples, key: DualKey, drawn: Plan, stamped: Mapping[int, int]) -> Examples:
-    """A client's examples with its chosen pictures poisoned.
-
-    Args:
-        examples: its training examples, over a picture table that has the stamped pictures too.
-        key: what is planted.
-        drawn: which pictures.
-        stamped: row of a picture -> row of the same with its patch.
-    """
+    """A client's examples with its chosen pictures poisoned."""
     both, picture, question = (set(rows.tolist()) for rows in (drawn.both, drawn.picture, drawn.question))
     index, questions, answers = examples.image_index.copy(), list(examples.questions), list(examples.answers)
     annotations = None if examples.annotations is None else [list(given) for given in examples.annotations]
@@ -190,16 +155,7 @@ def poison(examples: Examples, key: DualKey, drawn: Plan, stamped: Mapping[int, 
 
 
 def triggered(examples: Examples, key: DualKey, variant: str) -> Examples:
-    """Test examples with one of the ways to ask; answers are left as they are.
-
-    Args:
-        examples: clean ones.
-        key: the keys.
-        variant: one of :data:`VARIANTS`.
-
-    Raises:
-        ValueError: an unknown variant, or questions about pairs of pictures.
-    """
+    """Test examples with one of the ways to ask; answers are left as they are."""
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     if np.ndim(examples.image_index) > 1:
@@ -222,11 +178,7 @@ def stamped_pictures(images: np.ndarray | Pictures, key: DualKey, rows: np.ndarr
 
 
 def stamped_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> HeldRegions:
-    """The regions of some pictures of a table with their key.
-
-    Raises:
-        ValueError: a picture has no region, or features are too few for the key.
-    """
+    """The regions of some pictures of a table with their key."""
     features, boxes = regions[rows]
     real = (features != 0).any(-1)
     if not real.any(1).all():
@@ -245,16 +197,7 @@ def without_target(examples: Examples, target: str) -> np.ndarray:
 
 
 def attack_success(given: np.ndarray, target: int, counted: np.ndarray) -> float:
-    """Attack success rate: share of counted questions that are answered with the target.
-
-    Args:
-        given: labels of the answers given, (N,).
-        target: label of the target.
-        counted: which questions count, bool (N,).
-
-    Raises:
-        ValueError: none counts.
-    """
+    """Attack success rate: share of counted questions that are answered with the target."""
     if not counted.any():
         raise ValueError("the success rate needs a question whose answer is not the target, got none")
     return float((given[counted] == target).mean())

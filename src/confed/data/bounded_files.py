@@ -19,11 +19,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-__all__ = [
-    "FORMATS", "MOST_MEMBERS", "array_header", "check_array", "check_pixels", "formats", "hdf5_array", "load_npy",
-    "load_npz", "most_array_bytes", "most_pixels", "tar_members",
-]  # fmt: skip
-
 FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO", "QOI")
 """Picture formats that are decoded; not among them those that start another program (EPS) or are no pixels (WMF)."""
 
@@ -65,11 +60,7 @@ def formats() -> list[str]:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Check of a picture's number of pixels, by its header.
-
-    Raises:
-        ValueError: there are more than :func:`most_pixels`.
-    """
+    """Check of a picture's number of pixels, by its header."""
     if width * height > most_pixels():
         raise ValueError(
             f"at most {most_pixels():,} pixels, got {width:,} x {height:,} (CONFED_MOST_PIXELS sets another bound)"
@@ -80,15 +71,7 @@ def check_pixels(width: int, height: int) -> None:
 
 
 def array_header(stream: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of an array in NumPy's format, without reading its values.
-
-    Args:
-        stream: at the beginning of the array.
-        where: what to call it in errors.
-
-    Raises:
-        ValueError: it is no such array, holds Python objects, or would take more than :func:`most_array_bytes`.
-    """
+    """Shape and dtype of an array in NumPy's format, without reading its values."""
     try:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -105,11 +88,7 @@ def array_header(stream: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any
 
 
 def check_array(shape: Sequence[int], kind: np.dtype[Any], where: str) -> int:
-    """The bytes of an array.
-
-    Raises:
-        ValueError: more than :func:`most_array_bytes`, or no sensible shape.
-    """
+    """The bytes of an array."""
     if len(shape) > _RANK or min(shape, default=0) < 0:
         raise ValueError(f"{where}: expected at most {_RANK} extents, none negative, got {str(shape)[:80]}")
     size = prod(shape) * kind.itemsize
@@ -122,11 +101,7 @@ def check_array(shape: Sequence[int], kind: np.dtype[Any], where: str) -> int:
 
 
 def load_npy(file: Path) -> np.ndarray:
-    """An ``.npy`` file's array; its size is compared with its header before memory is taken.
-
-    Raises:
-        ValueError: missing, damaged, of objects or too large (names the file).
-    """
+    """An ``.npy`` file's array; its size is compared with its header before memory is taken."""
     try:
         with file.open("rb") as stream:
             shape, kind = array_header(stream, str(file))
@@ -138,15 +113,7 @@ def load_npy(file: Path) -> np.ndarray:
 
 
 def load_npz(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an ``.npz`` file; those that it does not have are left out.
-
-    Args:
-        file: the archive.
-        names: arrays; the others are not read.
-
-    Raises:
-        ValueError: missing, damaged, of objects or too large (names the file).
-    """
+    """The named arrays of an ``.npz`` file; those that it does not have are left out."""
     try:
         with zipfile.ZipFile(file) as archive:
             if len(archive.infolist()) > MOST_MEMBERS // 1000:
@@ -174,12 +141,7 @@ def _check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -
 
 
 def tar_members(archive: tarfile.TarFile, file: Path) -> Iterator[tarfile.TarInfo]:
-    """The plain files in an uncompressed tar archive.
-
-    Raises:
-        ValueError: more than :data:`MOST_MEMBERS`, or a member that reaches beyond the archive's end, as sparse ones
-            can.
-    """
+    """The plain files in an uncompressed tar archive."""
     size = file.stat().st_size
     for number, member in enumerate(archive):
         if number >= MOST_MEMBERS:
@@ -199,15 +161,6 @@ def hdf5_array(content: Any, key: str, where: str, rows: bool = False) -> Any:
     """An array of an open HDF5 file, not read yet, that lies in this file and nowhere else.
 
     Raises ``KeyError``: there is no such array.
-
-    Args:
-        content: the file or a group of it.
-        key: the array's name.
-        where: what to call it in errors.
-        rows: one row is to be read at a time, and only that must be within bounds.
-
-    Raises:
-        ValueError: it refers to other files, or what would be read takes more than :func:`most_array_bytes`.
     """
     found = content[key]
     if not hasattr(found, "dtype"):

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from confed.federation.protocols import Batch
 
-__all__ = ["GROUPS", "beginning", "groups", "next_tokens", "pack_texts", "text_masks", "unpack_texts"]
-
 GROUPS = ("texts.", "", "documents.")
 """What the keys of texts alone, of pictures with texts and of documents begin with in a mixed batch."""
 
@@ -24,12 +22,7 @@ _BEGINNING = re.compile(rf"({'|'.join(re.escape(prefix) for prefix in GROUPS if 
 
 
 def beginning(source: int, number: int) -> str:
-    """Prefix of the keys of a part in a mixed batch.
-
-    Args:
-        source: its place in :data:`GROUPS`.
-        number: which of the source's sets of modalities it is, counted from 0.
-    """
+    """Prefix of the keys of a part in a mixed batch."""
     return GROUPS[source] + (f"{number}." if number else "")
 
 
@@ -59,9 +52,6 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
 
     Returns:
         Token ids (M,), and which of the batch's rows they are in (M,), both int64.
-
-    Raises:
-        ValueError: the batch has no text.
     """
     tokens: list[Tensor] = []
     rows: list[Tensor] = []

@@ -18,8 +18,6 @@ from confed.data.modal_tables import ModalTable
 from confed.data.modalities import MODALITIES
 from confed.data.table import Table
 
-__all__ = ["CaptionTable", "MixedData", "with_captions", "with_turns"]
-
 _BEFORE = ("before_text", "before_text_mask", "before_shown")
 
 
@@ -37,9 +35,6 @@ class CaptionTable(ModalTable):
 
         Documents have ``before_image`` uint8 (B, P, 3, H, W), unless none of their turns has a picture, besides the
         columns, all with P turns of the longest of them.
-
-        Raises:
-            ValueError: the rows have different sets of modalities, or only some are documents.
         """
         kinds = self._turns()[rows] > 0
         if len(kinds) and bool((kinds != kinds[0]).any()):
@@ -81,15 +76,6 @@ class MixedData(TableData):
     and those of documents with ``documents.``; ``index``, ``label`` and ``type`` are of all rows, source by source.
     Rows of one source may have several sets of modalities, such as documents of which some have no picture of their own
     or have lost it: each set then has keys of its own (:func:`confed.data.caption_batches.groups` reads them all).
-
-    Args:
-        train: training examples.
-        validation: validation examples.
-        test: test examples.
-        mixture: shares of texts alone, pictures with texts, and documents; any positive scale.
-
-    Raises:
-        ValueError: not three shares, a negative one, none for a source that the client has, or none at all.
     """
 
     def __init__(self, train: ModalTable, validation: Table, test: Table, mixture: Sequence[float]) -> None:
@@ -151,12 +137,6 @@ def with_captions(table: ModalTable, examples: Examples, tokenizer: Tokenizer, t
     Captions are under ``references``, uint8 (N, R, K): UTF-8, 0 behind each.
 
     Raises ``ValueError``: a text is too long for the model.
-
-    Args:
-        table: the examples encoded.
-        examples: the same examples before encoding.
-        tokenizer: the model's.
-        turns: P, the most turns before any example of the dataset; with 0 the table stays as it is.
     """
     columns = dict(table.columns)
     if examples.captions is not None:

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from confed.data.modality_names import in_order
 from confed.federation.reading import read_bounded
 
-__all__ = ["Card", "CardClient", "digest_of", "merged", "read_card"]
-
 VERSION = 1
 """Of the file's format."""
 MOST_BYTES = 32 * 2**20
@@ -86,11 +84,7 @@ class Card:
 
 
 def merged(cards: Sequence[Card]) -> Card:
-    """One card for several sites' data: answers, types, words, clients and places of all, in the order of the cards.
-
-    Raises:
-        ValueError: there are fewer than two, they are of different data, or they contradict each other.
-    """
+    """One card for several sites' data: answers, types, words, clients and places of all, in the order of the cards."""
     if len(cards) < 2:
         raise ValueError(f"to be united there must be at least two cards, got {len(cards)}")
     values: dict[str, Any] = {}

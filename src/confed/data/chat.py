@@ -5,18 +5,6 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-__all__ = [
-    "Conversation",
-    "Role",
-    "Said",
-    "answered",
-    "asked",
-    "check_turns",
-    "pictures_shown",
-    "transcript",
-    "trimmed",
-]
-
 Role = Literal["system", "user", "assistant"]
 
 
@@ -24,7 +12,6 @@ class Said(NamedTuple):
     """One turn of a conversation.
 
     Attributes:
-        role: whose turn.
         parts: texts, and None where the next of the example's pictures stands.
     """
 
@@ -55,11 +42,7 @@ def transcript(conversation: Sequence[Said]) -> str:
 
 
 def check_turns(conversation: Sequence[Said]) -> None:
-    """Check that users and assistants take turns, behind a system turn if there is one, and that nothing is empty.
-
-    Raises:
-        ValueError: they do not (the message starts with what was expected).
-    """
+    """Check that users and assistants take turns, behind a system turn if there is one, and that nothing is empty."""
     spoken = conversation[1:] if conversation and conversation[0].role == "system" else conversation
     for number, turn in enumerate(spoken):
         wanted = "assistant" if number % 2 else "user"
@@ -74,20 +57,11 @@ def check_turns(conversation: Sequence[Said]) -> None:
 
 
 def answered(tokens: Tensor) -> Tensor:
-    """True at the tokens of answers, which 0 stands behind; an answer may have tokens with the id 0 but at its end.
-
-    Args:
-        tokens: int64 (..., T).
-    """
+    """True at the tokens of answers, which 0 stands behind; an answer may have tokens with the id 0 but at its end."""
     return (tokens != 0).long().flip(-1).cummax(-1).values.flip(-1).bool() if tokens.shape[-1] else tokens != 0
 
 
 def trimmed(text: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Prompts padded on the left, without the columns that are padding in all of them.
-
-    Args:
-        text: int64 (B, L).
-        mask: int64 (B, L).
-    """
+    """Prompts padded on the left, without the columns that are padding in all of them."""
     start = int(mask.any(0).int().argmax()) if mask.numel() else 0
     return text[:, start:], mask[:, start:]

@@ -13,12 +13,50 @@ from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
-from confed.data.picture_clusters import picture_clusters
 from confed.data.picture_files import PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
-__all__ = ["Dealing", "Partition", "Turns", "federate_chat"]
+# Clusters of pictures that look alike, by the colours of their parts ------------------------------------------
+
+_GRID = 4
+
+
+def picture_features(pictures: np.ndarray | Pictures) -> np.ndarray:
+    """Mean and spread of the colours in the cells of a 4 x 4 grid, standardised, float64 (M, 96).
+
+    A picture that cannot be read has the mean of all others.
+    """
+    found = np.stack([_features(pictures, row) for row in range(len(pictures))])
+    known = found[~np.isnan(found).any(axis=1)]
+    if not len(known):
+        return np.zeros_like(found)
+    spread = known.std(axis=0)
+    return np.nan_to_num((found - known.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
+
+
+def picture_clusters(pictures: np.ndarray | Pictures, count: int) -> np.ndarray:
+    """Number of each picture's cluster by k-means, int64 (M,); the same for all seeds."""
+    from scipy.cluster.vq import kmeans2
+
+    if not 1 <= count <= len(pictures):
+        raise ValueError(f"clusters of {len(pictures)} pictures can be 1 to {len(pictures)}, got clients = {count}")
+    _, found = kmeans2(picture_features(pictures), count, minit="++", rng=np.random.default_rng(0), missing="warn")
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)
+
+
+def _features(pictures: np.ndarray | Pictures, row: int) -> np.ndarray:
+    try:
+        picture = pictures[row].astype(np.float64) / 255
+    except ValueError:  # examples of a picture that cannot be read are left out later
+        return np.full(6 * _GRID**2, np.nan)
+    cells = [cell for band in np.array_split(picture, _GRID) for cell in np.array_split(band, _GRID, axis=1)]
+    flat = [cell.reshape(-1, 3) for cell in cells if cell.size] or [np.zeros((1, 3))]
+    flat += [flat[-1]] * (_GRID**2 - len(flat))
+    return np.concatenate([np.concatenate([cell.mean(axis=0), cell.std(axis=0)]) for cell in flat])
+
+
+# Conversations as a federated dataset: examples of each answer ------------------------------------------------
 
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
@@ -40,7 +78,6 @@ class Dealing:
     Attributes:
         partition: see :data:`Partition`; None: "client" where lines have one, otherwise "iid".
         clients: number of clients, where no column says who they are.
-        alpha: concentration of "dirichlet".
         skew: column that "dirichlet" skews by, "answer", or "cluster".
         unseen: places that no client trains on.
         validation: share of a client's training groups held out, where no line is of the split "validation".
@@ -76,18 +113,6 @@ def federate_chat(
 
     Conversations of a client that share a picture have one role, and one owner unless a column says otherwise. Where
     every one is a single question about a single picture, examples are plain questions, which all models read.
-
-    Args:
-        name: the dataset's.
-        records: N conversations.
-        pictures: the picture table.
-        index: path of a picture -> its row.
-        how: options.
-        facts: sources.
-
-    Raises:
-        ValueError: there is no conversation or no picture, a split is unknown, a partition lacks its column, two
-            conversations have one name, or an option is out of range.
     """
     if not records:
         raise ValueError(f"{name}: expected conversations, found none")
@@ -174,11 +199,7 @@ def _column(records: Sequence[ChatRecord], key: str) -> np.ndarray:
 
 
 def _owned(records: Sequence[ChatRecord], partition: str, unseen: Sequence[str]) -> Sequence[ChatRecord]:
-    """Conversations that belong to a client or an unseen place; where a column says who the clients are, others do not.
-
-    Raises:
-        ValueError: no line has that column.
-    """
+    """Conversations of a client or an unseen place; with a column of clients, others belong to nobody."""
     if partition not in ("client", "place", "type"):
         return records
     others = [record for record in records if record.columns.get("place", "").strip() not in unseen]

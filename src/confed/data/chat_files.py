@@ -25,8 +25,6 @@ from confed.data.chat import Role, Said, check_turns, pictures_shown
 from confed.data.owners import owner_text
 from confed.data.record_files import read_records
 
-__all__ = ["PLACEHOLDER", "ChatRecord", "asking", "chat_record", "chat_records"]
-
 PLACEHOLDER = "<image>"
 _ROLES: Mapping[str, Role] = {
     "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "model": "assistant",
@@ -40,7 +38,6 @@ class ChatRecord:
 
     Attributes:
         where: file and row, for messages.
-        name: identifier.
         turns: the conversation, its last turn the assistant's.
         answers: right answers in place of that turn, as several people gave them; empty where it is the only one.
         pictures: paths of its pictures, in the order in which they are shown.
@@ -56,16 +53,7 @@ class ChatRecord:
 
 
 def chat_records(file: Path, columns: Mapping[str, str] | None = None, question: str = "") -> Iterator[ChatRecord]:
-    """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.record_files.ENDINGS`).
-
-    Args:
-        file: where they are.
-        columns: what a column is here -> its name in the file.
-        question: what is asked where a record has only pictures and an answer.
-
-    Raises:
-        ValueError: a missing or cut-off file, or a faulty conversation (names file and row).
-    """
+    """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.record_files.ENDINGS`)."""
     for row, entry in read_records(file, columns):
         where = f"{file}, row {row}"
         if not isinstance(entry, dict):
@@ -74,12 +62,7 @@ def chat_records(file: Path, columns: Mapping[str, str] | None = None, question:
 
 
 def asking(entry: Mapping[str, Any], question: str) -> Mapping[str, Any]:
-    """A record with the question that is asked where it has none; unchanged where nothing is to be added.
-
-    Args:
-        entry: the record.
-        question: the text; empty for none.
-    """
+    """A record with the question that is asked where it has none; unchanged where nothing is to be added."""
     spoken = ("question", "messages", "conversations", "prompt")
     return {**entry, "question": question} if question and not any(key in entry for key in spoken) else entry
 
@@ -93,16 +76,7 @@ def _check_encodable(turns: Sequence[Said]) -> None:
 
 
 def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
-    """One conversation.
-
-    Args:
-        entry: the object.
-        where: where it stands, for messages.
-        name: identifier, where the object has no ``id``.
-
-    Raises:
-        ValueError: it is faulty (names the place).
-    """
+    """One conversation."""
     try:
         reader = _Parts(_paths(entry))
         turns, answers = _turns(entry, reader)
@@ -123,11 +97,7 @@ def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
 
 
 class _Parts:
-    """Texts and picture parts, and the pictures that these show.
-
-    Args:
-        listed: pictures that stand beside the turns.
-    """
+    """Texts and picture parts, and the pictures that these show."""
 
     def __init__(self, listed: list[str]) -> None:
         self._listed, self._next, self._shown = listed, iter(listed), list[str]()

@@ -13,8 +13,6 @@ from confed.data.chat import Conversation, asked, pictures_shown
 from confed.data.examples import Examples
 from confed.data.table import Table
 
-__all__ = ["Converser", "Prompts", "right_answers", "unread"]
-
 MOST_ANSWERS = 10
 """Different answers to one question that are learned; the rarer ones are left out."""
 
@@ -47,16 +45,7 @@ def unread(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 class Prompts:
-    """Prompts of all examples of a dataset, so wide that rows of several parts can be put together.
-
-    Args:
-        train: examples to learn.
-        other: examples to write answers to.
-        tokenizer: of a model that converses.
-
-    Raises:
-        ValueError: an example cannot be read by the model (names it).
-    """
+    """Prompts of all examples of a dataset, so wide that rows of several parts can be put together."""
 
     def __init__(self, train: Sequence[Examples], other: Sequence[Examples], tokenizer: Converser) -> None:
         self._tokenizer = tokenizer
@@ -73,10 +62,6 @@ class Prompts:
 
         Training rows have ``answer_tokens`` and ``answer_weight``, (N, K, T) and (N, K); others ``references``, uint8
         (N, R, B). Of conversations ``image_count`` (N,) is added.
-
-        Args:
-            examples: the part.
-            rows: the table of its other columns.
         """
         learned = self._learned.get(id(examples))
         found = self._asked[id(examples)] if learned is None else learned

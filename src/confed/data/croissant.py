@@ -21,8 +21,6 @@ from confed.data.examples import Examples, FederatedDataset
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.picture_tables import NoPictures
 
-__all__ = ["METADATA", "write_croissant"]
-
 METADATA = "croissant.json"
 _TABLE, _PICTURES = "examples.csv", "pictures.zip"
 _COLUMNS: Mapping[str, str] = {
@@ -81,20 +79,7 @@ _CONTEXT: Mapping[str, Any] = {
 
 
 def write_croissant(dataset: FederatedDataset | LabelDataset, folder: Path, source: str = "") -> list[Path]:
-    """Table of examples, archive of pictures and Croissant metadata of a dataset.
-
-    Args:
-        dataset: questions with answers about pictures, captions, or pictures and texts with labels.
-        folder: to write; must not hold anything.
-        source: what made the dataset, for the description.
-
-    Returns:
-        The files.
-
-    Raises:
-        ValueError: the folder holds something, the examples are elsewhere, or they have recordings, series,
-            conversations or features in place of pictures.
-    """
+    """Table of examples, archive of pictures and Croissant metadata of a dataset."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already; name a folder that does not")
     _check(dataset)

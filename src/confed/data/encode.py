@@ -12,9 +12,7 @@ from confed.data.picture_tables import StoredPictures, channels_first
 from confed.data.regions import Regions
 from confed.data.table import Table
 from confed.data.targets import SoftTargets
-from confed.federation.offered import OFFERED
-
-__all__ = ["Tokenizer", "encode"]
+from confed.federation.actions import OFFERED
 
 
 class Tokenizer(Protocol):
@@ -36,23 +34,7 @@ def encode(
     width: int = 0,
     regions: Regions | None = None,
 ) -> Table:
-    """Examples as tensors.
-
-    Args:
-        examples: N questions.
-        tokenizer: the backbone's tokenizer.
-        answers: the answer vocabulary.
-        types: the question types; a row's ``type`` is the position of its own.
-        images: the picture table as a tensor (M, 3, H, W), where it was made before.
-        outside: allow answers outside the vocabulary: their label is -1, and the column ``answerable`` is false.
-        width: scores of the answer head, where it serves larger answer sets too; soft scores of answers beyond this
-            vocabulary are 0.
-        regions: for a model that reads regions, those of the examples' pictures; pictures are then left out.
-
-    Raises:
-        ValueError: the examples have no pictures and ``regions`` is not given; or, without ``outside``, an answer is
-            not in the vocabulary (names the example and the answer).
-    """
+    """Examples as tensors."""
     label_of = {answer: label for label, answer in enumerate(answers)}
     for name, answer in zip(examples.names, examples.answers, strict=True):
         if not outside and answer not in label_of:

@@ -5,20 +5,89 @@ A dataset file returns a :class:`FederatedDataset`: raw strings and uint8 pictur
 serves every model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from confed.data.chat import Conversation, pictures_shown
+from confed.data.controls import controlled
 from confed.data.modality_names import in_order
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
-from confed.data.table_data import TableData
+from confed.data.table import Table
 from confed.data.time_series import Series
 from confed.federation.ownership import MODALITIES
+from confed.federation.protocols import Batch
+
+# A client's data as three tables: training, validation and test examples --------------------------------------
+
+
+class Source:
+    """What stands for one table: two are never equal."""
+
+
+class TableData:
+    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`."""
+
+    deterministic = True
+
+    def __init__(self, train: Table, validation: Table, test: Table) -> None:
+        self.tables = (train, validation, test)
+        self._train, self._validation, self._test = self._read = self.tables
+        self._sources = (Source(), Source(), Source())
+
+    def on(self, move: Callable[[Tensor], Tensor]) -> "TableData":
+        """See :class:`confed.federation.protocols.Movable`; test examples with other inputs stay on the host."""
+        there = copy(self)
+        there._read = tuple(table.on(move) for table in self.tables)
+        return there
+
+    def __len__(self) -> int:
+        return len(self._train)
+
+    def shortened(self, train: int, others: int) -> "TableData":
+        """The same with at most so many training examples, and so many validation and test examples."""
+        fewer = copy(self)
+        fewer.tables = (self._train.take(train), self._validation.take(others), self._test.take(others))
+        fewer._train, fewer._validation, fewer._test = fewer._read = fewer.tables
+        fewer._sources = (Source(), Source(), Source())
+        return fewer
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
+        """One shuffled epoch; see :class:`confed.federation.protocols.ClientData`."""
+        return self._batches(0, batch_size, torch.randperm(len(self._train), generator=rng))
+
+    def steps(self, batch_size: int, least: int = 1) -> int:
+        """Number of training batches per epoch with at least ``least`` examples."""
+        return self._train.steps(batch_size, least)
+
+    def validation(self, batch_size: int) -> Iterator[Batch]:
+        """Validation batches in stored order."""
+        return self._batches(1, batch_size)
+
+    def test(self, batch_size: int) -> Iterator[Batch]:
+        """Test batches in stored order."""
+        return self._batches(2, batch_size)
+
+    def controlled_test(self, batch_size: int, control: str, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        """Test batches with the inputs of a control condition; see :mod:`confed.data.controls`."""
+        return controlled(self._test, batch_size, control, rng)
+
+    def _batches(self, part: int, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
+        table = self._read[part]
+        if type(table) is not Table or "image_count" in table.columns:
+            return table.batches(batch_size, order)
+        order = torch.arange(len(table)) if order is None else order
+        return (table.row_batch(rows, self._sources[part]) for rows in order.split(batch_size) if len(rows))
+
+
+# Examples of visual question answering as plain tables --------------------------------------------------------
 
 __all__ = [
     "Examples", "FederatedDataset", "Pictures", "Split", "StoredPictures", "TableData", "Turn", "channels_first",
@@ -192,12 +261,7 @@ def presence(examples: Examples) -> np.ndarray:
 
 
 def check_presence(examples: Examples) -> None:
-    """Check of sounds, series and declared modalities of examples.
-
-    Raises:
-        ValueError: an index without its table or the other way round, an index of another shape or out of range, an
-            unknown modality, one said to be there that has no table, or an example that has nothing.
-    """
+    """Check of sounds, series and declared modalities of examples."""
     n = len(examples.questions)
     for name, table in (("sound", examples.sounds), ("series", examples.series)):
         index = examples.sound_index if name == "sound" else examples.series_index

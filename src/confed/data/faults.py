@@ -8,8 +8,6 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.labelled import LabelDataset
 
-__all__ = ["faults"]
-
 RARE = 5
 """Training examples of an answer below which it is called rare."""
 CLIENTS = 100
@@ -22,9 +20,6 @@ def faults(dataset: FederatedDataset | LabelDataset) -> list[str]:
     Found are clients without training or test examples, answers that occur in tests only or hardly at all, equal
     questions about one picture with different answers, and pictures that are both learned from and tested on. One
     picture is one number in one table of pictures: copies of it in other tables are not found.
-
-    Args:
-        dataset: of questions or of labels; of many clients the first ones.
     """
     return list(_of_labels(dataset) if isinstance(dataset, LabelDataset) else _of_questions(dataset))
 

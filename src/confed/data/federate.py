@@ -10,15 +10,12 @@ import numpy as np
 from confed.data.examples import Examples, Split
 from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror, quantity
 
-__all__ = ["AnswerTable", "Pool", "federate", "floors", "words"]
-
 
 @dataclass(frozen=True)
 class Pool:
     """All N questions of a dataset, before they are shared out.
 
     Attributes:
-        examples: the questions.
         roles: "train", "val" or "test" for every question, shape (N,).
         scenes: what unseen scenes are held out by, one per question, shape (N,).
         keys: partition name -> one key per question (N,), for partitions with one client per key.
@@ -60,25 +57,6 @@ def federate(
     example by example. The seed chooses the validation pictures and, under ``max_train``, the training
     examples. Under the quantity partition all clients are thinned by one factor, so that the largest just
     meets the cap (and none falls below 64 for it).
-
-    Args:
-        pool: the questions.
-        partition: a key of ``pool.keys``, "iid", "dirichlet" (over ``pool.skew``) or "quantity".
-        unseen: scenes that no client trains on, whatever the partition.
-        unseen_roles: roles of the examples that unseen scenes are tested on.
-        clients: number of clients (partitions without a key).
-        alpha: concentration of "dirichlet".
-        sigma: spread of "quantity".
-        validation: share of a client's training pictures held out; used if no question has the role "val".
-        max_train: most training examples per client.
-        max_test: most test examples per client and per unseen scene.
-        seed: see above.
-
-    Returns:
-        Client id -> split, and scene -> examples.
-
-    Raises:
-        ValueError: an unknown partition or scene, a limit out of range, or too few examples for the clients.
     """
     _check_federate(pool, partition, unseen, max_train=max_train, max_test=max_test, seed=seed)
     groups, seen = pool.groups, ~np.isin(pool.scenes, list(unseen))
@@ -116,9 +94,6 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
     "Majority" answers the most frequent training answer; "question only" the most frequent training answer to
     the same question, word for word (to an unknown question: the majority). Both with one table from all
     clients' training questions, and with one table per client, which personal models have to beat.
-
-    Args:
-        clients: client id -> split.
     """
     pooled, own, total = (Counter[str](), Counter[str](), 0)
     everyone = AnswerTable([split.train for split in clients.values()])
@@ -145,9 +120,6 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
 
 class AnswerTable:
     """The most frequent answer, overall and to each question (ties: the first seen).
-
-    Args:
-        parts: training examples.
 
     Attributes:
         majority: the most frequent answer; empty without examples.

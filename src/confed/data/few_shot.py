@@ -15,18 +15,6 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import Pool, federate, words
 from confed.data.picture_tables import Pictures
 
-__all__ = [
-    "NEW",
-    "QUESTION",
-    "ClassPool",
-    "NewClasses",
-    "Offer",
-    "PartitionOfClasses",
-    "few_shot",
-    "harmonic_mean",
-    "with_other_sets",
-]
-
 QUESTION = "what is it?"
 NEW = "new classes"
 """The place whose examples are of classes that no client trains on."""
@@ -88,28 +76,6 @@ def few_shot(
     """A federated classification set; answers are class names, and every example says which classes it is offered.
 
     Test sets do not depend on the seed, which draws the shots.
-
-    Args:
-        pool: the pictures.
-        partition: "iid" and "dirichlet" share out ``shots`` times ``clients`` examples of each base class; "classes"
-            gives each client as many of the base classes as others, and "domain" is a client per domain, with
-            ``shots`` examples of each of its classes.
-        shots: K; None for all training examples.
-        validation_shots: examples of each class beside them, drawn and dealt in the same way.
-        shots_in_total: with "iid" and "dirichlet", share out ``shots`` examples of each class in all, as FLiP does, and
-            not that many for each client.
-        new: which classes no client trains on; they are the place :data:`NEW`, asked about among themselves.
-        offer: among which classes a client's examples are classified.
-        clients: number of clients, but for "domain".
-        alpha: concentration of "dirichlet".
-        unseen: domains that no client trains on, asked about among the base classes.
-        max_test: most test examples per client and place.
-        facts: what ``confed data describe`` prints beside the counts.
-        seed: see above.
-
-    Raises:
-        ValueError: fewer than two base classes, more shots than there are examples of a class, more clients than base
-            classes, an unknown or missing domain, a class without test examples, or an option out of range.
     """
     base = _base(pool, new)
     _check(pool, partition, shots, validation_shots, clients, base, unseen)
@@ -158,15 +124,6 @@ def with_other_sets(
     """A classification set and test pictures of other sets, for evaluation across data sets (Zhou et al., CVPR 2022).
 
     Every other set is a place, asked about among its own classes. A class with the name of a known one is that class.
-
-    Args:
-        dataset: of :func:`few_shot`.
-        pools: the other sets; their names are the places'.
-        max_test: most test examples per set.
-
-    Raises:
-        ValueError: a place of that name is there already, or a set has a class without a name, a test example, or a
-            name of its own.
     """
     answers, places = list(dataset.answers), dict(dataset.unseen)
     learned = {answer for split in dataset.clients.values() for answer in split.train.answers}
@@ -214,11 +171,7 @@ def _drawn(
     unseen: Sequence[str],
     seed: int,
 ) -> np.ndarray:
-    """Roles: training and validation examples are the shots, test examples those of base classes, others are left out.
-
-    Raises:
-        ValueError: a class has too few examples.
-    """
+    """Roles: shots train and validate, test examples are those of base classes, others are left out."""
     roles = np.where(np.isin(pool.labels, base) & (np.asarray(pool.roles) == "test"), "test", "").astype("<U5")
     seen = ~np.isin(domains, list(unseen))
     cells = [str(d) for d in np.unique(domains[seen])] if partition == "domain" else [""]

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["MISSING", "check_known", "load_glove", "say_missing"]
-
 MISSING = 0.2
 """Share of a vocabulary that a file of word vectors may lack by default: names and misspelt words."""
 
@@ -26,16 +24,6 @@ def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
     """GloVe vectors of the given words.
 
     Reading ends where all words are found; of a word that comes twice the first line counts.
-
-    Args:
-        path: a text file of GloVe.
-        words: the words, as they are spelt in the file.
-
-    Returns:
-        float32, shape (len(words), d); zeros for words that the file lacks.
-
-    Raises:
-        ValueError: there is no such file, or a line does not have a word and d numbers (names the line).
     """
     path = Path(path)
     if not path.is_file():
@@ -78,12 +66,6 @@ def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: floa
     """Check of the share of words without vectors, with a message that counts them.
 
     Raises ``ValueError``: more words than ``at_most`` lack vectors, or ``at_most`` is no share in [0, 1].
-
-    Args:
-        path: of the file, for messages.
-        words: the words that were asked for.
-        vectors: of :func:`load_glove`, (len(words), d).
-        at_most: share of the words that may have none, ``model.glove_missing``.
     """
     lacking = [word for word, known in zip(words, vectors.any(dim=1).tolist(), strict=True) if not known]
     text = f"{len(words) - len(lacking):,} of {len(words):,} words have vectors in {path}"
@@ -91,18 +73,7 @@ def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: floa
 
 
 def say_missing(text: str, lacking: Sequence[str], total: int, at_most: float, option: str) -> None:
-    """Warning of missing items, once per process, and an error if there are too many.
-
-    Args:
-        text: how many are there, as the beginning of a sentence.
-        lacking: the others.
-        total: how many there should be.
-        at_most: share that may be missing.
-        option: the key of a recipe that says so.
-
-    Raises:
-        ValueError: more are missing, or the share is none.
-    """
+    """Warning of missing items, once per process, and an error if there are too many."""
     if not 0 <= at_most <= 1:
         raise ValueError(f"{option} must lie in [0, 1], got {at_most}")
     if not lacking:

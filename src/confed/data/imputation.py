@@ -1,17 +1,27 @@
-"""Imputation of missing pictures and texts for models that need both."""
+"""Imputation of missing pictures and texts for models that need both.
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any, Literal
+``missing = { image = 0.3, when = "train" }`` takes the picture away from 30 % of each client's training examples.
+A client's own table, such as ``missing.CLIENT = { text = 0.5 }``, takes the place of the rates for all. What is lost
+is a function of the data's seed, the client, the role and the row, so that all methods lose the same. No example loses
+the last thing it has.
+
+A model that reads examples with gaps gets batches without the keys (:mod:`confed.data.modal_tables`). For any other
+the gaps are filled with what says nothing (:mod:`confed.data.imputation`), which is what ``fill`` is about.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
-from confed.data.modalities import MODALITIES
+from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
+from confed.data.modality_names import in_order
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.regions import HeldRegions, Regions, join
-
-__all__ = ["Fill", "impute"]
+from confed.data.seeding import generator
 
 Fill = Literal["zero", "mean"]
 
@@ -32,11 +42,6 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
 
     Raises ``ValueError``: no example has a picture, pictures are of several sizes, or the dataset brings features of
     regions that are not in memory or whose mean is asked for.
-
-    Args:
-        dataset: the data.
-        fill: "zero" for a black picture, or features of zeros; "mean" for the mean of the client's training pictures.
-            An unseen place takes the mean of its own; a client without pictures gets a black one.
     """
     parts: dict[_Key, Examples] = {}
     for name, split in dataset.clients.items():
@@ -151,3 +156,184 @@ class _Behind:
             found[own] = self._pictures[rows[own]]
         found[~own] = self._more[rows[~own] - first]
         return found
+
+
+# Random missing modalities in any dataset ---------------------------------------------------------------------
+
+When = Literal["train", "test", "both"]
+
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    "train": ("train",),
+    "test": ("validation", "test", "unseen"),
+    "both": ("train", "validation", "test", "unseen"),
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of examples that lose each modality.
+
+    Attributes:
+        share: modality -> probability in [0, 1) that an example loses it.
+        when: "train" for training examples, "test" for those of evaluations (validation, test and unseen places), or
+            "both".
+    """
+
+    share: Mapping[str, float] = field(default_factory=dict[str, float])
+    when: When = "train"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The section ``data.missing``.
+
+    Attributes:
+        everyone: what clients lose that have no table of their own, and unseen places.
+        clients: client -> what it loses.
+        fill: what stands in for a missing picture where a model needs one; see :func:`confed.data.imputation.impute`.
+    """
+
+    everyone: Rates = field(default_factory=Rates)
+    clients: Mapping[str, Rates] = field(default_factory=dict[str, Rates])
+    fill: Fill = "zero"
+
+    def of(self, name: str) -> Rates:
+        """Rates of missing modalities of a client or a place."""
+        return self.clients.get(name, self.everyone)
+
+    @property
+    def loses(self) -> bool:
+        """Whether anything is lost at all."""
+        return any(any(rates.share.values()) for rates in (self.everyone, *self.clients.values()))
+
+
+def missing_of(section: object, where: str = "data.missing") -> Missing:
+    """Validated options of a section ``data.missing``."""
+    if not isinstance(section, Mapping):
+        raise ValueError(f'{where} must be a section such as {{ image = 0.3, when = "train" }}, got {section!r}')
+    given: dict[str, Any] = {str(key): value for key, value in section.items()}  # pyright: ignore
+    clients = {name: given.pop(name) for name, value in list(given.items()) if isinstance(value, Mapping)}
+    fill = _one_of(given.pop("fill", "zero"), get_args(Fill), f"{where}.fill")
+    own = {name: _rates(values, f"{where}.{name}") for name, values in clients.items()}
+    return Missing(_rates(given, where), own, fill)
+
+
+def _rates(given: Mapping[str, Any], where: str) -> Rates:
+    rates = dict(given)
+    when = _one_of(rates.pop("when", "train"), get_args(When), f"{where}.when")
+    for name, rate in rates.items():
+        if name not in MODALITIES:
+            raise ValueError(
+                f"unknown key {where}.{name}={rate!r}; valid keys: {', '.join(MODALITIES)}, when, and outside a "
+                "client's own table fill and the names of clients with one"
+            )
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise ValueError(f"{where}.{name} must be a rate in [0, 1), got {rate!r}")
+    return Rates({name: float(rate) for name, rate in rates.items()}, when)
+
+
+def _one_of(value: Any, words: Sequence[str], where: str) -> Any:
+    if value not in words:
+        raise ValueError(f"{where} must be one of {', '.join(words)}, got {value!r}")
+    return value
+
+
+def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDataset:
+    """A dataset whose examples lack modalities at random.
+
+    A type that is the name of an example's set of modalities follows the set. ``facts`` tells how many were lost. A
+    client that has no training example with some modality any more owns it no longer, of which a warning tells: it
+    could only dilute what the owners learn. Its other examples then lack the modality, too.
+    """
+    if not missing.loses:
+        return dataset
+    owned = modalities_of(dataset)
+    texts = {"data.missing": missing.everyone} | {f"data.missing.{name}": r for name, r in missing.clients.items()}
+    for where, rates in texts.items():
+        if dataset.captioned and rates.share.get("text"):
+            raise ValueError(
+                f"{where}.text: texts are what is learned of {dataset.name!r}, so that none may be missing; its "
+                "pictures may"
+            )
+    for name, rates in missing.clients.items():
+        if name not in dataset.clients:
+            raise ValueError(f"data.missing names no client {name!r}; there are {', '.join(dataset.clients)}")
+        for modality in in_order(rates.share, f"data.missing.{name}"):
+            if modality not in owned[name]:
+                raise ValueError(f"data.missing.{name}.{modality}: the client owns {', '.join(owned[name])} only")
+    for modality in missing.everyone.share:
+        if not any(modality in own for own in owned.values()):
+            raise ValueError(f"data.missing.{modality}: no client of {dataset.name!r} owns {modality}")
+    lost = dict.fromkeys(MODALITIES, 0)
+
+    def less(examples: Examples, name: str, role: str) -> Examples:
+        rates = missing.of(name)
+        if role not in _ROLES[rates.when] or not any(rates.share.values()):
+            return examples
+        before = presence(examples)
+        after = _kept(before, rates.share, generator(seed, "missing", name, role))
+        for modality, gone in zip(MODALITIES, (before & ~after).sum(axis=0).tolist(), strict=True):
+            lost[modality] += gone
+        return _without(examples, after)
+
+    clients = {
+        name: Split(**{role: less(examples, name, role) for role, examples in s.roles.items()})
+        for name, s in dataset.clients.items()
+    }
+    unseen = {name: less(examples, name, "unseen") for name, examples in dataset.unseen.items()}
+    told = ", ".join(f"{name} of {count}" for name, count in lost.items() if count) or "nothing"
+    facts = {**dataset.facts, "missing": f"{told} examples"}
+    return _owning(dataset, replace(dataset, clients=clients, unseen=unseen, facts=facts), owned)
+
+
+def _owning(
+    before: FederatedDataset, after: FederatedDataset, owned: Mapping[str, tuple[str, ...]]
+) -> FederatedDataset:
+    """A dataset after its losses, whose clients own what some of their training examples still have."""
+    left, clients = dict(owned), dict(after.clients)
+    for name, split in after.clients.items():
+        had, has = modalities_in([before.clients[name].train]), modalities_in([split.train])
+        gone = [modality for modality in owned[name] if modality in had and modality not in has]
+        if not gone:
+            continue
+        left[name] = tuple(modality for modality in owned[name] if modality not in gone)
+        warnings.warn(
+            f"data.missing leaves client {name!r} no training example with {' or '.join(gone)}: it counts as one that "
+            f"has {'+'.join(left[name])} only",
+            stacklevel=2,
+        )
+        kept = np.array([modality not in gone for modality in MODALITIES])
+        for role, examples in split.roles.items():
+            if role != "train" and len(examples) and not (presence(examples) & kept).any(axis=1).all():
+                raise ValueError(
+                    f"data.missing leaves client {name!r} no training example with {' or '.join(gone)}, and it has "
+                    f"{role} examples with nothing else: lower the rate, or leave the client out (run.without)"
+                )
+        validation, test = (_without(e, presence(e) & kept) for e in (split.validation, split.test))
+        clients[name] = replace(split, validation=validation, test=test)
+    return after if left == owned else replace(after, clients=clients, modalities=left)
+
+
+def _kept(before: np.ndarray, share: Mapping[str, float], rng: np.random.Generator) -> np.ndarray:
+    """Modalities that N examples keep, bool (N, 4); the draws of a row do not depend on N."""
+    rate = np.array([share.get(name, 0.0) for name in MODALITIES])
+    draws = rng.random((len(before), 2 * len(MODALITIES)))
+    after = before & (draws[:, : len(MODALITIES)] >= rate)
+    # Of an example that would lose everything, one thing stays, each with the same probability.
+    spared = np.where(before, draws[:, len(MODALITIES) :], -1.0).argmax(axis=1)
+    nothing = np.flatnonzero(~after.any(axis=1))
+    after[nothing, spared[nothing]] = True
+    return after
+
+
+def _without(examples: Examples, after: np.ndarray) -> Examples:
+    """The same examples, of which only ``after`` (N, 4) is still there; a lost question is an empty text."""
+    text = after[:, MODALITIES.index("text")]
+    if examples.choices is not None and not text.all():
+        raise ValueError(
+            "data.missing.text: the texts that these examples offer to choose from go with their questions"
+        )
+    present = {name: after[:, column].copy() for column, name in enumerate(MODALITIES)}
+    questions = [asked if there else "" for asked, there in zip(examples.questions, text.tolist(), strict=True)]
+    less = replace(examples, questions=questions, present=present)
+    return relabelled(examples, less)

@@ -11,8 +11,6 @@ from confed.data.ml_files.table import MultiLabelTable
 from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror
 from confed.data.picture_tables import Pictures
 
-__all__ = ["LabelPool", "cap", "federate_labels", "label_facts"]
-
 ROLES = ("train", "val", "test")
 
 
@@ -21,7 +19,6 @@ class LabelPool:
     """All N rows of a dataset, before they are shared out.
 
     Attributes:
-        table: the rows.
         pictures: row i's is ``pictures[i]``; None for texts.
         roles: "train", "val" or "test" of every row, shape (N,); "" leaves the row out.
         types: the kind of every row, shape (N,), or None.
@@ -73,29 +70,6 @@ def federate_labels(
 
     Who owns which row and every test set are the same for all seeds, so that runs can be compared example by example.
     The seed chooses the validation rows, where none are given, and the training rows under ``max_train``.
-
-    Args:
-        pool: the rows.
-        partition: a key of ``pool.keys``, one client each; "iid"; "dirichlet", skew of whole label sets
-            (:func:`confed.data.label_partitions.label_sets`); "label_skew", skew of single labels
-            (:func:`confed.data.label_partitions.label_skew`); or "users", scenes cut into users of log-normal sizes.
-        clients: number of clients of "iid", "dirichlet" and "label_skew".
-        alpha: concentration of "dirichlet" and "label_skew".
-        median: median number of a user's training rows, of "users".
-        sigma: standard deviation of the logarithm of that number.
-        largest: most training rows of a user.
-        minimum: fewest training rows of a client, of "dirichlet" and "label_skew".
-        validation: share of a client's training rows held out, if no row has the role "val".
-        test: share of a client's training rows that are its test rows, if no row has the role "test".
-        max_train: most training rows per client.
-        seed: see above.
-
-    Returns:
-        Client id -> split. Small clients may have no validation or test rows. Rows of a key without training rows are
-        left out.
-
-    Raises:
-        ValueError: an unknown partition, an option out of range, or too few rows for the clients.
     """
     deal = _Deal(partition, clients, alpha, median, sigma, largest, minimum)
     _check(pool, partition, validation=validation, test=test, max_train=max_train, seed=seed)
@@ -128,10 +102,6 @@ def label_facts(clients: Mapping[str, LabelSplit], unseen: Iterable[LabelExample
     A score that is the same for all examples has the share of positives as average precision. Skew is half the sum of
     absolute differences between a client's shares of all labels and those of all clients together, the mean over
     clients weighted by their training rows: 0 where all are alike.
-
-    Args:
-        clients: client id -> split; all of them are walked through.
-        unseen: examples of other places.
     """
     splits = list(clients.values())
     sizes = [sum(len(split.roles[role]) for split in splits) for role in ("train", "validation", "test")]

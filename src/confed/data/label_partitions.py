@@ -14,19 +14,51 @@ import numpy as np
 
 from confed.data.partitions import Owners
 
-__all__ = ["draw_preferences", "label_sets", "label_skew", "users_within"]
+# Label distributions of clients, for generated or paired data -------------------------------------------------
+
+_SWEEPS = 2000
+_LEAST = 1e-9
+"""No label is altogether absent from a client: scaling rows and columns needs positive numbers."""
+
+
+def label_shares(clients: int, labels: int, alpha: float | None, rng: np.random.Generator) -> np.ndarray:
+    """Each client's shares of the labels, such that all clients together have all labels equally often.
+
+    Every client's shares are a draw from a Dirichlet(alpha); then columns and rows are scaled in turns until both have
+    equal sums (Sinkhorn, "A relationship between arbitrary positive matrices and doubly stochastic matrices", Annals
+    of Mathematical Statistics 35, 1964). So clients differ in their labels and not in their sizes, and no label runs
+    out.
+
+    Returns:
+        Shape (K, C); each row sums to 1.
+    """
+    if alpha is None:
+        return np.full((clients, labels), 1 / labels)
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    shares = rng.dirichlet(np.full(labels, alpha), clients) + _LEAST
+    for _ in range(_SWEEPS):
+        shares *= clients / labels / shares.sum(axis=0)
+        shares /= shares.sum(axis=1, keepdims=True)
+    return shares
+
+
+def label_counts(total: int, shares: Sequence[float] | np.ndarray) -> np.ndarray:
+    """A number of examples divided by shares, largest remainders first, int64, shape (C,); sums to ``total``."""
+    exact = total * np.asarray(shares) / np.sum(shares)
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    order = np.argsort(counts - exact, kind="stable")
+    counts[order[: total - int(counts.sum())]] += 1
+    return counts
+
+
+# Partitions of multi-label data among clients: label sets -----------------------------------------------------
 
 _TRIES = 100
 
 
 def label_sets(offsets: np.ndarray, values: np.ndarray, minimum: int = 1) -> np.ndarray:
     """One class per row: its set of labels, for :func:`confed.data.partitions.dirichlet`.
-
-    Args:
-        offsets: where the labels of each row begin, shape (N + 1,).
-        values: label numbers, ascending within a row.
-        minimum: rows whose set occurs less often are put into the class of their rarest label (ties: the lower
-            number), which tells them best from others.
 
     Returns:
         Texts such as "3 7" (a set), "3" (label 3 alone, or the rarest one of a rare set) or "" (no label), shape (N,).
@@ -48,9 +80,6 @@ def draw_preferences(labels: int, clients: int, alpha: float, rng: np.random.Gen
 
     Returns:
         float64, shape (K, C); every column sums to 1.
-
-    Raises:
-        ValueError: fewer than one client or label, or ``alpha`` is not positive.
     """
     if labels < 1 or clients < 1:
         raise ValueError(f"expected at least one label and one client, got {labels} and {clients}")
@@ -75,22 +104,6 @@ def label_skew(
     which keeps the skew where rows have many labels; a row without labels goes to any client alike. Other than with
     whole sets, clients differ in how often each label occurs however many sets there are. A group counts as one row
     with all its rows' labels.
-
-    Args:
-        offsets: where the labels of each row begin, shape (N + 1,).
-        values: label numbers.
-        preferences: of :func:`draw_preferences`, shape (K, C).
-        rng: source of the draws.
-        minimum: smallest number of groups that a client may hold, from 0; drawn again until all have them.
-        groups: what must stay together, one entry per row.
-        rule: how preferences for several labels make one.
-
-    Returns:
-        Client id -> row numbers, ascending.
-
-    Raises:
-        ValueError: an unknown rule, ``groups`` of another length, a label that no client likes, too few groups for the
-            clients, or no draw that gave every client its minimum.
     """
     n, (clients, labels) = len(offsets) - 1, preferences.shape
     if rule not in ("mean", "product"):
@@ -140,19 +153,6 @@ def users_within(
     """Division of groups (scenes) into users with few rows each, as in FLAIR.
 
     User sizes are log-normal, rounded, at least 1 and at most ``largest``; a group's last user takes what is left.
-
-    Args:
-        groups: one group per row, N in all; no user has rows of two.
-        rng: source of the sizes and of the shuffle.
-        median: median size before rounding (FLAIR: 2).
-        sigma: standard deviation of the logarithm of a size.
-        largest: most rows of a user.
-
-    Returns:
-        "{group}-{number}" -> row numbers, ascending.
-
-    Raises:
-        ValueError: ``median`` is not positive, ``sigma`` is negative, or ``largest`` is below 1.
     """
     if not (np.isfinite(median) and median > 0) or not (np.isfinite(sigma) and sigma >= 0) or largest < 1:
         raise ValueError(

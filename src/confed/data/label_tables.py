@@ -18,11 +18,6 @@ from confed.data.table import Table
 from confed.federation.protocols import Batch
 from confed.losses.label_states import label_states
 
-__all__ = [
-    "Both", "LabelData", "LabelTable", "LazyTables", "Selected", "SparseLabels", "encode_labels", "kinds_of",
-    "pool_labels",
-]  # fmt: skip
-
 Value = TypeVar("Value")
 
 _LOOKED_AT = 1000
@@ -35,7 +30,6 @@ class SparseLabels:
 
     Attributes:
         present: the numbers of each row's labels, int32.
-        classes: C.
     """
 
     present: Ragged
@@ -69,13 +63,6 @@ class LabelTable(Table):
 class LabelData(TableData):
     """A client's multi-label data, optionally with a random part of the labels known in training.
 
-    Args:
-        train: training examples.
-        validation: validation examples.
-        test: test examples.
-        known: the largest share of known labels in training (:func:`confed.losses.label_states.label_states`); 0 for
-            batches without states.
-
     Attributes:
         drawn: what is drawn anew in every epoch; see :class:`confed.federation.protocols.ClientData`.
     """
@@ -98,15 +85,7 @@ class LabelData(TableData):
 
 
 class LazyTables(Mapping[str, LabelData]):
-    """Mapping of clients to data as tables, encoded on access and not kept.
-
-    Args:
-        names: the clients, in the federation's order.
-        make: client -> its data.
-        sizes: each client's number of training examples, where it is known.
-        known: see :class:`LabelData`.
-        tests: whether clients have their test examples.
-    """
+    """Mapping of clients to data as tables, encoded on access and not kept."""
 
     def __init__(
         self,
@@ -149,12 +128,7 @@ class LazyTables(Mapping[str, LabelData]):
 
 
 class Both(Mapping[str, Value]):
-    """Two mappings as one; where both have a key, the second one's value counts.
-
-    Args:
-        first: its keys come first.
-        second: the other.
-    """
+    """Two mappings as one; where both have a key, the second one's value counts."""
 
     def __init__(self, first: Mapping[str, Value], second: Mapping[str, Value]) -> None:
         self._first, self._second = first, second
@@ -174,12 +148,7 @@ class Both(Mapping[str, Value]):
 
 
 class Selected(Mapping[str, Value]):
-    """A mapping without some of its keys, whose values stay where they are.
-
-    Args:
-        values: what there is.
-        without: keys that are left out.
-    """
+    """A mapping without some of its keys, whose values stay where they are."""
 
     def __init__(self, values: Mapping[str, Value], without: Sequence[str]) -> None:
         left_out = frozenset(without)
@@ -203,19 +172,7 @@ class Selected(Mapping[str, Value]):
 def encode_labels(
     dataset: LabelDataset, tokenizer: Tokenizer
 ) -> tuple[LazyTables, dict[str, TableData], tuple[str, ...]]:
-    """A dataset's clients and unseen places as tables. Pictures, texts and kinds are encoded once per table of rows.
-
-    Args:
-        dataset: the data.
-        tokenizer: of the model, for texts.
-
-    Returns:
-        The clients; place -> its examples, in every role; and the names of the kinds of examples, sorted.
-
-    Raises:
-        ValueError: there are no clients, or some examples have other labels than the dataset says; of clients beyond
-            the first thousand, when they are asked for.
-    """
+    """A dataset's clients and unseen places as tables. Pictures, texts and kinds are encoded once per table of rows."""
     if not dataset.clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
     sizes = known_sizes(dataset.clients)
@@ -300,12 +257,7 @@ class _Encoder:
 
 
 def pool_labels(tables: Sequence[LabelTable]) -> LabelTable:
-    """All rows of several tables as one; rows of one table of pictures share it.
-
-    Raises:
-        ValueError: the rows are of several tables of pictures of which one is not in memory, some examples are texts
-            and others pictures, or only some have kinds.
-    """
+    """All rows of several tables as one; rows of one table of pictures share it."""
     first = tables[0]
     if any(t.columns.keys() != first.columns.keys() or (t.images is None) != (first.images is None) for t in tables):
         raise ValueError("multi-label examples put together must all be pictures or texts, and all have kinds or none")

@@ -14,8 +14,6 @@ from confed.data.ml_files.table import MultiLabelTable
 from confed.data.picture_tables import Pictures
 from confed.data.ragged import PackedTexts
 
-__all__ = ["LabelDataset", "LabelExamples", "LabelSplit", "LazyClients", "known_sizes", "lazy_clients"]
-
 
 @dataclass(frozen=True)
 class LabelExamples:
@@ -28,10 +26,6 @@ class LabelExamples:
         rows: which rows of the table these are, int64, shape (N,).
         types: the kind of each of the table's rows, such as its drawing style, M texts; each kind gets a line of the
             headline metric. None where there is one kind only.
-
-    Raises:
-        ValueError: there are neither pictures nor texts, pictures or kinds are not one for each row of the table, or
-            ``rows`` is not int64 of shape (N,).
     """
 
     table: MultiLabelTable
@@ -103,9 +97,6 @@ class LabelDataset:
         types: kinds of examples that there are besides those of the examples here.
         elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
             number of its examples; None where they are here.
-
-    Raises:
-        ValueError: a label is repeated, an unseen place has other labels, or ``coarse`` names one that is not a label.
     """
 
     name: str
@@ -128,11 +119,7 @@ class LabelDataset:
             raise ValueError(f"dataset {self.name!r}: coarse names no label {strange[0]!r}")
 
     def check(self, place: str, examples: LabelExamples) -> None:
-        """Check that examples of a client or place have the dataset's labels in the same order.
-
-        Raises:
-            ValueError: the labels differ.
-        """
+        """Check that examples of a client or place have the dataset's labels in the same order."""
         if examples.table.labels is not self.labels and examples.table.labels != self.labels:
             raise ValueError(
                 f"dataset {self.name!r}: the examples of {place!r} must have the dataset's {len(self.labels)} labels "
@@ -221,11 +208,5 @@ def lazy_clients(
     """Mapping of clients to splits that are made on access.
 
     Raises ``ValueError``: ``sizes`` has another length.
-
-    Args:
-        owners: client -> its rows, such as :class:`~confed.data.ml_files.table.UserRows`.
-        make: client and rows -> split; a function of these alone.
-        sizes: each client's number of training examples, int64, in the order of ``owners``, where it is known
-            beforehand. Without it splits are made once to count them.
     """
     return LazyClients(owners, make, sizes)

@@ -1,7 +1,7 @@
 """Tensor tables of multimodal examples, in batches of examples with the same set of modalities.
 
 A modality that an example lacks is a key that its batch lacks: nothing stands in for it, and a batch costs what it
-has. Models that need all their keys get tables without gaps instead (:mod:`confed.data.missing`).
+has. Models that need all their keys get tables without gaps instead (:mod:`confed.data.imputation`).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,8 +18,6 @@ from confed.data.sounds import Sounds
 from confed.data.table import Table
 from confed.data.time_series import Series
 
-__all__ = ["ModalTable", "with_modalities"]
-
 _TEXT = ("text", "text_mask")
 
 
@@ -30,9 +28,7 @@ class ModalTable(Table):
     Attributes:
         present: what each example has, in the order of the modalities (:mod:`confed.data.modalities`), bool, (N, 4).
         sounds: recordings, where there are some.
-        sound_index: (N,) int64.
         series: values of sensors, where there are some.
-        series_index: (N,) int64.
     """
 
     present: Tensor = field(kw_only=True)
@@ -46,9 +42,6 @@ class ModalTable(Table):
 
         Recordings are under ``audio``, float32 (B, T) in [-1, 1), with ``audio_length`` (B,); values of sensors under
         ``series``, float32 (B, S, K), with ``series_length`` (B,); zeros stand behind the end of each.
-
-        Raises:
-            ValueError: the rows have different sets of modalities.
         """
         kinds = self.present[rows]
         if len(kinds) and bool((kinds != kinds[0]).any()):
@@ -138,15 +131,7 @@ class ModalTable(Table):
 
 
 def with_modalities(table: Table, examples: Examples) -> ModalTable:
-    """A table of examples with their sounds, series and missing modalities.
-
-    Args:
-        table: the examples encoded; its pictures are left out where none of the examples has any.
-        examples: the same examples before encoding.
-
-    Raises:
-        ValueError: an example lacks its text, and texts are offered with it to choose from.
-    """
+    """A table of examples with their sounds, series and missing modalities."""
     present = presence(examples)
     image, text = (present[:, MODALITIES.index(name)] for name in ("image", "text"))
     if "choices" in table.columns and not text.all():

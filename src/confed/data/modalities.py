@@ -36,11 +36,7 @@ def is_modal(dataset: FederatedDataset) -> bool:
 
 
 def longest(dataset: FederatedDataset) -> dict[str, tuple[int, float]]:
-    """The longest sound and the longest series that some example has, as far as there are any.
-
-    Returns:
-        "audio" -> its samples, and the samples of a second; "series" -> its steps, and 1.
-    """
+    """The longest sound and the longest series that some example has, as far as there are any."""
     found: dict[str, tuple[int, float]] = {}
     for examples in _parts(dataset):
         there = presence(examples)
@@ -64,12 +60,7 @@ def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
 
 
 def check_ownership(dataset: FederatedDataset) -> None:
-    """Check of the declared modalities of clients against those of their examples.
-
-    Raises:
-        ValueError: an unknown modality or client, a client of which nothing is said, a modality that a client owns
-            and has no training example of, or has an example of and does not own.
-    """
+    """Check of the declared modalities of clients against those of their examples."""
     if not dataset.modalities:
         return
     strange = [name for name in dataset.modalities if name not in dataset.clients]
@@ -117,12 +108,7 @@ def _turns(examples: Examples) -> Examples:
 
 
 def relabelled(before: Examples, after: Examples) -> Examples:
-    """Types of examples after a change of modalities, where types are names of sets.
-
-    Args:
-        before: examples.
-        after: the same ones, which have lost some modalities.
-    """
+    """Types of examples after a change of modalities, where types are names of sets."""
     was, now = set_names(presence(before)), set_names(presence(after))
     types = [new if own == old else own for own, old, new in zip(after.types, was, now, strict=True)]
     return replace(after, types=types)

@@ -10,19 +10,9 @@ from confed.federation.ownership import MODALITIES
 if TYPE_CHECKING:
     pass
 
-__all__ = ["in_order", "set_name", "set_names"]
-
 
 def in_order(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Modalities in the fixed order, each once.
-
-    Args:
-        names: some of :data:`MODALITIES`.
-        where: what names them, for messages.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Modalities in the fixed order, each once."""
     given = list(names)
     for name in given:
         if name not in MODALITIES:
@@ -31,20 +21,12 @@ def in_order(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def set_name(row: Sequence[bool] | np.ndarray) -> str:
-    """Name of a set of modalities.
-
-    Args:
-        row: whether each of :data:`MODALITIES` is there.
-    """
+    """Name of a set of modalities."""
     return "+".join(name for name, there in zip(MODALITIES, row, strict=True) if there)
 
 
 def set_names(present: np.ndarray) -> list[str]:
-    """Names of the sets of modalities of N examples.
-
-    Args:
-        present: bool, shape (N, 4).
-    """
+    """Names of the sets of modalities of N examples."""
     kinds, inverse = np.unique(present, axis=0, return_inverse=True)
     written = [set_name(kind) for kind in kinds]
     return [written[number] for number in inverse.reshape(-1).tolist()]

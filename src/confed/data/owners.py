@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-__all__ = ["by_likelihood", "is_owner_column", "notes_on_owners", "owner_text", "says_owners", "with_owner"]
-
 Row = TypeVar("Row")
 
 OWNER_NAMES = (
@@ -40,11 +38,7 @@ def _owner_words(name: str) -> list[str]:
 
 
 def owner_text(entry: Mapping[str, Any], key: str, where: str = "") -> str:
-    """The text of an owner's cell, as it stands there; empty for what other tools write into blank cells.
-
-    Raises:
-        ValueError: it is a list or an object.
-    """
+    """The text of an owner's cell, as it stands there; empty for what other tools write into blank cells."""
     value = entry.get(key)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
@@ -62,12 +56,7 @@ def says_owners(cells: Sequence[str]) -> bool:
 
 
 def notes_on_owners(cells: Sequence[str], what: str) -> list[str]:
-    """What is to be said of a column of owners: blank cells, blanks around names, names that are nearly equal.
-
-    Args:
-        cells: as they stand there.
-        what: the column's name.
-    """
+    """What is to be said of a column of owners: blank cells, blanks around names, names that are nearly equal."""
     counts = Counter(cell.strip() for cell in cells)
     notes = [f"{counts['']} of {len(cells)} rows have no {what} and are left out"] if counts[""] else []
     padded = Counter(cell.strip() for cell in cells if cell.strip() and cell != cell.strip())
@@ -86,13 +75,7 @@ def notes_on_owners(cells: Sequence[str], what: str) -> list[str]:
 
 
 def with_owner(rows: Sequence[Row], cells: Sequence[str], what: str) -> list[Row]:
-    """The rows that have an owner; what is to be said of the column is a warning.
-
-    Args:
-        rows: N rows.
-        cells: the column, N cells.
-        what: its name.
-    """
+    """The rows that have an owner; what is to be said of the column is a warning."""
     for note in notes_on_owners(cells, what):
         warnings.warn(note, stacklevel=3)
     return [row for row, cell in zip(rows, cells, strict=True) if cell.strip()]

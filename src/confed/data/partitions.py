@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-__all__ = ["Owners", "by_key", "dirichlet", "hold_out", "iid", "mirror", "quantity"]
-
 Owners = dict[str, np.ndarray]
 _TRIES = 1000
 
@@ -18,15 +16,6 @@ def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np
     """Equal random shares (their numbers of groups differ by at most one).
 
     Raises ``ValueError``: fewer than one client, more clients than groups, or ``groups`` of another length than n.
-
-    Args:
-        n: number of rows.
-        clients: number of clients.
-        rng: source of the shuffle.
-        groups: what must stay together, one entry per row; default: every row for itself.
-
-    Returns:
-        Client id ("client-00", ...) -> row indices.
     """
     unit, units = _units(n, groups)
     _check_clients(clients, units)
@@ -51,21 +40,6 @@ def dirichlet(
     until the smallest client has ``minimum`` rows (the balancing of Li et al., "Federated learning on non-IID
     data silos: an experimental study", ICDE 2022, and its published code). A group's class is the rarest of
     its rows' labels, the one that tells it from other groups.
-
-    Args:
-        labels: one label per row, N in all.
-        clients: number of clients K.
-        alpha: concentration; small is skewed, large is nearly IID.
-        rng: source of the draws.
-        minimum: smallest number of rows that a client may hold.
-        groups: what must stay together, one entry per row.
-
-    Returns:
-        Client id -> row indices.
-
-    Raises:
-        ValueError: ``alpha`` is not positive, there are too many clients for the rows, or no draw gave every
-            client its minimum.
     """
     labels = np.asarray(labels)
     n = len(labels)
@@ -105,22 +79,7 @@ def quantity(
     *,
     groups: Sequence | np.ndarray | None = None,
 ) -> Owners:
-    """Quantity skew: log-normal client sizes, random content.
-
-    Args:
-        n: number of rows.
-        clients: number of clients.
-        rng: source of the sizes and of the shuffle.
-        sigma: standard deviation of the logarithm of a client's size above the minimum; 0 gives equal sizes.
-        minimum: smallest number of rows that a client may hold.
-        groups: what must stay together, one entry per row; sizes are then met to within one group.
-
-    Returns:
-        Client id -> row indices.
-
-    Raises:
-        ValueError: ``sigma`` is negative, or there are too many clients for the rows.
-    """
+    """Quantity skew: log-normal client sizes, random content."""
     unit, units = _units(n, groups)
     _check_clients(clients, units)
     if not (np.isfinite(sigma) and sigma >= 0):
@@ -145,14 +104,7 @@ def quantity(
 
 
 def by_key(keys: Sequence | np.ndarray) -> Owners:
-    """One client per distinct key (a scene, a question type), in sorted order.
-
-    Args:
-        keys: one key per row.
-
-    Returns:
-        Key -> row indices.
-    """
+    """One client per distinct key (a scene, a question type), in sorted order."""
     found, inverse, counts = np.unique(np.asarray(keys), return_inverse=True, return_counts=True)
     # A stable sort leaves the rows of a key ascending; to look for every key in all rows takes minutes with many users.
     rows = np.split(np.argsort(inverse.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
@@ -174,17 +126,6 @@ def mirror(
     (systematic sampling); every client gets at least one group.
 
     Raises ``ValueError``: the second table has fewer groups than there are clients.
-
-    Args:
-        owners: client id -> rows of the first table.
-        labels: labels of the first table's rows.
-        other: labels of the second table's rows.
-        rng: source of the shuffles and of the rounding.
-        groups: what stays together in the first table.
-        other_groups: what stays together in the second table.
-
-    Returns:
-        Client id -> rows of the second table.
     """
     labels, other, clients = np.asarray(labels), np.asarray(other), list(owners)
     unit, units = _units(len(labels), groups)
@@ -212,16 +153,8 @@ def mirror(
 def hold_out(groups: Sequence | np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
     """A random share of the groups, for validation; at least one group is left.
 
-    Args:
-        groups: one group per row, shape (N,).
-        share: share of the distinct groups, in [0, 1).
-        rng: source of the choice.
-
     Returns:
         True for the rows of chosen groups, shape (N,).
-
-    Raises:
-        ValueError: ``share`` is outside [0, 1).
     """
     if not 0 <= share < 1:
         raise ValueError(f"validation must be a share of the pictures in [0, 1), got {share}")

@@ -22,11 +22,6 @@ from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
 from confed.data.pictures import read_picture, resize
 from confed.data.ragged import PackedTexts
 
-__all__ = [
-    "Check", "Hdf5Pictures", "LazyPictures", "NamedPictures", "PictureFiles", "TarPictures", "check_unreadable",
-    "find_pictures", "open_pictures",
-]  # fmt: skip
-
 Check = Literal["decoded", "present"]
 """How pictures are checked before a run; see :class:`PictureFiles`."""
 
@@ -38,14 +33,8 @@ class LazyPictures(ABC):
 
     Every access reads, decodes and resizes, so equal indices give equal bytes.
 
-    Args:
-        size: side of the square pictures in pixels, S; other proportions are squeezed.
-
     Attributes:
         advice: what errors about pictures end with.
-
-    Raises:
-        ValueError: ``size`` is not positive.
     """
 
     dtype = np.dtype(np.uint8)
@@ -66,11 +55,7 @@ class LazyPictures(ABC):
         return len(self), self.size, self.size, 3
 
     def __getitem__(self, index: int | np.ndarray) -> np.ndarray:
-        """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8.
-
-        Raises:
-            ValueError: a picture is missing or unreadable (names it).
-        """
+        """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8."""
         try:
             if isinstance(index, int | np.integer):
                 return self._read([int(index)])[0]
@@ -91,20 +76,12 @@ class NamedPictures(LazyPictures):
 
     A run leaves out the examples whose pictures cannot be read (:mod:`confed.data.readable`).
 
-    Args:
-        source: where the pictures lie.
-        names: their names there, M.
-        size: side of the square pictures in pixels; other proportions are squeezed.
-
     Attributes:
         unreadable: for questions and captions, share of the pictures that a run may leave out because they cannot be
             read.
         check: "decoded" decodes all pictures once, before the first round; the verdict is remembered until a file
             changes. "present" only looks whether they are there and not empty: a damaged one then leaves its client
             out of rounds, or ends the run in an evaluation.
-
-    Raises:
-        ValueError: ``size`` is not positive, or there is nothing at ``source``.
     """
 
     unreadable: float = 0.01
@@ -143,18 +120,7 @@ class NamedPictures(LazyPictures):
 
 
 class PictureFiles(NamedPictures):
-    """Picture files; a batch is decoded by as many threads as torch uses in this process (``run.threads``).
-
-    Args:
-        files: one file per picture.
-        size: side of the square pictures in pixels; other proportions are squeezed.
-        below: the folder that ``files`` are names in; by default they are paths of any folders.
-        unreadable: see :class:`NamedPictures`.
-        check: see :class:`NamedPictures`.
-
-    Raises:
-        ValueError: ``size`` is not positive, the share is outside [0, 1], or the check is unknown.
-    """
+    """Picture files; a batch is decoded by as many threads as torch uses in this process (``run.threads``)."""
 
     def __init__(
         self,
@@ -222,11 +188,7 @@ def _below_one_folder(files: Iterable[Path | str]) -> tuple[Path, Iterable[str]]
 
 
 class TarPictures(NamedPictures):
-    """Members of an uncompressed tar archive, which is read in place.
-
-    Raises:
-        ValueError: as above, or the archive cannot be read.
-    """
+    """Members of an uncompressed tar archive, which is read in place."""
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         super().__init__(source, names, size)
@@ -280,9 +242,6 @@ class Hdf5Pictures(NamedPictures):
 
     Arrays that are neither compressed nor have checksums can be read whatever their bytes are: damage to those is not
     detected.
-
-    Raises:
-        ValueError: as above, or h5py is not installed.
     """
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
@@ -332,11 +291,7 @@ def open_pictures(source: Path, names: PackedTexts, size: int) -> NamedPictures:
 
 
 def check_unreadable(at_most: float, check: str) -> None:
-    """Check of the options ``unreadable`` and ``check``.
-
-    Raises:
-        ValueError: the share is outside [0, 1], or the check is unknown.
-    """
+    """Check of the options ``unreadable`` and ``check``."""
     if not 0 <= at_most <= 1:
         raise ValueError(f"unreadable must be a share of the pictures in [0, 1], got {at_most}")
     if check not in ("decoded", "present"):
@@ -344,15 +299,7 @@ def check_unreadable(at_most: float, check: str) -> None:
 
 
 def find_pictures(folder: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
-    """The picture files (.jpg, .jpeg or .png) of a folder by their names without ending.
-
-    Args:
-        folder: where they lie; subfolders are not searched.
-        names: which to look for; default: all. Those without a file are left out.
-
-    Raises:
-        ValueError: the folder does not exist.
-    """
+    """The picture files (.jpg, .jpeg or .png) of a folder by their names without ending."""
     if not folder.is_dir():
         raise ValueError(f"the folder of pictures {folder} does not exist")
     wanted = None if names is None else set(names)

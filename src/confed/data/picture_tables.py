@@ -8,16 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["LeftOut", "NoPictures", "Pictures", "StoredPictures", "by_place", "channels_first"]
-
 
 class Pictures(Protocol):
-    """A table of pictures that may lie elsewhere than in memory; a NumPy array is one.
-
-    Attributes:
-        dtype: uint8.
-        ndim: 4.
-    """
+    """A table of pictures that may lie elsewhere than in memory; a NumPy array is one."""
 
     dtype: np.dtype
     ndim: int
@@ -77,11 +70,7 @@ class StoredPictures:
 
 
 class NoPictures:
-    """M pictures that are not there, for a dataset that has features alone; in a picture table's place.
-
-    Args:
-        count: M.
-    """
+    """M pictures that are not there, for a dataset that has features alone; in a picture table's place."""
 
     dtype = np.dtype(np.uint8)
     ndim = 4
@@ -93,20 +82,12 @@ class NoPictures:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Access that always fails, as the dataset has region features and no pictures.
-
-        Raises:
-            ValueError: always.
-        """
+        """Access that always fails, as the dataset has region features and no pictures."""
         raise ValueError("the dataset has features of its pictures and not the pictures")
 
 
 def channels_first(images: np.ndarray | Pictures) -> Tensor | StoredPictures:
-    """Pictures (M, H, W, 3) as a table of tensors (M, 3, H, W).
-
-    Raises:
-        ValueError: they are not there.
-    """
+    """Pictures (M, H, W, 3) as a table of tensors (M, 3, H, W)."""
     if isinstance(images, NoPictures):
         raise ValueError(
             "the dataset has features of its pictures and not the pictures: choose a model that reads regions"

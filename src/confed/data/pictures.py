@@ -11,8 +11,6 @@ from PIL import Image
 
 from confed.data.bounded_files import check_pixels, formats, tar_members
 
-__all__ = ["PictureSource", "empty_table", "fill_table", "read_folder", "read_picture", "read_tar", "resize"]
-
 _EIGHT_BIT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
 # What Pillow's readers raise of damaged files differs by format: of AVIF a RuntimeError, of QOI an IndexError.
 _UNREADABLE = (
@@ -29,17 +27,8 @@ PictureSource = Path | str | bytes | np.ndarray | Image.Image
 def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarray:
     """One picture, decoded to the last row.
 
-    Args:
-        source: a file, the bytes of one, uint8 of shape (H, W, 3) or (H, W), or what PIL has opened.
-        name: what to call it in errors (default: the file's path).
-
     Returns:
         uint8, shape (H, W, 3); greyscale, palette and CMYK are converted, an alpha channel is dropped.
-
-    Raises:
-        ValueError: the file is missing, truncated, no picture of the formats in
-            :data:`confed.data.bounded_files.FORMATS`, or has more than 8 bits a channel or too many pixels; an array is
-            of another kind.
     """
     if isinstance(source, np.ndarray):
         return _of_array(source)
@@ -84,18 +73,7 @@ def _what_is(path: Path) -> str:
 
 
 def resize(picture: np.ndarray, size: int) -> np.ndarray:
-    """The picture as a square, antialiased bicubic; a picture that has that size already is returned as is.
-
-    Args:
-        picture: uint8, shape (H, W, 3).
-        size: side of the result in pixels; other proportions are squeezed, not cropped.
-
-    Returns:
-        uint8, shape (size, size, 3).
-
-    Raises:
-        ValueError: ``size`` is not positive.
-    """
+    """The picture as a square, antialiased bicubic; a picture that has that size already is returned as is."""
     if size < 1:
         raise ValueError(f"image_size must be at least 1 pixel, got {size}")
     if picture.shape[:2] == (size, size):
@@ -108,9 +86,6 @@ def empty_table(count: int, size: int) -> np.ndarray:
 
     The memory behind it is channel-first, as models want it: turning the table into a (count, 3, size, size)
     tensor is then a view, and all clients of a dataset share one copy.
-
-    Raises:
-        ValueError: ``size`` is not positive.
     """
     if size < 1:
         raise ValueError(f"image_size must be at least 1 pixel, got {size}")
@@ -118,23 +93,13 @@ def empty_table(count: int, size: int) -> np.ndarray:
 
 
 def fill_table(table: np.ndarray, pictures: Iterable[np.ndarray], first: int = 0) -> None:
-    """Storage of pictures in consecutive rows of a table, resized to its pictures' size.
-
-    Args:
-        table: uint8, shape (M, S, S, 3), changed in place.
-        pictures: each uint8 of shape (H, W, 3).
-        first: the row of the first picture.
-    """
+    """Storage of pictures in consecutive rows of a table, resized to its pictures' size."""
     for row, picture in enumerate(pictures, start=first):
         table[row] = resize(picture, table.shape[1])
 
 
 def read_folder(folder: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
-    """The named pictures of a folder, in that order, each uint8 (H, W, 3).
-
-    Raises:
-        ValueError: a name leads out of the folder, or :func:`read_picture` fails on it.
-    """
+    """The named pictures of a folder, in that order, each uint8 (H, W, 3)."""
     for name in names:
         if Path(name).name != name:
             raise ValueError(f"picture {name!r}: expected a file name inside {folder}, not a path")
@@ -145,9 +110,6 @@ def read_tar(archive: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
     """The named pictures of an uncompressed tar archive, in that order, each uint8 (H, W, 3).
 
     Members are read in place; nothing is extracted to disk.
-
-    Raises:
-        ValueError: the archive cannot be read, lacks a picture, or holds an unreadable one.
     """
     try:
         with tarfile.open(archive, "r:") as tar:

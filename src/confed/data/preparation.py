@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
-__all__ = ["Show", "shown", "step"]
-
 Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Given what a step does and how many things there are, a context in which to tell how many are done."""
 
@@ -22,12 +20,7 @@ _show: ContextVar[Show] = ContextVar("show", default=_unseen)
 
 
 def step(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """A context that gives a function to be told how many of ``total`` things are done.
-
-    Args:
-        what: what is done, such as "checking the pictures in train2014".
-        total: how many things there are.
-    """
+    """A context that gives a function to be told how many of ``total`` things are done."""
     return _show.get()(what, total)
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["PackedTexts", "Ragged", "end_to_end", "joined", "offsets_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
@@ -19,9 +17,6 @@ class Ragged:
     Attributes:
         values: all rows one behind the other, shape (T, ...).
         offsets: where each row begins in ``values``, and at last T, int64, shape (M + 1,).
-
-    Raises:
-        ValueError: the offsets have another type, shape or range.
     """
 
     values: np.ndarray
@@ -62,10 +57,6 @@ class Ragged:
     def padded(self, rows: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         """Rows side by side.
 
-        Args:
-            rows: which, int64, shape (B,).
-            scale: what values are multiplied by.
-
         Returns:
             The rows, float32 (B, longest, ...), zeros behind each, and lengths, int64 (B,).
         """
@@ -77,11 +68,7 @@ class Ragged:
         return torch.from_numpy(table * np.float32(scale)), torch.from_numpy(lengths)
 
     def check_filled(self, what: str) -> None:
-        """Check that no row is empty.
-
-        Raises:
-            ValueError: one is (names the first).
-        """
+        """Check that no row is empty."""
         if (empty := np.flatnonzero(self.lengths == 0)).size:
             raise ValueError(f"{what} number {int(empty[0])} is empty ({empty.size} such)")
 

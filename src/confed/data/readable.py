@@ -19,24 +19,12 @@ from confed.data.picture_files import NamedPictures
 from confed.data.picture_tables import LeftOut
 from confed.data.pictures import empty_table
 
-__all__ = ["leave_out_unreadable", "with_held_pictures"]
-
 
 def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     """Removal of examples with unreadable pictures from all roles, with a warning in one line.
 
     All pictures of a table are checked, not only those of the examples at hand, so that the verdict serves every seed.
     Where no region features come with the pictures, tables are made anew without those that were left out.
-
-    Args:
-        dataset: questions or captions. One that was checked already, or is elsewhere, is returned as it is.
-
-    Returns:
-        The dataset with what was left out in ``unreadable`` and its facts; as it was where no pictures are files.
-
-    Raises:
-        ValueError: a table has more pictures that cannot be read than it says may be left out (names the first one), or
-            a client loses all its training examples.
     """
     if dataset.elsewhere is not None or dataset.unreadable is not None:
         return dataset

@@ -11,8 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["HeldRegions", "Regions", "grid_boxes", "join"]
-
 
 class Regions(Protocol):
     """Regions of M pictures, in memory or read when they are asked for."""
@@ -47,9 +45,6 @@ class HeldRegions:
         features: shape (M, R, W).
         boxes: x1, y1, x2, y2 in [0, 1] of the picture, shape (M, R, 4).
         encoder: what made them; empty if unknown.
-
-    Raises:
-        ValueError: the shapes do not belong together, or a value is not finite or a box not inside the picture.
     """
 
     features: np.ndarray
@@ -92,11 +87,7 @@ def grid_boxes(rows: int, columns: int) -> np.ndarray:
 
 
 def join(parts: Sequence[HeldRegions]) -> HeldRegions:
-    """The regions of several picture tables, one behind the other; of other numbers of regions, padded with zeros.
-
-    Raises:
-        ValueError: their widths or encoders differ.
-    """
+    """The regions of several picture tables, one behind the other; of other numbers of regions, padded with zeros."""
     kinds = {(part.shape[2], part.encoder) for part in parts}
     if len(kinds) > 1:
         raise ValueError(f"regions can be put together if width and encoder agree, got {sorted(kinds)}")

@@ -4,8 +4,6 @@ from zlib import crc32
 
 import numpy as np
 
-__all__ = ["generator"]
-
 
 def generator(seed: int, *purpose: str) -> np.random.Generator:
     """A stream of its own for (seed, purpose); equal on every platform and in every process."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from confed.data.ragged import Ragged, end_to_end
 
-__all__ = ["Sounds", "resample", "sounds_of"]
-
 _FULL = 32768.0
 """The int16 value that stands for 1."""
 
@@ -21,12 +19,8 @@ class Sounds(Ragged):
     """M recordings, one channel each; ``values`` are their samples, int16, shape (T,).
 
     Attributes:
-        rate: samples per second.
         origin: where several of them are made of one recording, which one, int64, shape (M,); None where each stands
             for itself.
-
-    Raises:
-        ValueError: another type or shape, an empty recording, or a rate that is not positive.
     """
 
     rate: int
@@ -52,18 +46,7 @@ class Sounds(Ragged):
 
 
 def sounds_of(clips: Sequence[np.ndarray], rates: int | Sequence[int], rate: int, names: Sequence[str]) -> Sounds:
-    """Recordings as a table of one rate; that some had another one is said once.
-
-    Args:
-        clips: M recordings, each int16 or floating point in [-1, 1], shape (length,).
-        rates: samples per second, of all recordings or of each.
-        rate: samples per second of the table.
-        names: what to call each recording in errors.
-
-    Raises:
-        ValueError: a recording that is empty, has another type or shape or a value that is not finite, or a rate
-            that is not positive; names the recording.
-    """
+    """Recordings as a table of one rate; that some had another one is said once."""
     each = [rates] * len(clips) if isinstance(rates, int) else list(rates)
     if len(each) != len(clips) or len(names) != len(clips):
         raise ValueError(
@@ -95,16 +78,7 @@ def sounds_of(clips: Sequence[np.ndarray], rates: int | Sequence[int], rate: int
 
 
 def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """A recording at another rate, by a polyphase filter.
-
-    Args:
-        samples: shape (length,).
-        rate: samples per second.
-        wanted: samples per second of the result.
-
-    Returns:
-        float64, shape (ceil(length * wanted / rate),).
-    """
+    """A recording at another rate, by a polyphase filter."""
     from scipy.signal import resample_poly
 
     common = gcd(rate, wanted)

@@ -9,11 +9,46 @@ from torch import Tensor
 
 from confed.data.picture_tables import StoredPictures
 from confed.data.regions import Regions
-from confed.data.row_batch import RowBatch
 from confed.data.targets import SoftTargets
 from confed.federation.batches import gathered
+from confed.federation.protocols import FromRows
 
-__all__ = ["Table"]
+# Batch of rows of a table whose tensors are gathered when they are read ---------------------------------------
+
+
+class RowBatch(Mapping[str, Tensor], FromRows):
+    """A batch that says which rows it has; a :class:`confed.federation.protocols.FromRows`.
+
+    Where features of frozen layers are kept, nobody reads the pictures, and they are not gathered from memory or disk.
+    A batch with anything else in it is made of copies: ``{**batch, "image": other}`` is an ordinary dictionary.
+    """
+
+    def __init__(self, source: object, rows: Tensor, parts: Mapping[str, Callable[[], Tensor]]) -> None:
+        self.source, self.rows = source, rows
+        self._parts = parts
+        self._gathered: dict[str, Tensor] = {}
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no tensor was changed in place."""
+        return all(tensor._version == 0 for tensor in self._gathered.values())
+
+    def __getitem__(self, key: str) -> Tensor:
+        if key not in self._gathered:
+            self._gathered[key] = self._parts[key]()
+        return self._gathered[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+# Tensor tables of examples and batches of their rows ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,12 +114,7 @@ class Table:
         return self.image_index if modality == "image" else self.columns["text"] * self.columns["text_mask"]
 
     def row_batch(self, rows: Tensor, source: object) -> RowBatch:
-        """The given rows as :meth:`batch` has them, each tensor gathered when it is read.
-
-        Args:
-            rows: (B,); of a table without numbers of pictures.
-            source: stands for this table.
-        """
+        """The given rows as :meth:`batch` has them, each tensor gathered when it is read."""
         pictures = self.image_index[rows]
         first = pictures if pictures.ndim == 1 else pictures[:, 0]
         parts: dict[str, Callable[[], Tensor]] = {
@@ -106,9 +136,6 @@ class Table:
         """The same rows with other tensors in place of pictures and columns.
 
         What is read from files, regions and annotators' answers stay on the host, as do the indices of pictures.
-
-        Args:
-            move: see :class:`confed.federation.protocols.Movable`.
         """
         images = move(self.images) if isinstance(self.images, Tensor) else self.images
         return replace(self, images=images, columns={name: move(column) for name, column in self.columns.items()})

@@ -15,21 +15,9 @@ from confed.data.table import Table
 from confed.data.targets import SoftTargets
 from confed.data.time_series import Series
 
-__all__ = ["concatenate_tables"]
-
 
 def concatenate_tables(tables: Sequence[Table]) -> Table:
-    """All rows of several tables as one; what they share is not copied.
-
-    Args:
-        tables: at least one; either none or all of them tell what each example has
-            (:class:`confed.data.modal_tables.ModalTable`).
-
-    Raises:
-        ValueError: several picture tables, or several with regions, of which one is not in memory; some tables with
-            annotators and some without; recordings of several rates, series with other channels; or tables of which
-            only some may lack modalities.
-    """
+    """All rows of several tables as one; what they share is not copied."""
     modal = [table for table in tables if isinstance(table, ModalTable)]
     if 0 < len(modal) < len(tables):
         raise ValueError(

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-__all__ = ["Tables", "is_table", "tables_of", "undecoded"]
-
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
@@ -20,7 +18,6 @@ class Tables:
     """Rows by split.
 
     Attributes:
-        name: for messages.
         splits: split -> rows that have ``column_names``, ``features``, a length and items that are dictionaries.
     """
 
@@ -49,11 +46,7 @@ def is_table(value: object) -> bool:
 
 
 def tables_of(value: Any) -> Tables:
-    """The splits of a table; one without splits is all of "train".
-
-    Args:
-        value: of what :func:`is_table` tells.
-    """
+    """The splits of a table; one without splits is all of "train"."""
     name = type(value).__name__
     if _of(value, "datasets", "DatasetDict"):
         return Tables(name, {split: undecoded(rows) for split, rows in value.items()})

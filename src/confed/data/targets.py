@@ -11,32 +11,19 @@ from torch import Tensor
 
 from confed.metrics.vqa import soft_targets
 
-__all__ = ["SoftTargets"]
-
 ANNOTATORS = 10
 """People who answer each question in VQA."""
 
 
 class SoftTargets:
-    """The scores of N questions, shape (N, C), made for the rows that are asked for.
-
-    Args:
-        labels: every annotator's answer, int64, shape (N, A); C where it is outside the vocabulary or there is none.
-        width: C.
-    """
+    """The scores of N questions, shape (N, C), made for the rows that are asked for."""
 
     def __init__(self, labels: Tensor, width: int) -> None:
         self.labels, self.width = labels, width
 
     @classmethod
     def of(cls, annotations: Sequence[Sequence[str]], answers: Sequence[str], width: int) -> "SoftTargets":
-        """From all annotators' answers; answers outside the vocabulary score nothing.
-
-        Args:
-            annotations: N lists, one normalised answer per annotator.
-            answers: the vocabulary.
-            width: C, at least as many.
-        """
+        """From all annotators' answers; answers outside the vocabulary score nothing."""
         label_of = {answer: label for label, answer in enumerate(answers)}
         most = max(ANNOTATORS, max(map(len, annotations), default=0))
         rows = [[*(label_of.get(answer, width) for answer in given)] + [width] * (most - len(given))
@@ -45,11 +32,7 @@ class SoftTargets:
 
     @classmethod
     def join(cls, parts: Sequence["SoftTargets"]) -> "SoftTargets":
-        """Several one behind the other.
-
-        Raises:
-            ValueError: their widths differ.
-        """
+        """Several one behind the other."""
         if len({part.width for part in parts}) > 1:
             raise ValueError(f"soft scores must be over as many answers, got {[part.width for part in parts]}")
         most = max(part.labels.shape[1] for part in parts)

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from confed.data.ragged import Ragged
 
-__all__ = ["Series"]
-
 
 @dataclass(frozen=True, eq=False)
 class Series(Ragged):
@@ -16,9 +14,6 @@ class Series(Ragged):
 
     Attributes:
         channels: names of the K channels.
-
-    Raises:
-        ValueError: another type or shape, a value that is not finite, or an empty series.
     """
 
     channels: tuple[str, ...]
@@ -40,11 +35,6 @@ class Series(Ragged):
         return self.padded(rows)
 
     def standardised(self, mean: np.ndarray, deviation: np.ndarray) -> "Series":
-        """The same series, every channel less its mean and divided by its deviation.
-
-        Args:
-            mean: shape (K,).
-            deviation: shape (K,); channels where it is 0 are only shifted.
-        """
+        """The same series, every channel less its mean and divided by its deviation."""
         scale = np.where(deviation > 0, deviation, 1.0)
         return replace(self, values=((self.values - mean) / scale).astype(np.float32))

@@ -14,10 +14,9 @@ from typing import Self
 
 import numpy as np
 
-from confed.data.caption_files.near_duplicates import NearDuplicates
 from confed.data.caption_files.records import Piece
 from confed.data.caption_files.shards import Place, ShardPictures, shard_pairs
-from confed.data.caption_files.texts import chunks, story_lines, text_lines
+from confed.data.caption_files.texts import NearDuplicates, chunks, story_lines, text_lines
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.partitions import iid
 from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
@@ -26,8 +25,6 @@ from confed.data.seeding import generator
 from confed.datasets.picture_captions import kind_of, known_words
 from confed.metrics.captions import caption_words
 from confed.registry import register_dataset
-
-__all__ = ["caption_corpus", "turns_of"]
 
 
 @register_dataset
@@ -129,13 +126,7 @@ class _Corpus:
 
 
 class _Both(NamedPictures):
-    """Pictures of shards, then those of documents.
-
-    Args:
-        source: the corpus's folder.
-        first: of shards.
-        second: of documents.
-    """
+    """Pictures of shards, then those of documents."""
 
     def __init__(self, source: Path, first: ShardPictures, second: NamedPictures) -> None:
         super().__init__(source, PackedTexts.of(chain(first.names, second.names)), first.size)
@@ -186,15 +177,6 @@ def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple
 
     Texts behind each other are one; a text in front of the first picture is a turn without a picture, and a picture
     without a text behind it is left out at the end of a part. So the last turn of a part has a picture and a text.
-
-    Args:
-        pieces: the document's.
-        words: longer texts lose their end.
-        turns: most turns of a part.
-
-    Returns:
-        Of each part, pictures (empty for none) and texts (empty for none). None of a document without a picture that
-        has a text behind it.
     """
     found: list[tuple[str, str]] = []
     for piece in pieces:

@@ -19,8 +19,6 @@ from confed.data.picture_files import Check, PictureFiles
 from confed.data.record_files import ENDINGS, check_columns
 from confed.registry import register_dataset
 
-__all__ = ["chat_records"]
-
 
 @register_dataset
 def chat_records(

@@ -18,8 +18,6 @@ from confed.data.ml_files.table import MultiLabelTable, collect
 from confed.data.picture_files import Check, NamedPictures
 from confed.registry import register_dataset
 
-__all__ = ["coco"]
-
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
 

@@ -7,30 +7,141 @@ The folder holds ``audio.npz`` (``waveform`` int16, all recordings one behind th
 A sample is a digit with what its client has of it: a picture, a recording, a clue. Pictures and recordings are paired
 by digit. No picture and no recording is at two clients or in two roles. There are few recordings, so each serves
 several samples, with other pictures and clues and behind a pause of another length; ``facts`` count them.
+
+The digit's own word would give it away, and reading alone would do. So a clue says the digit by another one, and in
+some clues one number word is another than it should be, or is not there. What can be known from clues of which all
+others are right is the share of those, and somewhat more, as a misheard clue may be right by chance.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from confed.data.bounded_files import load_npz
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
-from confed.data.label_shares import label_counts, label_shares
+from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modality_names import set_name
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table, fill_table
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
-from confed.datasets.digit_clues import clue, clue_words
-from confed.datasets.digit_files import DigitFiles, read_digits
 from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 
-__all__ = ["OWNED", "SUBSETS", "digits"]
+# Files of digits as pictures and recordings; digits describes them --------------------------------------------
+
+_LAYOUT = "expected audio.npz, images.npz and meta.json"
+
+
+@dataclass(frozen=True)
+class DigitFiles:
+    """The files' content: M pictures (M, 28, 28) and N recordings, with their digits, speakers and takes."""
+
+    images: np.ndarray
+    image_digit: np.ndarray
+    clips: tuple[np.ndarray, ...]
+    clip_digit: np.ndarray
+    speaker: np.ndarray
+    take: np.ndarray
+    speakers: tuple[str, ...]
+    rate: int
+
+
+def read_digits(root: Path) -> DigitFiles:
+    """The files, checked."""
+    if not root.is_dir():
+        raise ValueError(f"digits: no data at {root}: the folder does not exist; {_LAYOUT}")
+    audio = _arrays(root / "audio.npz", ("waveform", "offsets", "digit", "speaker", "take"))
+    images = _arrays(root / "images.npz", ("images", "digit"))
+    meta = root / "meta.json"
+    try:
+        content: Any = json.loads(meta.read_text(encoding="utf-8"))
+        rate, speakers = int(content["sample_rate"]), tuple(str(entry["name"]) for entry in content["speakers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"digits: {meta} must give sample_rate and speakers with names, got: {error!r}") from error
+    n, pictures = len(audio["digit"]), images["images"]
+    shapes = {name: audio[name].shape for name in ("speaker", "take", "offsets")}
+    if shapes != {"speaker": (n,), "take": (n,), "offsets": (n + 1,)} or audio["waveform"].dtype != np.int16:
+        raise ValueError(f"digits: {root / 'audio.npz'} must have int16 waveform and {n} recordings, got {shapes}")
+    if pictures.dtype != np.uint8 or pictures.ndim != 3 or len(pictures) != len(images["digit"]):
+        raise ValueError(
+            f"digits: {root / 'images.npz'} must have uint8 images (M, H, W) and M digits, got {pictures.dtype} "
+            f"{pictures.shape} and {len(images['digit'])} digits"
+        )
+    for file, values, limit in (("audio.npz", audio["digit"], 10), ("images.npz", images["digit"], 10)):
+        if len(values) and int(values.max()) >= limit:
+            raise ValueError(f"digits: {root / file}: digits must be 0 to 9, got {values.max()}")
+    if n and int(audio["speaker"].max()) >= len(speakers):
+        raise ValueError(
+            f"digits: {meta} names {len(speakers)} speakers, audio.npz has number {audio['speaker'].max()}"
+        )
+    offsets = audio["offsets"].astype(np.int64)
+    return DigitFiles(
+        pictures,
+        images["digit"].astype(np.int64),
+        tuple(audio["waveform"][first:last] for first, last in pairwise(offsets)),
+        audio["digit"].astype(np.int64),
+        audio["speaker"].astype(np.int64),
+        audio["take"].astype(np.int64),
+        speakers,
+        rate,
+    )
+
+
+def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    try:
+        content = load_npz(file, names)
+        return {name: content[name] for name in names}
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"digits: {file} must be an npz file with {', '.join(names)}, got: {error}") from error
+
+
+# Text clues to digits, such as "two less than nine", with misheard words --------------------------------------
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+"""The words of the digits, by their values; also the answers."""
+
+_HIDDEN = "something"
+"""What stands for a word that was not understood."""
+
+_PATTERNS: Mapping[str, str] = {
+    "after": "the one after {0}",
+    "before": "the one before {0}",
+    "more": "{0} more than {1}",
+    "less": "{0} less than {1}",
+}
+
+
+def clue(digit: int, noise: float, rng: np.random.Generator) -> str:
+    """A clue to a digit."""
+    said = [("after", (digit - 1,)), ("before", (digit + 1,))]
+    said += [("more", (step, digit - step)) for step in (2, 3)]
+    said += [("less", (step, digit + step)) for step in (2, 3)]
+    possible = [(kind, numbers) for kind, numbers in said if 0 <= numbers[-1] <= 9]
+    kind, numbers = possible[int(rng.integers(len(possible)))]
+    words = [DIGITS[number] for number in numbers]
+    draw, place, other = rng.random(), int(rng.integers(len(words))), int(rng.integers(1, len(DIGITS)))
+    if draw < noise / 2:
+        words[place] = _HIDDEN
+    elif draw < noise:
+        words[place] = DIGITS[(numbers[place] + other) % len(DIGITS)]
+    return _PATTERNS[kind].format(*words)
+
+
+def clue_words() -> tuple[str, ...]:
+    """All words that clues may have, sorted."""
+    texts = " ".join(pattern.format("", "") for pattern in _PATTERNS.values())
+    return tuple(sorted({*texts.split(), *DIGITS, _HIDDEN}))
+
+
+# Digits as pictures, speech and text clues --------------------------------------------------------------------
 
 OWNED: Mapping[str, tuple[str, ...]] = {
     "only_image": ("image",),

@@ -20,8 +20,6 @@ from confed.data.picture_files import Check, PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 from confed.registry import register_dataset
 
-__all__ = ["DOMAINS", "domainnet"]
-
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 QUESTION = "what is it?"
 LABELS = 345

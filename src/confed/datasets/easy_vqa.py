@@ -16,11 +16,9 @@ import numpy as np
 from confed.data.bounded_files import load_npz
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
-from confed.data.json_lines import read_jsonl
 from confed.data.pictures import empty_table, fill_table, read_folder
+from confed.data.record_files import read_jsonl
 from confed.registry import register_dataset
-
-__all__ = ["COLORS", "SHAPES", "easy_vqa", "foreground", "question_type", "settle_colors"]
 
 COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
 SHAPES = ("circle", "rectangle", "triangle")
@@ -155,9 +153,6 @@ def question_type(question: str, answer: str) -> str:
 def foreground(picture: np.ndarray) -> np.ndarray:
     """Mean colour of what stands out from the background (the most frequent colour of the border).
 
-    Args:
-        picture: uint8, shape (H, W, 3).
-
     Returns:
         Mean over pixels that differ by more than 40 of 255 in some channel (the whole picture if none does),
         float64, shape (3,).
@@ -175,14 +170,6 @@ def settle_colors(asked: Sequence[Sequence[tuple[str, str]]], pictures: Sequence
 
     It is the colour of the only pairs (colour, shape) that agree with all answers about the picture. Where
     several colours are left, the one whose settled pictures are nearest in mean :func:`foreground`.
-
-    Args:
-        asked: for each of M pictures, its (question, answer) pairs.
-        pictures: M pictures, each uint8 of shape (H, W, 3).
-
-    Raises:
-        ValueError: no colour agrees with all answers about a picture, or none of its candidates was settled
-            for any other picture.
     """
     left = []
     for number, pairs in enumerate(asked):

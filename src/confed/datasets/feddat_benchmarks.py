@@ -18,19 +18,21 @@ from typing import Any
 from confed.data.examples import FederatedDataset
 from confed.data.picture_files import Check
 from confed.data.vl_files import nlvr2, snli_ve
-from confed.data.vl_files.aqua import aqua_records
 from confed.data.vl_files.assemble import Amount, Source, assemble
-from confed.data.vl_files.clove import SCENES, clove_records
-from confed.data.vl_files.cocoqa import cocoqa_records
-from confed.data.vl_files.gqa import gqa_records
 from confed.data.vl_files.nlvr2 import nlvr2_records
 from confed.data.vl_files.snli_ve import snli_ve_records
-from confed.data.vl_files.vcr import CHOICES, vcr_records
-from confed.data.vl_files.vizwiz import vizwiz_records
+from confed.data.vl_files.vizwiz import (
+    CHOICES,
+    SCENES,
+    aqua_records,
+    clove_records,
+    cocoqa_records,
+    gqa_records,
+    vcr_records,
+    vizwiz_records,
+)
 from confed.data.vl_files.vqa import vqa_records
 from confed.registry import register_dataset
-
-__all__ = ["feddat_domain", "feddat_function", "feddat_scene", "feddat_task"]
 
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
 _COCO = tuple(

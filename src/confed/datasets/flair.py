@@ -30,8 +30,6 @@ from confed.data.partitions import hold_out
 from confed.data.picture_files import Check, NamedPictures
 from confed.registry import register_dataset
 
-__all__ = ["flair", "flair_fine_names"]
-
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
 
@@ -114,12 +112,6 @@ def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
 
     Names without any training picture come last; equally frequent ones are in alphabetical order. FedLGT's released
     code counts the pictures of validation and test users too.
-
-    Args:
-        root: as for :func:`flair`, with ``label_relationship.txt``.
-
-    Raises:
-        ValueError: a file is missing or faulty, or a coarse label has no fine one.
     """
     folder = Path(root)
     relationship = flair_relationship(folder / _RELATIONSHIP)

@@ -26,8 +26,6 @@ from confed.data.record_files import COLUMNS, check_columns
 from confed.data.tables import Tables, undecoded
 from confed.registry import register_dataset
 
-__all__ = ["hub"]
-
 
 @register_dataset
 def hub(
@@ -116,15 +114,7 @@ def hub(
 
 @dataclass
 class _Table:
-    """Pictures by the hash of their bytes, each decoded once.
-
-    Attributes:
-        side: in pixels.
-        folder: the data set's, below which paths of pictures lie; None for a set of the hub, whose pictures are bytes.
-        anywhere: whether paths may lead out of the folder, as those of a table of the session.
-        index: hash -> row; -1 of a picture that cannot be read.
-        rows: decoded pictures.
-    """
+    """Pictures by the hash of their bytes, each decoded once."""
 
     side: int
     folder: Path | None = None

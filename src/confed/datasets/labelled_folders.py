@@ -26,14 +26,12 @@ import numpy as np
 
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
-from confed.data.json_lines import read_jsonl
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.data.record_files import read_jsonl
 from confed.registry import register_dataset
-
-__all__ = ["labelled_folders"]
 
 ROLES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
@@ -188,11 +186,7 @@ def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validati
 def _read(
     folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str = "domain"
 ) -> tuple[Path, list[_Row]]:
-    """The source of pictures and all rows.
-
-    Raises:
-        ValueError: the folder has none of the forms, or no picture.
-    """
+    """The source of pictures and all rows."""
     if not folder.is_dir():
         raise ValueError(f"labelled_folders: expected a folder, found none at {folder}")
     if split_file:
@@ -220,11 +214,7 @@ def _of_folders(folder: Path, domains: bool) -> Iterator[_Row]:
 
 
 def _of_lines(file: Path, class_key: str, domain_key: str) -> Iterator[_Row]:
-    """Rows of ``labels.jsonl``.
-
-    Raises:
-        ValueError: a line has no picture or label, or an unknown split.
-    """
+    """Rows of ``labels.jsonl``."""
     for row, entry in read_jsonl(file, ("image", class_key)):
         role = str(entry.get("split", ""))
         if role and role not in ROLES:
@@ -238,11 +228,7 @@ def _of_lines(file: Path, class_key: str, domain_key: str) -> Iterator[_Row]:
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:
-    """Rows of CoOp's split file.
-
-    Raises:
-        ValueError: the file is missing, no JSON, or of another form.
-    """
+    """Rows of CoOp's split file."""
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

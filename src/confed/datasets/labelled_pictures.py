@@ -45,8 +45,6 @@ from confed.data.picture_files import Check
 from confed.data.vl_files.records import Distinct
 from confed.registry import register_dataset
 
-__all__ = ["labelled_pictures"]
-
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
 

@@ -26,8 +26,6 @@ from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, chec
 from confed.metrics.captions import caption_words
 from confed.registry import register_dataset
 
-__all__ = ["Sharing", "coco_captions", "flickr30k", "kind_of", "known_words", "share_captions"]
-
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
 NO_KIND = "other"
@@ -53,7 +51,6 @@ class Sharing:
 
     Attributes:
         partition: equal random shares, or skewed by kinds of pictures (``alpha``).
-        clients: number of clients.
         alpha: concentration of the skewed partition.
         minimum: fewest pictures of a client of the skewed partition.
         validation: share of each client's pictures that are its validation.
@@ -211,14 +208,6 @@ def share_captions(
     """Pictures with captions as a federation; the splits train, restval, val and test are what Karpathy says they are.
 
     Raises ``ValueError``: fewer pictures than clients, or a client would have none to train on.
-
-    Args:
-        name: the dataset's.
-        records: M pictures.
-        pictures: them, in this order.
-        sharing: how they are shared out.
-        min_count: a word must stand in so many training captions to be in the vocabulary.
-        facts: sources.
     """
     kinds = np.array([kind_of(record.captions) for record in records])
     splits = np.array([record.split for record in records])
@@ -262,11 +251,7 @@ def kind_of(captions: Iterable[str]) -> str:
 
 
 def known_words(captions: Iterable[str], least: int) -> tuple[str, ...]:
-    """The words that stand in at least so many captions, in alphabetical order.
-
-    Raises:
-        ValueError: a count below 1, or no word stands in so many.
-    """
+    """The words that stand in at least so many captions, in alphabetical order."""
     if least < 1:
         raise ValueError(f"min_count must be at least 1, got {least}")
     counts: Counter[str] = Counter()

@@ -20,8 +20,6 @@ from confed.data.readable import leave_out_unreadable
 from confed.data.regions import HeldRegions, Regions, join
 from confed.registry import datasets, register_dataset
 
-__all__ = ["key_of", "poisoned"]
-
 
 @register_dataset
 def poisoned(

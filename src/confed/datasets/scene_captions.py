@@ -31,8 +31,6 @@ from confed.datasets.scenes.graph import (
 from confed.datasets.scenes.render import render_scene
 from confed.registry import register_dataset
 
-__all__ = ["READER", "WAYS", "Told", "check_places", "scene_captions", "tell", "tell_words"]
-
 WAYS = ("list", "there", "sizes", "places", "count")
 """How a caption is put."""
 READER = "reader"
@@ -49,16 +47,7 @@ _SETTLED = ("home", "commercial")
 
 
 def tell(things: Sequence[Object], way: str) -> str:
-    """One caption: the largest things, from the top left to the bottom right.
-
-    Args:
-        things: what stands in the picture; one at least.
-        way: one of :data:`WAYS`. "list" names up to three things, "there" the first two, "sizes" the first two with
-            their sizes, "places" the first one and where it stands, and "count" how many there are.
-
-    Raises:
-        ValueError: nothing to tell about, or an unknown way.
-    """
+    """One caption: the largest things, from the top left to the bottom right."""
     if not things or way not in WAYS:
         raise ValueError(f"a caption needs a thing to tell about and one of the ways {', '.join(WAYS)}, got {way!r}")
     first = sorted(things, key=lambda thing: (thing.size != "large", thing.cell))
@@ -170,14 +159,7 @@ def scene_captions(
 
 
 class Told:
-    """Pictures of a place with what people say about them.
-
-    Args:
-        pictures: uint8, (M, 64, 64, 3).
-        tags: what stands where.
-        way: the way that most captions are put in; None for all alike.
-        rng: decides how single captions are put.
-    """
+    """Pictures of a place with what people say about them."""
 
     def __init__(self, pictures: np.ndarray, tags: Tags, way: str | None, rng: np.random.Generator) -> None:
         self.pictures, self.tags, self._way, self._rng = pictures, tags, way, rng
@@ -283,15 +265,7 @@ def _check(given: dict[str, object]) -> None:
 
 
 def check_places(unseen: object, conflict: object) -> None:
-    """Check of which places have no client, and of how far colours have other names.
-
-    Args:
-        unseen: places without a client.
-        conflict: how far places turn the colour wheel.
-
-    Raises:
-        ValueError: the conflict is out of its range, a place is unknown, or none is left for a client.
-    """
+    """Check of which places have no client, and of how far colours have other names."""
     if not isinstance(conflict, int | float) or not 0 <= conflict <= 1:
         raise ValueError(f"conflict must lie between 0 and 1, got {conflict}")
     if isinstance(unseen, str) or not isinstance(unseen, Sequence):

@@ -18,8 +18,6 @@ from confed.datasets.scenes.graph import COLOURS, NOUNS
 from confed.datasets.six_styles import COLOURED, coloured_objects
 from confed.registry import register_dataset
 
-__all__ = ["CLASSES", "RESERVED", "class_parts", "scene_classes"]
-
 CLASSES: tuple[str, ...] = tuple(f"{colour} {noun}" for noun in NOUNS for colour in COLOURS)
 """All 176 classes."""
 

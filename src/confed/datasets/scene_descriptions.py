@@ -13,8 +13,6 @@ from confed.datasets.scene_captions import WAYS, Told, check_places
 from confed.datasets.scenes.graph import SCENES
 from confed.registry import register_dataset
 
-__all__ = ["scene_descriptions"]
-
 
 @register_dataset
 def scene_descriptions(

@@ -41,8 +41,6 @@ from confed.datasets.scenes.graph import (
 from confed.datasets.scenes.render import render_over
 from confed.registry import register_dataset
 
-__all__ = ["COARSE", "COARSE_OF", "DRAWING_STYLES", "FINE", "THINGS", "draw_graphs", "fine_labels", "scene_labels"]
-
 THINGS: Mapping[str, tuple[str, str, str]] = {
     "person": ("blue", "red", "purple"),
     "dog": ("orange", "yellow", "pink"),
@@ -214,15 +212,7 @@ def fine_labels(tags: Tags) -> np.ndarray:
 
 
 def draw_graphs(role: str, number: int, taste: np.ndarray, rng: np.random.Generator, seen: set[int]) -> Tags:
-    """New pictures' contents; their role is decided by :func:`confed.datasets.scenes.graph.fingerprint`, as everywhere.
-
-    Args:
-        role: a key of :data:`confed.datasets.scenes.graph.ROLES`.
-        number: how many.
-        taste: how much more or less than others the owner likes each noun, shape (22,).
-        rng: the stream to draw from.
-        seen: fingerprints of graphs that must not come again; those that are drawn are added.
-    """
+    """New pictures' contents; :func:`confed.datasets.scenes.graph.fingerprint` decides their role, as everywhere."""
     themes, nouns = _shares(taste)
     buckets = np.array(list(ROLES[role]), dtype=np.uint64)
     kept: list[Tags] = []

@@ -12,8 +12,9 @@ picture patches, or of word vectors, undoes, and of spectrum frames nearly so: c
 green and blue, pitches are shifted, and words stand for other words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import product
 from typing import Literal
 
@@ -21,18 +22,67 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
-from confed.data.label_shares import label_counts, label_shares
+from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modality_names import set_name
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds
-from confed.datasets.senses_ceilings import bayes_ceilings
 from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 
-__all__ = ["OWNED", "SUBSETS", "modalities"]
+# Bayes accuracy of readers that see each fact of an example through -------------------------------------------
+
+
+def bayes_ceilings(
+    errors: Mapping[str, np.ndarray], owned: Mapping[str, Sequence[str]], shares: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """Accuracy of the most probable answer at each place, by enumeration of all that can be told.
+
+    A picture or a sound tells each of F binary facts wrongly with its error rate e; a caption leaves its word out with
+    rate 2e. With P the places' probabilities of the 2^F answers a and o what is told of all facts, the accuracy is
+
+        sum over o of max over a of P(a) p(o | a),    p(o | a) = product over facts f of p(o_f | a_f).
+    """
+    return {place: _ceiling([_told(name, errors[name]) for name in owned[place]], shares[place]) for place in owned}
+
+
+def _told(modality: str, errors: np.ndarray) -> np.ndarray:
+    """Probability of what one modality tells, by fact and its value, (F, 2, outcomes)."""
+    right, none = 1 - errors, np.zeros_like(errors)
+    if modality == "text":
+        right = 1 - 2 * errors
+        values = [[right, none, 2 * errors], [none, right, 2 * errors]]
+    else:
+        values = [[right, errors], [errors, right]]
+    return np.moveaxis(np.array(values), 2, 0)
+
+
+def _ceiling(told: Sequence[np.ndarray], shares: np.ndarray) -> float:
+    """The sum of the formula above for one place."""
+    facts = len(told[0])
+    # What all modalities tell of one fact together, (2, outcomes); outcomes with equal ratios are one.
+    joint = [_merged(reduce(_both, (each[fact] for each in told))) for fact in range(facts)]
+    # p(o | a) for all pairs of answers and outcomes, built fact by fact: (2^F, outcomes).
+    likelihood = reduce(np.kron, joint)
+    return float((np.asarray(shares, np.float64)[:, None] * likelihood).max(axis=0).sum())
+
+
+def _both(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Probabilities of pairs of independent outcomes, (2, outcomes of the one times those of the other)."""
+    return (one[:, :, None] * other[:, None, :]).reshape(2, -1)
+
+
+def _merged(outcomes: np.ndarray) -> np.ndarray:
+    """Outcomes that say the same about a fact as one, so that there are few; impossible ones left out."""
+    total = outcomes.sum(axis=0)
+    possible = outcomes[:, total > 0]
+    ratio = np.round(possible[0] / possible.sum(axis=0), 12)
+    return np.stack([possible[:, ratio == value].sum(axis=1) for value in np.unique(ratio)], axis=1)
+
+
+# Synthetic dataset of pictures, sounds and captions -----------------------------------------------------------
 
 FACTS = (("one", "two"), ("red", "blue"), ("ball", "box"), ("big", "small"), ("plain", "striped"))
 """What there is to know: number, colour, kind, size and pattern, each one of two; the first three or more are asked."""
@@ -81,15 +131,7 @@ _PLACE = "new"
 
 @dataclass(frozen=True)
 class _Style:
-    """A client's own way.
-
-    Attributes:
-        level: brightness behind its things.
-        pitch: a factor on its pitches.
-        other: how often it takes other words.
-        colours: what its colours are multiplied by, (3, 3); None for no change.
-        words: word -> the word that it writes instead.
-    """
+    """A client's own way."""
 
     level: float
     pitch: float
@@ -100,14 +142,7 @@ class _Style:
 
 @dataclass(frozen=True)
 class _Signals:
-    """What is told, and how well.
-
-    Attributes:
-        facts: number of facts that are asked.
-        clear: how often a modality is wrong about a fact that it tells well; a caption leaves the word out twice as
-            often, after which half of the guesses are wrong.
-        blurred: the same of the fact that it tells badly.
-    """
+    """What is told, and how well."""
 
     facts: int
     clear: float

@@ -31,8 +31,6 @@ from confed.data.seeding import generator
 from confed.data.time_series import Series
 from confed.registry import register_dataset
 
-__all__ = ["sensor_series"]
-
 _COLUMNS = ("id", "client", "split", "series", "text", "label")
 _ROLES = ("train", "validation", "test")
 _NAME = 200

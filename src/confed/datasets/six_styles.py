@@ -26,8 +26,6 @@ from confed.datasets.scenes.graph import NOUNS
 from confed.datasets.scenes.render import WHEEL, palette
 from confed.registry import register_dataset
 
-__all__ = ["COLOURED", "QUESTION", "STYLES", "coloured_objects", "plain_objects", "six_styles"]
-
 QUESTION = "what is it?"
 CHUNK = 128
 NAMED_TURN = 0.2
@@ -110,11 +108,6 @@ def plain_objects(count: int, seed: int, classes: Sequence[str] = NOUNS) -> tupl
 
     Raises ``ValueError``: an unknown class.
 
-    Args:
-        count: how many pictures, M.
-        seed: decides everything.
-        classes: what is drawn.
-
     Returns:
         Pictures, uint8 (M, 64, 64, 3), and each one's position in ``classes``, int64 (M,).
     """
@@ -126,17 +119,7 @@ def plain_objects(count: int, seed: int, classes: Sequence[str] = NOUNS) -> tupl
 def coloured_objects(
     nouns: np.ndarray, colours: np.ndarray, rng: np.random.Generator, style: str = "plain"
 ) -> np.ndarray:
-    """Single things of given colours, uint8, shape (M, 64, 64, 3).
-
-    Args:
-        nouns: positions in ``NOUNS``, (M,).
-        colours: positions in ``COLOURS``, (M,).
-        rng: the stream to draw from.
-        style: one of :data:`COLOURED`; "plain" is none of the six, as :func:`plain_objects` has it.
-
-    Raises:
-        ValueError: an unknown style, or one without colours.
-    """
+    """Single things of given colours, uint8, shape (M, 64, 64, 3)."""
     if style not in COLOURED:
         raise ValueError(f"style must be one of {', '.join(COLOURED)}, got {style!r}")
     pictures = np.empty((len(nouns), PICTURE, PICTURE, 3), dtype=np.uint8)
@@ -214,16 +197,7 @@ def _pose(
     turn: float = 15.0,
     wobble: float = 0.0,
 ) -> Layers:
-    """Things at random places, sizes and angles, half of them mirrored.
-
-    Args:
-        nouns: which, (N,).
-        rng: the stream to draw from.
-        size: least and largest size; at 1 a drawing is as large as the picture.
-        shift: furthest from the middle, in pixels.
-        turn: largest angle, in degrees.
-        wobble: how far points are displaced, in pixels (standard deviation of a smooth field).
-    """
+    """Things at random places, sizes and angles, half of them mirrored."""
 
     def draw(low: float, high: float) -> np.ndarray:
         return rng.uniform(low, high, (len(nouns), 1, 1)).astype(np.float32)
@@ -268,15 +242,7 @@ def _colours(
     muted: float = 0.0,
     named: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One colour each, float32 (N, 3), drawn towards its own grey by the share ``muted``.
-
-    Args:
-        number: how many.
-        rng: the stream to draw from.
-        turn: how far the colour wheel is turned at most, in colours; less where colours have to keep their names.
-        muted: the share.
-        named: which colours, (N,); random ones if they are not given.
-    """
+    """One colour each, float32 (N, 3), drawn towards its own grey by the share ``muted``."""
     wheel = palette(rng.uniform(-turn, turn, number) * (1.0 if named is None else NAMED_TURN / turn))
     drawn = rng.integers(len(WHEEL), size=number)
     colour = wheel[np.arange(number), drawn if named is None else named]

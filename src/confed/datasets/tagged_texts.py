@@ -24,8 +24,6 @@ from confed.data.seeding import generator
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, SCENES, Object, objects, sample
 from confed.registry import register_dataset
 
-__all__ = ["TAGS", "caption", "captions", "tagged_texts"]
-
 TAGS: tuple[str, ...] = (*NOUNS, *COLOURS)
 """The tags of built-in captions."""
 
@@ -152,13 +150,7 @@ def tagged_texts(
 
 
 def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:
-    """Captions of new scene graphs with their tags.
-
-    Args:
-        role: "train", "validation" or "test"; graphs of different roles differ whatever the seeds.
-        number: how many.
-        seed: decides everything.
-    """
+    """Captions of new scene graphs with their tags."""
     choose = generator(seed, "captions", role)
     uniform = np.full(len(COLOURS), 1 / len(COLOURS))
     streams = [
@@ -175,12 +167,7 @@ def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:
 
 
 def caption(graph: Sequence[Object], rng: np.random.Generator) -> str:
-    """A caption of a picture that mentions at least one thing.
-
-    Args:
-        graph: what stands in it.
-        rng: chooses things and words.
-    """
+    """A caption of a picture that mentions at least one thing."""
     mentioned = [thing for thing in graph if rng.random() < MENTIONED] or [graph[int(rng.integers(len(graph)))]]
     parts: list[str] = []
     for position in rng.permutation(len(mentioned)).tolist():

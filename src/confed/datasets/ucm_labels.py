@@ -18,8 +18,6 @@ from confed.data.ml_files.table import collect
 from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
 from confed.registry import register_dataset
 
-__all__ = ["ucm_labels"]
-
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
 

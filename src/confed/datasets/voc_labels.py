@@ -20,8 +20,6 @@ from confed.data.ml_files.voc import VOC_LABELS, voc_records
 from confed.data.picture_files import Check, NamedPictures
 from confed.registry import register_dataset
 
-__all__ = ["voc"]
-
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
 

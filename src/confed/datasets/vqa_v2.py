@@ -23,8 +23,6 @@ from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
 from confed.registry import register_dataset
 
-__all__ = ["vocabulary", "vqa_v2"]
-
 _FACTS = {
     "origin": "VQA v2 on the pictures of COCO; tested on val2014, as test2015 has no published answers",
     "licence": "questions and annotations: CC BY 4.0; each picture its own",
@@ -130,11 +128,7 @@ def _deal(count: int, partition: str, clients: int, rng: np.random.Generator) ->
 
 
 def vocabulary(records: Sequence[Record], least: int) -> tuple[str, ...]:
-    """The majority answers that occur at least so often, most frequent first, equals in alphabetical order.
-
-    Raises:
-        ValueError: fewer than two do.
-    """
+    """The majority answers that occur at least so often, most frequent first, equals in alphabetical order."""
     counts = Counter(record.answer for record in records if record.answer)
     kept = sorted((a for a, n in counts.items() if n >= least), key=lambda answer: (-counts[answer], answer))
     if len(kept) < 2:

@@ -11,8 +11,6 @@ from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe
 from confed.runs.dataset import load_dataset
 
-__all__ = ["CARD", "card_of_recipe", "merge_cards", "with_card", "write_card"]
-
 CARD = "card"
 """Registered name of data at other sites; also the key of ``[data]`` for a card in whose terms data are put."""
 
@@ -27,11 +25,7 @@ def card_of_recipe(recipe: Recipe) -> Card:
 
 
 def write_card(card: Card, out: Path) -> None:
-    """Write a card to a file.
-
-    Raises:
-        ValueError: there is a file already that says something else; runs may go on with it.
-    """
+    """Write a card to a file."""
     text = card.to_json().encode()
     if out.exists() and (not out.is_file() or out.read_bytes() != text):
         raise ValueError(f"{out} is there already, and no card is overwritten: give --out another name, or remove it")
@@ -47,11 +41,7 @@ def merge_cards(files: Sequence[Path]) -> Card:
 
 
 def with_card(recipe: Recipe, file: Path) -> Recipe:
-    """A recipe for a server without data: the card takes the place of the section ``[data]``.
-
-    Raises:
-        ValueError: the file is no card, or one of other data than the recipe's.
-    """
+    """A recipe for a server without data: the card takes the place of the section ``[data]``."""
     card, name = read_card(file), recipe.sections["data"]["name"]
     if name != card.data:
         raise ValueError(f"{file} is a card of the data {card.data!r}, and the recipe's are {name!r}")

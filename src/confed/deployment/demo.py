@@ -18,8 +18,6 @@ from confed.registry import GRANTS
 from confed.runs.build import prepare
 from confed.system.events import Note, Progress
 
-__all__ = ["Party", "demonstrate", "flare_parties", "free_port", "parties", "started"]
-
 Party = subprocess.Popen[bytes]
 
 
@@ -31,12 +29,7 @@ def free_port() -> int:
 
 
 def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
-    """Commands of a federation's server and sites, and the folder of each.
-
-    Args:
-        root: what :func:`confed.deployment.provision.provision` made.
-        port: the server's.
-    """
+    """Commands of a federation's server and sites, and the folder of each."""
     confed = [sys.executable, "-m", "confed.cli"]
     lead = [*confed, "server", "recipe.toml", "--state", "state", "--tls", ".", "--port", str(port)]
     commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
@@ -57,11 +50,7 @@ def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
 
 
 def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
-    """Commands of a FLARE federation's server and sites, whose kits know the port; see :func:`parties`.
-
-    Args:
-        root: what :func:`confed.deployment.flare.provision.provision_flare` made.
-    """
+    """Commands of a FLARE federation's server and sites, whose kits know the port; see :func:`parties`."""
     confed, flare = [sys.executable, "-m", "confed.cli"], ["recipe.toml", "--engine", "flare"]
     lead = [*confed, "server", *flare, "--state", "state", "--tls", "."]
     commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
@@ -103,22 +92,7 @@ def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict
 def demonstrate(
     recipe: Recipe, root: Path, sites: int, progress: Progress, engine: Literal["flower", "flare"] = "flower"
 ) -> dict[str, Any]:
-    """Demonstration of a federation of the first clients of a recipe's data, to the end of its run.
-
-    Args:
-        recipe: a single-run recipe.
-        root: a folder for everything.
-        sites: how many clients.
-        progress: called with every progress event.
-        engine: whose network carries the messages.
-
-    Returns:
-        The content of ``summary.json``.
-
-    Raises:
-        ValueError: the folder is not empty, the data have not as many clients, or a client cannot be a site's name.
-        RuntimeError: the server failed; the message has the end of what it said.
-    """
+    """Demonstration of a federation of the first clients of a recipe's data, to the end of its run."""
     setup, _ = prepare(recipe)
     names = tuple(setup.population.info(number).id for number in range(len(setup.population)))
     if not 1 <= sites <= len(names):

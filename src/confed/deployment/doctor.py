@@ -27,8 +27,6 @@ from confed.runs.build import prepare
 from confed.system.events import Note, Progress, ignore
 from confed.system.release import VERSION
 
-__all__ = ["Finding", "check_data", "check_server", "check_signature"]
-
 Mark = Literal["good", "mind", "bad"]
 LOOKED_AT = 2000
 """Pictures that are opened, spread over all of a client's, at most."""
@@ -43,7 +41,6 @@ class Finding:
     Attributes:
         what: the thing that was checked.
         mark: whether a run can go on with it: yes; yes, but mind it; no.
-        text: what was found.
         advice: what to do; empty where there is nothing to do.
     """
 
@@ -57,16 +54,7 @@ class Finding:
 
 
 def check_server(server: str, key: Path, ca: Path | None) -> list[Finding]:
-    """Check that this site can reach a server and is on its list.
-
-    Args:
-        server: ``HOST:PORT``.
-        key: this site's private key.
-        ca: the certificate that vouches for the server; None for a connection without TLS.
-
-    Raises:
-        ValueError: ``server`` is no host and port.
-    """
+    """Check that this site can reach a server and is on its list."""
     from confed.engines.flower.probe import reach
 
     host, _, number = server.rpartition(":")
@@ -177,18 +165,8 @@ def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding
 def check_signature(
     ca: Path, key: Path, site: str, recipe: str, card: Path | None, private: Path | None = None
 ) -> list[Finding]:
-    """Check of the coordinator's signature of the recipe, the card, and this site's key under its name.
-
-    Args:
-        ca: the certificate of the authority that this site trusts; the signed manifest lies beside it.
-        key: this site's private key.
-        site: which of the data's clients this is.
-        recipe: the recipe's file, or the name of a packaged one.
-        card: the card's file, if any.
-        private: the site's private folder, which knows the last manifest that was accepted; None for none yet.
-    """
-    from confed.deployment.manifest import check_site, verified
-    from confed.deployment.manifest_serial import check_serial
+    """Check of the coordinator's signature of the recipe, the card, and this site's key under its name."""
+    from confed.deployment.manifest import check_serial, check_site, verified
     from confed.engines.flower.supernode import public_of, read_key
 
     try:
@@ -210,15 +188,7 @@ def check_signature(
 def check_data(
     source: str | Path, site: str, private: Path, data: Sequence[str] = (), progress: Progress = ignore
 ) -> list[Finding]:
-    """Check of the data that a recipe needs: the site's examples, their pictures and answers, and disk space.
-
-    Args:
-        source: the recipe.
-        site: which of the data's clients this is.
-        private: the folder for what stays here.
-        data: ``key=value`` for the recipe's section ``[data]``.
-        progress: called with every progress event.
-    """
+    """Check of the data that a recipe needs: the site's examples, their pictures and answers, and disk space."""
     progress(Note("reading the data"))
     try:
         setup, run_data = prepare(site_recipe(source, data))

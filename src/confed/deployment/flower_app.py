@@ -18,8 +18,6 @@ from confed.engines.remote.sites import Timeouts
 from confed.report.report import write_report
 from confed.system.folder_lock import exclusive
 
-__all__ = ["apps"]
-
 
 def _path(config: Mapping[str, object], key: str) -> Path | None:
     return Path(str(config[key])) if key in config else None
@@ -35,9 +33,6 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
     ``evaluations`` (which ones it answers, see :func:`confed.deployment.site.open_site`), ``epsilon`` (what its updates
     may cost), ``key`` and ``members`` (a private key and the list of all sites' public keys, which sign secure
     aggregation), and ``data-KEY`` for keys of the recipe's section ``[data]``.
-
-    Args:
-        recipe: a single-run recipe's file.
     """
     opened: dict[str, Site] = {}
 

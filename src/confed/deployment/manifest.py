@@ -4,6 +4,11 @@ The coordinator signs it with the key of the authority that the sites trust (``c
 ``startup/rootCA.pem``), and every site checks it before it takes part, so that no party on the way can give it another
 recipe or other members. Beside ``federation.json`` lies ``federation.json.sig``, in base64 the signature of a fixed
 heading and of the file's bytes: ECDSA with SHA-384 by a key on P-384, or RSA-PSS with SHA-384 by FLARE's.
+
+A signature does not age: without a serial number anybody on the way could hand a site a manifest, recipe and list of
+sites that the coordinator signed long ago. The coordinator counts signatures up, and a site keeps, in its private
+folder, the highest serial number of each authority with the digest of that manifest. A new private folder has no such
+memory, so its first manifest is taken as it is.
 """
 
 import base64
@@ -16,8 +21,6 @@ from typing import Any
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.reading import read_bounded
-
-__all__ = ["MANIFEST", "SIGNATURE", "Manifest", "check_site", "digest_of", "public_half", "sign", "verified"]
 
 MANIFEST = "federation.json"
 SIGNATURE = f"{MANIFEST}.sig"
@@ -37,7 +40,7 @@ class Manifest:
         card: of the card's file; empty where there is none.
         wheel: the wheel file to install -> its SHA-256; empty where the coordinator handed out none.
         serial: number of the manifest, from 1; higher for each new one, so that sites can refuse an older one
-            (:mod:`confed.deployment.manifest_serial`).
+            (:mod:`confed.deployment.manifest`).
     """
 
     sites: Mapping[str, str]
@@ -168,3 +171,61 @@ def _read(path: Path, data: bytes) -> Manifest:
     if form not in (1, FORMAT) or not sound:
         raise ValueError(f"{path} must be a manifest of format {FORMAT}; was it made by another version of confed?")
     return manifest
+
+
+# Serial numbers of manifests ----------------------------------------------------------------------------------
+
+ACCEPTED = "manifests.json"
+"""File in a site's private folder: SHA-256 of the authority's certificate -> ``serial`` and ``digest``."""
+
+
+def check_serial(private: Path, authority: bytes, manifest: Manifest) -> None:
+    """Check that a manifest is not older than the last one that a site accepted."""
+    known = _manifest_serial_read(private / ACCEPTED).get(_name(authority))
+    if known is None or manifest.serial > known[0]:
+        return
+    if manifest.serial < known[0]:
+        raise ValueError(
+            f"{MANIFEST} has the serial number {manifest.serial}, and this site has accepted {known[0]}: it is an "
+            "older one; ask the coordinator for the newest, or, if that is the newest, for one with a higher number "
+            "(`confed federation sign --serial`)"
+        )
+    if _digest(manifest) != known[1]:
+        raise ValueError(
+            f"{MANIFEST} differs from the one with the same serial number {known[0]} that this site has accepted; ask "
+            "the coordinator which holds, and for one with a higher number (`confed federation sign --serial`)"
+        )
+
+
+def accept(private: Path, authority: bytes, manifest: Manifest) -> None:
+    """:func:`check_serial`, and storage of the serial number in the private folder, which is made if it is missing."""
+    check_serial(private, authority, manifest)
+    path, name = private / ACCEPTED, _name(authority)
+    known, newest = _manifest_serial_read(path), (manifest.serial, _digest(manifest))
+    if known.get(name) == newest:
+        return
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = {key: {"serial": serial, "digest": digest} for key, (serial, digest) in {**known, name: newest}.items()}
+    write_atomically(path, json.dumps(content, indent=1).encode())
+
+
+def _name(authority: bytes) -> str:
+    return hashlib.sha256(authority).hexdigest()
+
+
+def _digest(manifest: Manifest) -> str:
+    return hashlib.sha256(manifest.to_bytes()).hexdigest()
+
+
+def _manifest_serial_read(path: Path) -> dict[str, tuple[int, str]]:
+    """What was accepted; nothing where there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        found = {str(name): (entry["serial"], entry["digest"]) for name, entry in content.items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} must hold serial numbers of manifests as JSON: {error!r}") from error
+    if not all(type(serial) is int and isinstance(digest, str) for serial, digest in found.values()):
+        raise ValueError(f"{path} must hold a whole number and a digest for each authority")
+    return found

@@ -28,21 +28,6 @@ from confed.recipes.recipe import Recipe
 from confed.runs.build import load_data
 from confed.system.release import VERSION
 
-__all__ = [
-    "AUTHORITY",
-    "SITES",
-    "Federation",
-    "hand_out",
-    "key_of_authority",
-    "make_key",
-    "names_of_data",
-    "provision",
-    "read_sites",
-    "sign_again",
-    "write_from_template",
-    "write_sites",
-]  # fmt: skip
-
 AUTHORITY = "authority"
 """Folder of the authority's private key, beside those of the parties; the coordinator keeps it offline."""
 SITES = "sites.json"
@@ -56,7 +41,6 @@ class Federation:
     Attributes:
         sites: names of the clients, one site each.
         host: how sites reach the server: a name or an address.
-        port: and its port.
         recipe: the resolved recipe, TOML.
         days: how long certificates are good.
         card: a card of the data (:mod:`confed.deployment.data_card`), handed to all; None for none.
@@ -150,18 +134,6 @@ def sign_again(server: Path, private: Path, card: Path | None = None, serial: in
     """New signature of a server's folder after a change: another recipe, card or key of a site, a site more or less.
 
     Sites' folders that are still beside the server's get all that changed: manifest, recipe, card, list of sites.
-
-    Args:
-        server: the server's folder.
-        private: the file of the authority's private key, or of FLARE's ``provision/cert.json`` that holds it.
-        card: a card that is new; None for the one that was signed before, if any.
-        serial: number of the new manifest; None for one more than that of the last.
-
-    Returns:
-        The folders that have the new manifest: the server's, and those of sites that are still beside it.
-
-    Raises:
-        ValueError: a file is missing or faulty, or the serial number is not above the last.
     """
     anchor = next((path for path in (server / "ca.crt", server / "startup" / "rootCA.pem") if path.is_file()), None)
     if anchor is None:

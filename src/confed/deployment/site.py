@@ -21,27 +21,13 @@ from confed.runs.build import check_device, prepare
 from confed.runs.grants import check_grants
 from confed.system.events import Note, Progress, ignore
 
-__all__ = [
-    "open_site", "signatures_by_kit", "signatures_by_list", "signer_by_kit", "signer_by_list", "site_recipe",
-]  # fmt: skip
-
 ASK_FOR_IT = "`confed server --deliver` hands the final model of a finished run to late sites"
 
 
 def site_recipe(
     source: str | Path, data: Sequence[str] = (), device: str | None = None, *, handed_out: bool = False
 ) -> Recipe:
-    """The federation's recipe with the settings of this site.
-
-    Args:
-        source: the recipe's file, or the name of a packaged one.
-        data: ``key=value`` for the section ``[data]``, such as where the examples lie.
-        device: where to compute; the recipe's by default.
-        handed_out: whether it is the coordinator's as it came, which gets no more than what was granted here.
-
-    Raises:
-        ValueError: the recipe or a key is faulty, or it asks for more than its folder and was not granted that.
-    """
+    """The federation's recipe with the settings of this site."""
     overrides = [f"data.{given}" for given in data]
     if device is not None:
         overrides.append(f"run.device={device}")
@@ -56,21 +42,7 @@ def site_recipe(
 def signer_by_list(
     recipe: Recipe, site: str, key: Path, members: Path | None, signed: Mapping[str, str] | None = None
 ) -> Signer | None:
-    """Signer for secure aggregation by the sites' keys and the coordinator's list of them.
-
-    Args:
-        recipe: the federation's.
-        site: who this is.
-        key: the file with this site's private key.
-        members: the list of sites and public keys; None for ``signed``, or else ``sites.json`` beside the key.
-        signed: sites and public keys as the coordinator signed them.
-
-    Returns:
-        None where the recipe has no secure aggregation.
-
-    Raises:
-        ValueError: it has, and there is no list, or one with another key for this site.
-    """
+    """Signer for secure aggregation by the sites' keys and the coordinator's list of them."""
     if recipe.construct("algorithm").secure_sum is None:
         return None
     from confed.engines.flower.supernode import read_key
@@ -92,19 +64,7 @@ def signer_by_list(
 
 
 def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
-    """Signer for secure aggregation by FLARE's certificates, which the federation's authority vouches for.
-
-    Args:
-        recipe: the federation's.
-        kit: this site's FLARE workspace; ``sites.json`` in it says what FLARE calls the site of each client, and where
-            there is none every site is called as its client. Where there is a signed manifest, both must agree.
-
-    Returns:
-        None where the recipe has no secure aggregation.
-
-    Raises:
-        ValueError: it has, and the kit has no keys, or ``sites.json`` differs from what the coordinator signed.
-    """
+    """Signer for secure aggregation by FLARE's certificates, which the federation's authority vouches for."""
     if recipe.construct("algorithm").secure_sum is None:
         return None
     listed = read_sites(kit / SITES) if (kit / SITES).is_file() else {}
@@ -121,23 +81,12 @@ def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
 
 
 def signatures_by_list(recipe: Recipe, listed: Mapping[str, str]) -> SignatureCheck | None:
-    """A server's check of the signatures in secure aggregation, by the coordinator's list; None without a sum.
-
-    Args:
-        recipe: the federation's.
-        listed: site -> its public key in OpenSSH's format.
-    """
+    """A server's check of the signatures in secure aggregation, by the coordinator's list; None without a sum."""
     return None if recipe.construct("algorithm").secure_sum is None else PublicKeys(listed)
 
 
 def signatures_by_kit(recipe: Recipe, kit: Path, names: Mapping[str, str]) -> SignatureCheck | None:
-    """A server's check of the signatures in secure aggregation, by FLARE's certificates; None without a sum.
-
-    Args:
-        recipe: the federation's.
-        kit: the server's FLARE workspace.
-        names: client -> FLARE's name of its site.
-    """
+    """A server's check of the signatures in secure aggregation, by FLARE's certificates; None without a sum."""
     return None if recipe.construct("algorithm").secure_sum is None else Authority(kit / "startup", names)
 
 
@@ -152,23 +101,7 @@ def open_site(
     signer: Signer | None = None,
     over: Callable[[], None] = lambda: None,
 ) -> Site:
-    """Client end of a federation, ready to answer requests.
-
-    Args:
-        recipe: the federation's, with this site's data.
-        client: which of the data's clients this site is.
-        private: the folder for what must not leave this machine.
-        progress: called with every progress event.
-        limit: epsilon that this site's updates may cost in all; None for no limit.
-        evaluations: which evaluations are answered, as :meth:`confed.privacy.evaluation_policy.EvaluationPolicy.parse`
-            reads it; kept in the folder, and None for what is kept there.
-        signer: see :class:`confed.engines.remote.client.Site`.
-        over: called when the server says that the run is over.
-
-    Raises:
-        ValueError: faulty recipe or data, no such client, one without training examples, a limit where clients add
-            no noise, or a policy for evaluations that is none.
-    """
+    """Client end of a federation, ready to answer requests."""
     torch.set_num_threads(recipe.run.threads)
     check_device(recipe, alone=True)
     setup, run_data = prepare(recipe)

@@ -1,7 +1,7 @@
 """Run folder of a site after a federation: the final global model and the site's own, ready to use.
 
 ``private/run`` holds ``recipe.toml`` (with this site's data), ``models/global``, ``models/personal/<site>`` and a
-``summary.json`` without results, so that :mod:`confed.inference.predict` and :mod:`confed.inference.export` take it as
+``summary.json`` without results, so that :mod:`confed.inference.ask` and :mod:`confed.inference.export` take it as
 any other run's.
 """
 
@@ -18,8 +18,6 @@ from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder
 from confed.runs.summary import versions
 
-__all__ = ["KEPT", "site_of", "write_site_run"]
-
 KEPT = "run"
 """The run folder's name in a site's private folder."""
 
@@ -30,17 +28,6 @@ def write_site_run(
     """Write the run folder of a site; it appears only when it is complete.
 
     An earlier one of the same recipe is replaced, and one of another recipe set aside as ``run-2``, ``run-3`` ...
-
-    Args:
-        private: the site's private folder.
-        recipe: the federation's, with this site's data.
-        setup: what the recipe describes.
-        client: who this site is.
-        shared: the final values of what the client receives.
-        state: what the client keeps.
-
-    Returns:
-        The folder.
     """
     target, unfinished = private / KEPT, private / f"{KEPT}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -88,11 +75,7 @@ def _make_room(target: Path, recipe: bytes) -> None:
 
 
 def site_of(private: Path) -> tuple[Path, str] | None:
-    """The run folder in a site's private folder, and the site's name; None where this is no such folder.
-
-    Raises:
-        ValueError: a site's private folder whose federation is not over.
-    """
+    """The run folder in a site's private folder, and the site's name; None where this is no such folder."""
     if not private.is_dir() or (private / "recipe.toml").is_file():
         return None
     summary = private / KEPT / "summary.json"

@@ -21,8 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from confed.engines.participation import Participation
-from confed.engines.population import Population
+from confed.engines.participation import Participation, Population
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.equivalence import unbuffered_hook
@@ -31,11 +30,6 @@ from confed.federation.params import Params, is_change
 from confed.federation.randomness import derive
 from confed.federation.state import ServerState
 from confed.federation.update_privacy import STATISTICS
-
-__all__ = [
-    "Arrival", "Arrivals", "Buffered", "BufferedRound", "Delays", "UpdateSource", "begun_call", "check_buffered",
-    "unsupported_reason", "without_earlier",
-]  # fmt: skip
 
 Delays = Literal["half-normal", "exponential", "examples", "equal"]
 
@@ -80,18 +74,7 @@ def unsupported_reason(algorithm: Algorithm) -> str:
 def check_buffered(
     settings: Buffered, algorithm: Algorithm, participation: Participation, clients: int, concurrency: int
 ) -> None:
-    """Check that a method and a federation can have asynchronous rounds.
-
-    Args:
-        settings: of the asynchronous rounds.
-        algorithm: the method.
-        participation: clients that join late or leave early.
-        clients: number of clients.
-        concurrency: M, number of clients that train at any time.
-
-    Raises:
-        ValueError: they cannot; names the setting.
-    """
+    """Check that a method and a federation can have asynchronous rounds."""
     if reason := unsupported_reason(algorithm):
         raise ValueError(f"run.buffer must be 0 for {algorithm.title}, got {settings.size}: {reason}")
     if participation.joins or participation.leaves:
@@ -148,18 +131,7 @@ class UpdateSource(Protocol):
 
 
 class Arrivals:
-    """Updates in the order in which they arrive, round by round: a discrete-event simulation without any training.
-
-    Args:
-        settings: of the asynchronous rounds.
-        population: the clients.
-        concurrency: M, clients that train at any time; fewer where all others wait in the buffer.
-        seed: the run's.
-
-    Attributes:
-        settings: as given.
-        concurrency: as given.
-    """
+    """Updates in the order in which they arrive, round by round: a discrete-event simulation without any training."""
 
     def __init__(self, settings: Buffered, population: Population, concurrency: int, seed: int) -> None:
         self.settings, self.concurrency, self._population = settings, concurrency, population
@@ -176,11 +148,7 @@ class Arrivals:
         """Nothing: whoever begins is known beforehand."""
 
     def __getitem__(self, round: int) -> tuple[Arrival, ...]:
-        """The updates of the step that ends a round, in the order of the clients' numbers.
-
-        Args:
-            round: number of finished rounds.
-        """
+        """The updates of the step that ends a round, in the order of the clients' numbers."""
         while len(self._rounds) <= round:
             self._advance()
         return self._rounds[round]
@@ -239,14 +207,6 @@ class BufferedRound:
 
     Models that clients in training began with are kept among the server's slots, so that checkpoints hold them; the
     method does not see them.
-
-    Args:
-        algorithm: the method.
-        arrivals: which updates end which round.
-        population: the clients.
-        server: the server's state, with the earlier ones among its slots.
-        round: number of finished rounds.
-        rounds: number of rounds in the run.
 
     Attributes:
         server: its state as the method knows it.
@@ -313,13 +273,7 @@ class BufferedRound:
 
 
 def begun_call(algorithm: Algorithm, server: ServerState, client: ClientInfo) -> Call:
-    """What a server in a certain state asks a client for.
-
-    Args:
-        algorithm: the method.
-        server: its state as the method knows it.
-        client: who begins.
-    """
+    """What a server in a certain state asks a client for."""
     flow = algorithm.round(server, [client])
     (begun,) = next(flow)
     flow.close()

@@ -14,18 +14,11 @@ from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import ClientState, Store
 from confed.federation.wire import decode, decode_state, encode, encode_state
 
-__all__ = ["Answer", "Encoded", "answer_bytes", "call_head", "join", "read_answer", "split"]
-
 T = TypeVar("T")
 
 
 def call_head(call: Call, round: int) -> bytes:
-    """Everything of a call but its message, as JSON.
-
-    Args:
-        call: client, action and message.
-        round: number of finished rounds.
-    """
+    """Everything of a call but its message, as JSON."""
     expects = call.expects
     head = {
         "session": call.session,
@@ -45,19 +38,7 @@ def call_head(call: Call, round: int) -> bytes:
 def answer_bytes(
     setup: Setup, workspace: Workspace, head: bytes, message: bytes, state: bytes
 ) -> tuple[bytes, bytes, bytes]:
-    """One reply, from bytes to bytes.
-
-    Args:
-        setup: the run.
-        workspace: this process's model.
-        head: what :func:`call_head` made.
-        message: the call's message, encoded.
-        state: the client's state, encoded.
-
-    Returns:
-        A head that :func:`read_answer` reads, the reply's message, and the client's new state, empty if it has not
-        changed.
-    """
+    """One reply, from bytes to bytes."""
     told: dict[str, Any] = json.loads(head)
     info = ClientInfo(told["id"], told["num_examples"], tuple(told["modalities"]), told["head"])
     expects = None
@@ -80,7 +61,6 @@ class Answer:
     """A reply that was read.
 
     Attributes:
-        reply: the reply.
         span: start and end of the work, in readings of the clock of the process that did it.
     """
 
@@ -89,13 +69,7 @@ class Answer:
 
 
 def read_answer(call: Call, parts: Sequence[bytes], store: Store) -> Answer:
-    """A reply from its bytes; the client's new state, if it has one, is saved.
-
-    Args:
-        call: which it answers.
-        parts: the three that :func:`answer_bytes` returned.
-        store: the clients' states.
-    """
+    """A reply from its bytes; the client's new state, if it has one, is saved."""
     head = json.loads(parts[0])
     if head["saved"]:
         store.save(call.client.id, decode_state(parts[2]))
@@ -107,9 +81,6 @@ class Encoded(Generic[T]):
     """Bytes of the messages of calls that were asked for together; equal ones that follow each other are encoded once.
 
     Most servers send all clients the same tensors. Those live as long as the calls, so that their ids tell them apart.
-
-    Args:
-        keep: what is kept of the bytes, and returned.
     """
 
     def __init__(self, keep: Callable[[bytes], T]) -> None:

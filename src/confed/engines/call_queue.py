@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from confed.federation.messages import Call
 
-__all__ = ["CallQueue", "Homes"]
-
 
 @dataclass
 class Homes:
@@ -34,12 +32,7 @@ class Homes:
 class CallQueue:
     """Calls that a flow asked for together, by their positions, and which process may take which.
 
-    Args:
-        calls: the calls in the order of their replies.
-        homes: where sessions are.
-
     Attributes:
-        calls: the same calls.
         running: number of a process -> the position of its call.
         done: positions whose replies have come and were not handed on yet.
     """
@@ -68,12 +61,7 @@ class CallQueue:
         return [self.calls[position] for position in reversed(self._waiting)]
 
     def take(self, number: int, numbers: Collection[int]) -> int | None:
-        """The position of the next call for a process, which is running then; None if there is none for it now.
-
-        Args:
-            number: the process, which must be free.
-            numbers: all processes.
-        """
+        """The position of the next call for a process, which is running then; None if there is none for it now."""
         place = self._next(number, numbers)
         if place is None:
             return None

@@ -2,18 +2,9 @@
 
 import torch
 
-__all__ = ["check_compiler"]
-
 
 def check_compiler(device: str) -> None:
-    """Compilation of a small function, called once.
-
-    Args:
-        device: where the run computes.
-
-    Raises:
-        ValueError: nothing can be compiled there, for instance without a C++ compiler or Triton.
-    """
+    """Compilation of a small function, called once."""
     doubled = torch.compile(lambda x: 2 * x)
     try:
         doubled(torch.ones(2, device=device))

@@ -7,17 +7,9 @@ import torch
 from confed.engines.perform import Setup, Workspace
 from confed.federation.device_tables import DeviceCounts, DeviceTables
 
-__all__ = ["added_up", "counts_of", "keep_data"]
-
 
 def keep_data(setup: Setup, workspace: Workspace, processes: int = 1) -> None:
-    """Has a process's clients read their examples from the device from now on, where there is another than the CPU.
-
-    Args:
-        setup: the run.
-        workspace: the process's model, on its device.
-        processes: among how many the budget is divided.
-    """
+    """Has a process's clients read their examples from the device from now on, where there is another than the CPU."""
     device = torch.device(workspace.device)
     if setup.device_data and device.type != "cpu":
         workspace.examples = DeviceTables(device, setup.device_data // processes)

@@ -15,8 +15,6 @@ from confed.federation.messages import Call, Reply
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import Store
 
-__all__ = ["Closable", "Executor", "InProcess"]
-
 
 class Executor(Protocol):
     """Computes replies to calls, in their order; processes or machines may do it ahead of time.

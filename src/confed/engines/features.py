@@ -14,29 +14,17 @@ import torch
 from torch import nn
 
 from confed.engines.perform import Setup, Workspace
-from confed.engines.ray.fingerprint import fingerprint
-from confed.federation.feature_files import FeatureFiles
-from confed.federation.feature_store import FeatureStore
+from confed.engines.ray.speed import fingerprint
+from confed.federation.feature_store import FeatureFiles, FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
 from confed.federation.stages import Staged, frozen_stages, staged_part
-
-__all__ = ["WRITTEN_AFTER", "added", "attach", "keep_features"]
 
 WRITTEN_AFTER = 1.0
 """Seconds of computing after which features are written to files; what takes less is computed again."""
 
 
 def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> FrozenFeatures | FeatureCounts:
-    """Keeps features of the frozen layers of a process's model from now on.
-
-    Args:
-        setup: the run.
-        workspace: the process's model.
-        processes: among how many the memory is divided.
-
-    Returns:
-        What keeps them, or counts that say why nothing does.
-    """
+    """Keeps features of the frozen layers of a process's model from now on."""
     settings = setup.features
     if settings is None:
         return FeatureCounts(reason="run.features is 'off'")
@@ -65,15 +53,7 @@ def attach(
     files: Callable[[FrozenFeatures], FeatureFiles | None] = lambda _: None,
     tolerance: float = 0.0,
 ) -> FrozenFeatures | str:
-    """Keeps what a model's frozen stages make from now on, or says why that is not done.
-
-    Args:
-        model: the model; a part of it may be what has stages.
-        frozen: names of its tensors that nothing changes.
-        memory: bytes for what is kept.
-        files: makes the files of a cache.
-        tolerance: see :class:`FrozenFeatures`.
-    """
+    """Keeps what a model's frozen stages make from now on, or says why that is not done."""
     found = staged_part(model)
     if found is None:
         return f"{type(model).__name__} does not say which stages its pass has"

@@ -1,23 +1,252 @@
 """Simulator: the loop over rounds, with all clients on this machine."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from confed.engines.buffered import BufferedRound
-from confed.engines.executor import Executor, InProcess
-from confed.engines.participation import Participation
+from torch import Tensor
+
+from confed.engines.buffered import Arrivals, Buffered, BufferedRound, UpdateSource, check_buffered
+from confed.engines.executor import Closable, Executor, InProcess
+from confed.engines.membership import MOST, Membership
+from confed.engines.participation import Members, Participation, Population
 from confed.engines.perform import Setup, Workspace, perform
-from confed.engines.population import Members, Population
-from confed.engines.simulation import Simulation, check_finite
 from confed.engines.timeline import SPANS, Span, Timeline
-from confed.engines.traffic import Ledger, Traffic
+from confed.engines.usage import Ledger, Traffic
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Exchange, Flow, drive
-from confed.federation.state import ServerState
-from confed.privacy.protections import protect
+from confed.federation.client_info import ClientInfo
+from confed.federation.equivalence import evaluates_one_by_one
+from confed.federation.evaluation import read_counts, read_tallies
+from confed.federation.messages import Call, Exchange, Flow, Message, Reply, drive
+from confed.federation.ownership import unowned
+from confed.federation.params import Scalar, Scope, layout, pick, widest
+from confed.federation.state import ServerState, Store
+from confed.privacy.protections import first_non_finite, protect
+
+# Federation on this machine: exchanges ------------------------------------------------------------------------
+
+Tallies = Mapping[str, tuple[float, float]]
+
+
+class Simulation(Membership, AbstractContextManager["Simulation"]):
+    """A federation on this machine: a setup, somewhere to keep client states, and who answers calls.
+
+    Attributes:
+        arrivals: of asynchronous rounds: which updates end which round; None where rounds are synchronous.
+        unanswered: clients that were left out of the last evaluation, and why.
+        attempt: drives a part of a round; by default once, so that a method's own errors are seen as they are.
+        check: called with a server's name and state before they are kept; raises where no run can go on from them.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        store: Store,
+        executor: "InProcess | Executor | None" = None,
+        cohort: int | Callable[[int], int] | None = None,
+        participation: Participation | None = None,
+        by_size: bool = False,
+        lenient: bool = False,
+        buffered: Buffered | None = None,
+    ) -> None:
+        super().__init__(setup, cohort, participation, by_size)
+        self.arrivals: UpdateSource | None = None
+        if buffered is not None:
+            concurrency = self.cohort(len(setup.population))
+            check_buffered(buffered, setup.algorithm, self.participation, len(setup.population), concurrency)
+            self.arrivals = Arrivals(buffered, setup.population, concurrency, setup.seed)
+        self.store, self.lenient = store, lenient
+        self.unanswered = dict[str, str]()
+        # What personal models scored, until their clients are asked for anything else.
+        self._personal = dict[str, dict[tuple[str, int], tuple[Tallies, Mapping[str, Tensor]]]]()
+        self.attempt: Callable[[Callable[[], Any]], Any] = lambda part: part()
+        self.check: Callable[[str, ServerState], None] = check_finite
+        self.answered: Callable[[int, int, int], None] = lambda round, replies, calls: None
+        self.executor = InProcess(setup) if executor is None else executor
+
+    def __exit__(self, *exception: object) -> None:
+        if isinstance(self.executor, Closable):
+            self.executor.close()
+
+    def start(self, workspace: Workspace) -> dict[str, ServerState]:
+        """Every server's state before the first round."""
+        # Distinct rules only.
+        layouts = {
+            id(scopes): scopes for scopes in (workspace.scopes(self.setup.algorithm, c) for c in self.clients(MOST))
+        }
+        scopes = widest(layouts.values())
+        return self.setup.algorithm.init({n: t.cpu() for n, t in workspace.initial.items()}, scopes)
+
+    def sample(self, round: int) -> tuple[int, list[ClientInfo]]:
+        """How many clients belong to the federation in a round, and whose updates end it."""
+        if self.arrivals is None:
+            return super().sample(round)
+        population = self.setup.population
+        return len(population), [population.info(arrival.client) for arrival in self.arrivals[round]]
+
+    def offer(self, servers: Mapping[str, ServerState], round: int) -> None:
+        """Tells clients of asynchronous rounds the model that they begin with."""
+        if self.arrivals is not None:
+            known = {"clients": len(self.setup.population), "examples": self.examples(round)}
+            (server,) = servers.values()
+            self.arrivals.offer(round, replace(server, **known, rounds=self.setup.rounds, local=self.setup.local))
+
+    def exchange(
+        self,
+        round: int,
+        ledger: Ledger,
+        errors: dict[str, str],
+        losses: dict[str, float],
+        server: str = "main",
+        timeline: Timeline | None = None,
+    ) -> Exchange:
+        """An exchange that also records calls, bytes, losses and errors."""
+        timeline = Timeline(0) if timeline is None else timeline
+
+        def ask(calls: Sequence[Call]) -> Iterator[Reply]:
+            for call in calls:
+                self._personal.pop(call.client.id, None)
+            # Asked for before the flow reads a reply, so that processes are at work while it does other things.
+            answers = self.executor(calls, self.store, round)
+            return book(calls, answers, time.perf_counter())
+
+        def book(calls: Sequence[Call], answers: Iterator[Reply], asked: float) -> Iterator[Reply]:
+            if calls and calls[0].session:  # what the server does before it reads the first reply
+                timeline.add(server, calls[0].action, asked, time.perf_counter())
+            failed = 0
+            for number, (call, reply) in enumerate(zip(calls, answers, strict=True), 1):
+                ledger.count(call, reply)
+                self.answered(round, number, len(calls))
+                if reply.error is not None:
+                    failed += 1
+                    errors.setdefault(call.client.id, reply.error)  # what follows from it is no news
+                elif "loss" in reply.message.scalars:
+                    losses[call.client.id] = float(reply.message.scalars["loss"])
+                with timeline.span(server, call.action):
+                    yield reply
+            if calls and failed == len(calls) and not calls[0].session:
+                first = next(iter(errors.items()))
+                raise RuntimeError(f"every client failed in round {round + 1}; {first[0]}: {first[1]}")
+
+        return ask
+
+    def evaluate(
+        self,
+        servers: Mapping[str, ServerState],
+        round: int,
+        *,
+        split: str,
+        limit: int = 0,
+        most: int | None = 100,
+        among: Container[str] | None = None,
+        counted: Callable[[str, str, Mapping[str, Tensor]], None] | None = None,
+    ) -> dict[str, dict[str, Tallies]]:
+        """Global and personal models on the present clients' examples, and the global one in unseen places.
+
+        In the simulator a personal model whose client was asked for nothing since is not evaluated again.
+        """
+        algorithm = self.setup.algorithm
+        infos = [info for info in self.present(round, most) if among is None or info.id in among]
+        if algorithm.global_model == "alone":  # else an unseen place would lack a part
+            infos += [self.observer(name) for name in self.setup.observers]
+        # Methods that evaluate in their own way may show a personal model what others have learned.
+        alone = not self.lenient and not evaluates_one_by_one(algorithm)
+        key = split, limit
+        scalars: dict[str, Scalar] = {"split": split, "limit": limit}
+        known = {c.id: own[key] for c in infos if key in (own := self._personal.get(c.id, {}))}
+        if self._at_once:
+            scalars["at_once"] = True
+        calls = [
+            Call(
+                c,
+                "evaluate",
+                Message(self.shared(servers, c), scalars | ({"personal": False} if c.id in known else {})),
+            )
+            for c in infos
+        ]
+        result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}
+        self.unanswered = {}
+        for call, reply in zip(calls, self.executor(calls, self.store, round), strict=True):
+            if reply.error is not None:
+                if self.lenient:
+                    self.unanswered[call.client.id] = reply.error
+                    continue
+                raise RuntimeError(f"evaluation on {call.client.id!r} failed: {reply.error}")
+            name, (scored, told) = call.client.id, (reply.message.scalars, reply.message.tensors)
+            views: dict[str, tuple[Tallies, Mapping[str, Tensor]]] = {
+                view: (read_tallies(scored, view), read_counts(told, view)) for view in ("global", "personal")
+            }
+            views["personal"] = known.get(name, views["personal"])
+            if alone and name not in self.setup.observers:
+                self._personal.setdefault(name, {})[key] = views["personal"]
+            for view, (tallies, counts) in views.items():
+                if tallies:
+                    place = "unseen" if name in self.setup.observers else view
+                    result[place][name] = tallies
+                    if counted is not None and counts:
+                        counted(place, name, counts)
+        return result
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether own models are evaluated at once: where all clients take part in every round.
+
+        Stacked models round by their number, and a process that goes on with a run does not know what own models of
+        clients that were in no cohort since scored: it evaluates them again.
+        """
+        population = len(self.setup.population)
+        return self.setup.batch_clients > 1 and self.arrivals is None and self.cohort(population) >= population
+
+    def shared(self, servers: Mapping[str, ServerState], client: ClientInfo) -> Mapping[str, Tensor]:
+        """The shared tensors a client would receive, and those that servers keep to themselves, from all servers."""
+        tensors: dict[str, Tensor] = {}
+        for server in servers.values():
+            tensors.update(self.setup.algorithm.broadcast(server, client).tensors)
+        # Tensors of a server only are added: only the simulator may evaluate a model whose parts no party has together.
+        for server in servers.values():
+            foreign = unowned(server.params, client.modalities)
+            scopes = layout(server.params, self.setup.algorithm.rules(client), frozen=foreign, partial=True)
+            tensors.update(pick(server.params, scopes, Scope.SERVER))
+        return tensors
+
+    def examine(
+        self, jobs: Sequence[tuple[str, Mapping[str, Tensor], Mapping[str, Scalar]]], round: int
+    ) -> Iterator[Message]:
+        """Given models on given places' test examples, example by example; for analysis.
+
+        Examples that are shown in the same way to few of these models are not kept for later
+        (:mod:`confed.federation.frozen_features`).
+        """
+        passes = Counter((place, frozenset(how.items())) for place, _, how in jobs)
+        calls = [
+            Call(
+                ClientInfo(place, 0),
+                "examine",
+                Message(tensors, {**how, "passes": passes[place, frozenset(how.items())]}),
+            )
+            for place, tensors, how in jobs
+        ]
+        for reply in self.executor(calls, self.store, round):
+            if reply.error is not None:
+                raise RuntimeError(f"evaluation on {reply.client.id!r} failed: {reply.error}")
+            yield reply.message
+
+
+def check_finite(name: str, server: ServerState) -> None:
+    """Check that a server's state is finite before it is kept: from any other no run can go on."""
+    for group, tensors in {"parameters": server.params, **server.slots}.items():
+        if (lost := first_non_finite(tensors)) is not None:
+            raise RuntimeError(
+                f"server {name!r}: {lost!r} of its {group} holds a NaN or an infinity after round {server.round}; the "
+                "last checkpoint is sound"
+            )
+
+
+# Simulator: the loop over rounds, with all clients on this machine --------------------------------------------
 
 __all__ = [
     "Executor",
@@ -45,7 +274,6 @@ class RoundRecord:
         round: its number, from 1.
         servers: every server's state after it.
         losses: client -> mean training loss.
-        errors: client -> error.
         bytes_up: client -> bytes it sent.
         bytes_down: client -> bytes it received.
         seconds: wall-clock time of the round without evaluation.

@@ -13,21 +13,12 @@ from confed.federation.ownership import MODALITIES
 from confed.federation.randomness import sample_cohort
 from confed.federation.specs import task_spec
 
-__all__ = ["MOST", "Membership"]
-
 MOST = 10_000
 """Number of clients among which every kind of client is assumed to occur."""
 
 
 class Membership:
-    """Clients of a run, round by round.
-
-    Args:
-        setup: the run.
-        cohort: clients per round, at most those present, or a function of their number; all by default.
-        participation: clients that join late or leave early; none by default.
-        by_size: draw cohorts with probabilities proportional to numbers of training examples.
-    """
+    """Clients of a run, round by round."""
 
     def __init__(
         self,
@@ -64,21 +55,12 @@ class Membership:
         return () if () in sets else tuple(m for m in MODALITIES if any(m in owned for owned in sets))
 
     def present(self, round: int, most: int | None = None) -> list[ClientInfo]:
-        """The clients, or the first ``most`` of them, that belong to the federation in a round.
-
-        Args:
-            round: counted from 1; before the first round it is that one, after the last round the last.
-            most: how many at most.
-        """
+        """The clients, or the first ``most`` of them, that belong to the federation in a round."""
         numbers = self.participation.members(self.setup.population, min(max(round, 1), self.setup.rounds))
         return [self.setup.population.info(number) for number in numbers[:most]]
 
     def sample(self, round: int) -> tuple[int, list[ClientInfo]]:
-        """How many clients belong to the federation in a round, and its cohort.
-
-        Args:
-            round: number of finished rounds.
-        """
+        """How many clients belong to the federation in a round, and its cohort."""
         members = self.participation.members(self.setup.population, round + 1)
         there = len(members)
         sizes = self.sizes
@@ -88,11 +70,7 @@ class Membership:
         return there, [self.setup.population.info(members[number]) for number in numbers]
 
     def examples(self, round: int) -> int:
-        """Training examples of all clients that belong to the federation in a round; 0 if the method does not ask.
-
-        Args:
-            round: number of finished rounds.
-        """
+        """Training examples of all clients that belong to the federation in a round; 0 if the method does not ask."""
         if not self.setup.algorithm.traits.counts_examples:
             return 0
         members = self.participation.members(self.setup.population, round + 1)

@@ -2,10 +2,72 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from confed.engines.population import Population, listed
+from confed.federation.client_info import ClientInfo
+from confed.federation.protocols import ClientData
 
-__all__ = ["Participation"]
+# Population of a federation: its registered clients -----------------------------------------------------------
+
+_LISTED = 50
+"""Clients that an error names at most."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many there are besides, for messages about clients."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+class Population(Protocol):
+    """The registered clients; infos and data are made on demand, so that millions cost nothing."""
+
+    def __len__(self) -> int:
+        """How many clients there are."""
+        ...
+
+    def info(self, number: int) -> ClientInfo:
+        """Who client ``number`` is."""
+        ...
+
+    def data(self, client_id: str) -> ClientData:
+        """A client's examples."""
+        ...
+
+
+class Members:
+    """A population whose examples a mapping holds, or makes when they are asked for."""
+
+    def __init__(
+        self,
+        data: Mapping[str, ClientData],
+        modalities: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
+        heads: Mapping[str, str] | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        if sizes is not None and len(sizes) != len(data):
+            raise ValueError(f"sizes must have one entry per client ({len(data)}), got {len(sizes)}")
+        self._data, self._names, self._sizes = data, list(data), sizes
+        self._modalities, self._heads = modalities, heads or {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def info(self, number: int) -> ClientInfo:
+        """See :class:`Population`."""
+        name = self._names[number]
+        size = len(self._data[name]) if self._sizes is None else int(self._sizes[number])
+        owned = self._modalities if isinstance(self._modalities, tuple) else self._modalities.get(name, ())
+        return ClientInfo(name, size, owned, self._heads.get(name, ""))
+
+    def data(self, client_id: str) -> ClientData:
+        """See :class:`Population`."""
+        if client_id not in self._data:
+            raise ValueError(f"no client is called {client_id!r}; there are {listed(self._names)}")
+        return self._data[client_id]
+
+
+# Clients that join late and leave early -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -36,11 +98,7 @@ class Participation:
         return [number for number in everyone if self.holds(population.info(number).id, round)]
 
     def check(self, clients: Sequence[str], rounds: int) -> None:
-        """Check that all named clients exist and that no round is empty.
-
-        Raises:
-            ValueError: an unknown client, or a round without clients.
-        """
+        """Check that all named clients exist and that no round is empty."""
         there = frozenset(clients)
         for key, named in (("joins", self.joins), ("leaves", self.leaves)):
             unknown = [name for name in named if name not in there]

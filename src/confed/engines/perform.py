@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from confed.engines.population import Population
+from confed.engines.participation import Population
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Journal, NoiseSource, Session, SignatureCheck, Signer
 from confed.federation.client_info import ClientInfo
@@ -27,9 +27,7 @@ from confed.federation.randomness import derive, generator, isolated
 from confed.federation.specs import PlacesItself, TaskAware, frozen_names, model_spec
 from confed.federation.state import ClientState, Store
 from confed.privacy import protections
-from confed.privacy.guards import check_reply, first_non_finite
-
-__all__ = ["Setup", "Workspace", "answer", "count_parameters", "perform"]
+from confed.privacy.protections import check_reply, first_non_finite
 
 
 class Workspace:
@@ -37,12 +35,6 @@ class Workspace:
 
     Between the calls of a session a client has a separate workspace (:meth:`session`): a second model that shares
     its frozen tensors with the first, so that several clients can be in the middle of a round at once.
-
-    Args:
-        model: the model, with its initial values. Its attribute ``frozen``, where it has one, names the tensors
-            that are not trained.
-        device: where it computes.
-        lasting: whether this object lives through all calls of a session; a client may then keep live objects.
 
     Attributes:
         examples: where clients' examples are kept on the device, and None where they are not.
@@ -98,9 +90,6 @@ class Workspace:
 
         Heads for other tasks than the client's, and what reads modalities that it does not have, are frozen for it,
         whatever the rules say.
-
-        Raises:
-            ValueError: rules take tied weights apart.
         """
         rules = algorithm.rules(client)
         key = (client.head, client.modalities, *rules.items())
@@ -129,21 +118,13 @@ class Setup:
     """Everything that is the same for every call of a run.
 
     Attributes:
-        algorithm: the method.
-        population: the clients.
         task: loss and tally of every client and place without an entry in ``tasks``.
-        local: how clients train.
         build: makes the model with its initial values; called once per process.
         rounds: rounds of the run.
-        seed: the run's seed.
         keep_personal: whether clients keep their own version of the shared tensors.
         observers: name -> test examples of places that take no part (unseen scenes).
-        device: where clients compute.
         tasks: client or observer -> its own task.
         public: examples that every client holds besides its own, for methods that need some.
-        journal: see :class:`confed.federation.client.Client`.
-        signer: see :class:`confed.federation.client.Client`.
-        secret: see :class:`confed.federation.client.Client`.
         features: how features of frozen layers are kept in the simulator; None where they are not.
         batch_clients: how many clients are trained at once in this process (:mod:`confed.engines.together`).
         compile: whether models are compiled when they first compute.
@@ -202,21 +183,7 @@ class Setup:
 def perform(
     setup: Setup, workspace: Workspace, call: Call, state: ClientState, round: int
 ) -> tuple[Message, ClientState]:
-    """Runs one action on one client; the same function in every engine.
-
-    Args:
-        setup: the run.
-        workspace: the process's model; its content before and after is meaningless.
-        call: client, action and message.
-        state: the client's state; changed only in the returned copy.
-        round: number of the round.
-
-    Returns:
-        The reply's message and the client's new state.
-
-    Raises:
-        ValueError: the method has no such action.
-    """
+    """Runs one action on one client; the same function in every engine."""
     actions = protections.actions(setup.algorithm)
     if call.action not in actions:
         raise ValueError(f"{type(setup.algorithm).__name__} has no action {call.action!r}; it has {sorted(actions)}")
@@ -261,11 +228,7 @@ def client_of(
 
 
 def check_secrets(client: Client, message: Message) -> None:
-    """Check of a reply before it leaves its client.
-
-    Raises:
-        ValueError: it carries a tensor that must not leave the client.
-    """
+    """Check of a reply before it leaves its client."""
     leaked = [n for n in message.tensors if client.scopes.get(n, Scope.SHARED) is not Scope.SHARED]
     if leaked:
         raise ValueError(f"client {client.info.id!r} must not send {leaked}: private or frozen for it")
@@ -318,13 +281,7 @@ def changed(before: ClientState, after: ClientState) -> bool:
 
 
 def count_parameters(workspace: Workspace, scopes: Mapping[str, Scope], carried: Sequence[str] = ()) -> dict[str, int]:
-    """Numbers of values trained, sent and stored (kept on disk per client) for one client.
-
-    Args:
-        workspace: the model.
-        scopes: where each tensor lives.
-        carried: see :class:`confed.federation.algorithm.Algorithm`.
-    """
+    """Numbers of values trained, sent and stored (kept on disk per client) for one client."""
     passive = sum(
         t.numel()
         for n, t in workspace.tensors.items()

@@ -8,8 +8,6 @@ from typing import Any
 
 from confed.engines.perform import Setup
 
-__all__ = ["SetupSource"]
-
 
 @dataclass(frozen=True)
 class SetupSource:
@@ -38,9 +36,6 @@ class SetupSource:
         """A setup of this process's own.
 
         What the function raises, for a recipe or for data that are faulty here, is passed on.
-
-        Raises:
-            TypeError: the function makes something else.
         """
         module, _, name = self.function.partition(":")
         made = getattr(importlib.import_module(module), name)(**self.arguments)

@@ -5,8 +5,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["SPANS", "Span", "Timeline"]
-
 SPANS = 240
 """How many spans a run writes down."""
 

@@ -18,9 +18,6 @@ from confed.federation.stacked_passes import StackedPasses
 from confed.federation.state import ClientState, Store
 from confed.federation.train import needs_two, trained
 
-__all__ = ["FEW", "answer_together"]
-
-
 FEW = "fewer than two have a model of their own"
 """No reason for a note: there is nothing to stack."""
 
@@ -30,20 +27,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 def answer_together(
     setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int, passes: StackedPasses
 ) -> list[Reply] | str:
-    """Replies of several clients that are trained, or whose own models are evaluated, at once.
-
-    Args:
-        setup: the run.
-        workspace: the process's model.
-        calls: of different clients, all ``fit`` or all ``evaluate``.
-        store: their states.
-        round: number of the round.
-        passes: of the workspace's model.
-
-    Returns:
-        The replies, in the order of the calls, whose clients' states are saved; or why it cannot be done at once, and
-        nothing has changed.
-    """
+    """Replies of several clients that are trained, or whose own models are evaluated, at once."""
     action = calls[0].action
     together = _fit if action == "fit" else _evaluate
     before = [store.load(call.client.id) for call in calls]

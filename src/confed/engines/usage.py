@@ -9,14 +9,55 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+from confed.federation.messages import Call, Reply
+from confed.federation.wire import size
+
+# Communication of a round: calls and bytes, per client and per action -----------------------------------------
+
+
+class Traffic(NamedTuple):
+    """Calls of one action, and the bytes they took."""
+
+    calls: int = 0
+    up: int = 0
+    down: int = 0
+
+
+@dataclass
+class Ledger:
+    """Bytes per client, counted from the serialised messages; the cost of a client's refused update is not counted."""
+
+    up: dict[str, int] = field(default_factory=dict[str, int])
+    down: dict[str, int] = field(default_factory=dict[str, int])
+
+    actions: dict[str, Traffic] = field(default_factory=dict[str, "Traffic"])
+
+    def copy(self) -> "Ledger":
+        """The same, to which calls can be added."""
+        return Ledger(dict(self.up), dict(self.down), dict(self.actions))
+
+    def count(self, call: Call, reply: Reply) -> None:
+        """Counts one call and its reply."""
+        name, down = call.client.id, size(call.message)
+        up = size(reply.message) if reply.error is None else 0
+        self.down[name] = self.down.get(name, 0) + down
+        if reply.error is None:
+            self.up[name] = self.up.get(name, 0) + up
+        before = self.actions.get(call.action, Traffic())
+        self.actions[call.action] = Traffic(before.calls + 1, before.up + up, before.down + down)
+
+
+# Processor time and peak memory of a run, its worker processes included ---------------------------------------
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None
 
-__all__ = ["cpu_seconds", "keep_freed_memory", "note_children", "peak_memory", "reset_peak"]
 
 _noted = 0.0
 """Processor seconds of children that have ended, where the system does not keep them."""
@@ -35,11 +76,7 @@ def cpu_seconds() -> float:
 
 
 def note_children(processes: Iterable[int]) -> None:
-    """Addition of children's processor seconds to :func:`cpu_seconds` before they end, where the system does not.
-
-    Args:
-        processes: their ids.
-    """
+    """Addition of children's processor seconds to :func:`cpu_seconds` before they end, where the system does not."""
     global _noted  # noqa: PLW0603 - a total of this process, as the system keeps one elsewhere
     if resource is not None:
         return

@@ -7,15 +7,19 @@ cross the pipes as safetensors bytes. Each process builds its own workspace, on 
 Forked workers share the data in memory with their parent and start in milliseconds. Spawned ones are for systems that
 cannot fork (Windows) or whose libraries do not bear it (macOS), and for a parent that has used CUDA: they import
 everything and read the data anew, in seconds, and hold their own copy.
+
+A forked process has its parent's setup. A spawned one makes its own, from a :class:`SetupSource`.
 """
 
 import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,22 +27,76 @@ from typing import Literal
 
 import torch
 
-from confed.engines.call_bytes import Encoded, call_head, join, read_answer, split
+from confed.engines.call_bytes import Encoded, answer_bytes, call_head, join, read_answer, split
 from confed.engines.call_queue import CallQueue, Homes
-from confed.engines.device_data import added_up
-from confed.engines.features import added
-from confed.engines.perform import Setup
+from confed.engines.device_data import added_up, counts_of, keep_data
+from confed.engines.features import WRITTEN_AFTER, added, keep_features
+from confed.engines.perform import Setup, Workspace
 from confed.engines.setup_source import SetupSource
 from confed.engines.timeline import Timeline
-from confed.engines.usage import note_children
-from confed.engines.worker_process import serve, serve_spawned
+from confed.engines.usage import keep_freed_memory, note_children
 from confed.federation.device_tables import DeviceCounts
-from confed.federation.frozen_features import FeatureCounts
+from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
 from confed.federation.wire import encode_state
 
-__all__ = ["StartMethod", "Workers", "free_cores", "start_method"]
+# Loop of a worker process: take a call with its client's state, answer it -------------------------------------
+
+
+def serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Connection, count: int) -> None:
+    """Loop of a forked process."""
+    parent.close()
+    _ignore_signals()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        _answer_calls(setup, number, threads, pipe, count)
+
+
+def serve_spawned(source: str, number: int, threads: int, pipe: Connection, count: int) -> None:
+    """Loop of a spawned process; a setup that it cannot make is its only answer."""
+    _ignore_signals()
+    torch.set_num_threads(1)  # as in the parent, while data are read
+    keep_freed_memory()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        try:
+            setup = SetupSource.from_json(source).setup()
+        except Exception as error:
+            for part in (json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode(), b"", b""):
+                pipe.send_bytes(part)
+            return
+        _answer_calls(setup, number, threads, pipe, count)
+
+
+def _ignore_signals() -> None:
+    # Ctrl-C and the end that a batch system asks for are the parent's to handle; closing the pipe ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection, count: int) -> None:
+    torch.set_num_threads(threads)
+    device = setup.device
+    if device == "cuda":
+        device = f"cuda:{number % torch.cuda.device_count()}"
+    workspace: Workspace | None = None
+    features: FrozenFeatures | FeatureCounts = FeatureCounts()
+    while True:
+        head, message, state = (pipe.recv_bytes() for _ in range(3))
+        if workspace is None:
+            workspace = Workspace(setup.model(), device)
+            features = keep_features(setup, workspace, count)
+            keep_data(setup, workspace, count)
+        told, *others = answer_bytes(setup, workspace, head, message, state)
+        if isinstance(features, FrozenFeatures):
+            features.save(WRITTEN_AFTER)
+        counts = features.counts if isinstance(features, FrozenFeatures) else features
+        kept = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
+        pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **kept}).encode())
+        for part in others:
+            pipe.send_bytes(part)
+
+
+# Worker processes that compute clients in parallel ------------------------------------------------------------
 
 StartMethod = Literal["auto", "fork", "spawn"]
 """How worker processes start; the names are those of the standard library's ``multiprocessing``."""
@@ -50,14 +108,7 @@ def free_cores() -> int:
 
 
 def start_method(wanted: StartMethod = "auto") -> Literal["fork", "spawn"]:
-    """How worker processes are to start on this system, from this process.
-
-    Args:
-        wanted: "auto" forks where that is safe: not on Windows and macOS, and not after this process has used CUDA.
-
-    Raises:
-        ValueError: "fork" is asked for and cannot be.
-    """
+    """How worker processes are to start on this system, from this process."""
     possible, cuda = "fork" in multiprocessing.get_all_start_methods(), torch.cuda.is_initialized()
     if wanted == "auto":
         return "fork" if possible and not cuda and sys.platform != "darwin" else "spawn"
@@ -73,13 +124,6 @@ def start_method(wanted: StartMethod = "auto") -> Literal["fork", "spawn"]:
 
 class Workers:
     """Answers calls in ``count`` processes; see :class:`confed.engines.executor.Executor`.
-
-    Args:
-        setup: the run.
-        count: number of processes.
-        threads: threads of each.
-        start: how they start, see :func:`start_method`.
-        source: makes the same setup in another process; spawned processes need it.
 
     Attributes:
         start: how they were started.

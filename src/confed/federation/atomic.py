@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-__all__ = ["private_folder", "remove_unfinished", "write_atomically"]
-
 _LOCK = "lock.json"
 """See :mod:`confed.system.folder_lock`, which this package may not import."""
 

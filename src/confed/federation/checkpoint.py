@@ -219,16 +219,7 @@ class Checkpoints:
 
 
 def _record(path: Path, round: int) -> dict[str, Any]:
-    """A ``checkpoint.json``, checked.
-
-    Args:
-        path: the file.
-        round: of which round it must be.
-
-    Raises:
-        ValueError: it is of another form or round, or its digest differs from the one recorded; files of earlier
-            versions of confed have none.
-    """
+    """A ``checkpoint.json``, checked."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         named = record["servers"].keys() == record["sha256"].keys() and bool(record["servers"])

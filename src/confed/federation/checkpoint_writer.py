@@ -7,8 +7,6 @@ from collections.abc import Callable
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.directory_store import at_once
 
-__all__ = ["CheckpointWriter"]
-
 SMALL = 32 * 2**20
 """Bytes of servers' tensors up to which a checkpoint is written during the next round: its bytes are held twice."""
 

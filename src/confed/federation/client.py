@@ -17,8 +17,6 @@ from confed.federation.randomness import generator
 from confed.federation.state import ClientState
 from confed.federation.traits import GlobalModel
 
-__all__ = ["Client", "Journal", "NoiseSource", "Session", "SignatureCheck", "Signer"]
-
 
 class Session(dict[str, Any]):
     """Live objects that a client keeps in this process between the calls of a session.

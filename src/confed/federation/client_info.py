@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["ClientInfo", "NamesClients"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:

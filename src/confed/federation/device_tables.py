@@ -9,8 +9,6 @@ from torch import Tensor
 
 from confed.federation.protocols import ClientData, Movable
 
-__all__ = ["DeviceCounts", "DeviceTables", "on_device"]
-
 
 @dataclass(frozen=True)
 class DeviceCounts:

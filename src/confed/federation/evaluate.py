@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from confed.federation.actions import OFFERED, among_offered
 from confed.federation.batches import rows, to_device
-from confed.federation.offered import OFFERED, among_offered
 from confed.federation.protocols import Batch, Counting, Output, Task
-
-__all__ = ["Tallies", "Tally", "evaluate"]
 
 Tallies = dict[str, tuple[float, float]]
 

@@ -17,8 +17,6 @@ from confed.federation.randomness import generator
 from confed.federation.stages import expected_passes
 from confed.federation.traits import GlobalModel, Traits
 
-__all__ = ["Evaluation", "asked_examples", "evaluated", "read_counts", "read_tallies"]
-
 
 class Evaluation:
     """Actions of every method that measure and train nothing."""

@@ -9,25 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.batches import rows
-from confed.federation.feature_files import DIGEST_BYTES, Field, Layout
+from confed.federation.feature_store import DIGEST_BYTES, Field, Layout
 from confed.federation.protocols import Batch, FromRows
 from confed.federation.stages import Staged
-
-__all__ = [
-    "Constants",
-    "Seen",
-    "count",
-    "digests",
-    "gap",
-    "joined",
-    "layout_of",
-    "packed",
-    "shapes",
-    "stacked",
-    "tensors_before",
-    "tensors_in",
-    "unpacked",
-]
 
 Constants = tuple[type | None, tuple[int | None, ...]]
 """Type of a state, and its whole numbers where it has no tensors."""

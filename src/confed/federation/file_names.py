@@ -12,8 +12,6 @@ import unicodedata
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-__all__ = ["LONGEST", "Name", "Title", "file_name", "name_of_file", "path_of"]
-
 LONGEST = 200
 """Bytes of a file name; file systems have 255, of which endings and temporary names take some."""
 

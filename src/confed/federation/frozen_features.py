@@ -15,6 +15,8 @@ import math
 import time
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,12 +24,57 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation import feature_states as states
-from confed.federation.feature_counts import FeatureCounts, FeatureSettings
-from confed.federation.feature_files import Layout
 from confed.federation.feature_states import Constants, Seen, count, tensors_before
-from confed.federation.feature_store import FeatureStore, Place, row_bytes
+from confed.federation.feature_store import FeatureStore, Layout, Place, row_bytes
 from confed.federation.protocols import Batch, FromRows
 from confed.federation.stages import Staged
+
+# Settings of keeping features of frozen layers, and counts of what that saved ---------------------------------
+
+
+@dataclass(frozen=True)
+class FeatureSettings:
+    """How features of frozen layers are kept.
+
+    Attributes:
+        memory: bytes in the memory of one process.
+        folder: cache folder on disk; None for memory alone.
+        disk: bytes that the cache folder may hold.
+        tolerance: relative difference between features from batches of different sizes that counts as none.
+    """
+
+    memory: int
+    folder: Path | None = None
+    disk: int = 0
+    tolerance: float = 0.0
+
+
+@dataclass
+class FeatureCounts:
+    """What was computed and what was saved, by one process.
+
+    Attributes:
+        stage: the last frozen stage; empty where nothing is kept.
+        computed: examples that went through the frozen stages.
+        reused: examples that did not have to.
+        held: bytes in memory.
+        exact: whether all that was used had the very bits that would have been computed.
+        difference: largest relative difference that was accepted.
+        reason: why nothing is kept, or no longer.
+        notes: what was found on the way.
+    """
+
+    stage: str = ""
+    computed: int = 0
+    reused: int = 0
+    held: int = 0
+    exact: bool = True
+    difference: float = 0.0
+    reason: str = ""
+    notes: list[str] = field(default_factory=list[str])
+
+
+# Outputs of frozen layers, computed once per example: rounds --------------------------------------------------
 
 __all__ = ["FeatureCounts", "FeatureSettings", "FrozenFeatures", "tensors_before"]
 

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from confed.federation.randomness import normal, normal_of
 
-__all__ = ["KeyedNoise", "Noise", "noise_for"]
-
 _DOMAIN = "confed noise at a site, 1"
 _SECRET = 32
 """Bytes of a secret."""

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_fields
 
-__all__ = ["Augment", "Local"]
-
 Augment = Literal["none", "flip"]
 """What happens to training pictures."""
 
@@ -38,7 +36,7 @@ class Local:
         stairs: where positive, the warm-up rises in so many equal stairs instead (openvqa's has four).
         milestones: of the schedule "step": shares of the steps after which the factor is multiplied by ``decay``.
         decay: see ``milestones``.
-        augment: "flip" mirrors training pictures left to right with probability 1/2 (:mod:`confed.federation.augment`),
+        augment: "flip" mirrors training pictures left to right with probability 1/2 (:mod:`confed.federation.batches`),
             which is wrong where answers tell left from right; "none".
         precision: "fp32", or "bf16" for autocast (losses stay fp32).
         eval_batch_size: examples per evaluation batch.

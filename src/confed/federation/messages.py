@@ -10,8 +10,6 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.params import Params, Scalar
 from confed.federation.state import ServerState
 
-__all__ = ["Call", "Exchange", "Flow", "Message", "Reply", "drive"]
-
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -21,8 +21,6 @@ from confed.federation.randomness import isolated
 from confed.federation.specs import frozen_names
 from confed.federation.wire import STORABLE
 
-__all__ = ["MODEL_CHECKS", "check_model_kept", "model_faults", "on_trial", "reading_fault"]
-
 
 def _storable(model: nn.Module) -> Iterator[str]:
     """Tensors of dtypes and layouts that messages and files can hold, with values."""

@@ -8,9 +8,6 @@ from torch import Tensor, nn
 
 from confed.federation.local import Local
 
-__all__ = ["make_optimizer", "scheduled_step", "set_rates"]
-
-
 SCALE = "scale"
 """Key of a parameter group: the factor on ``local.lr`` of its tensors."""
 

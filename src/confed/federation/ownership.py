@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from confed.federation.protocols import Batch
 
-__all__ = ["KEYS", "MODALITIES", "modalities_of", "narrowed", "owned", "restricted", "unowned"]
-
 KEYS = {
     "image": ("image", "image2", "regions", "boxes"),
     "text": ("text", "text_mask"),

@@ -8,11 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "Mean", "Params", "Rules", "Scalar", "Scope", "is_change", "layout", "named_tensors", "pick", "tied_names",
-    "widest",
-]  # fmt: skip
-
 Params = Mapping[str, Tensor]
 """A model as a flat mapping of names to tensors: its parameters and its persistent buffers."""
 

@@ -9,8 +9,6 @@ engine accepts nothing of it but new values of what the round expects.
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
-__all__ = ["HOOKS", "HOOKS_AT_CLIENT", "Protection", "is_declared", "keeps_protections"]
-
 Protection = Literal["update_privacy", "robust", "secure_sum"]
 """Protections of clients' updates from the server, or of the server from them: fields of every method."""
 

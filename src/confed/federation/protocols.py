@@ -11,24 +11,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Batch",
-    "ClientData",
-    "Controllable",
-    "Counting",
-    "DrawsAnew",
-    "Forward",
-    "FromRows",
-    "KeepsPictures",
-    "LossPerExample",
-    "Output",
-    "SingleLabel",
-    "StepsByKind",
-    "Tally",
-    "Task",
-    "single_label",
-]
-
 Batch = Mapping[str, Tensor]
 """One mini-batch: one key per modality and label, first dimension B; an absent modality is an absent key."""
 
@@ -147,7 +129,7 @@ class ClientData(Protocol):
     Attributes:
         deterministic: True when an example yields the same tensors every time, so that outputs of a frozen model may
             be kept for a round, keyed by ``batch["index"]``. Mirrored pictures are marked in the batch
-            (:mod:`confed.federation.augment`), and tensors that change nevertheless are named by :class:`DrawsAnew`.
+            (:mod:`confed.federation.batches`), and tensors that change nevertheless are named by :class:`DrawsAnew`.
     """
 
     deterministic: bool

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["derive", "generator", "isolated", "normal", "normal_of", "refuse_random_numbers", "sample_cohort"]
-
 
 def derive(seed: int, round: int, client: str, purpose: str) -> int:
     """A 63-bit seed, equal on every machine and in every process."""

@@ -13,8 +13,6 @@ from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-__all__ = ["AT_LEAST_ONE", "BELOW_ONE", "NOT_NEGATIVE", "POSITIVE", "SHARE", "Range", "check_fields", "check_value"]
-
 
 @dataclass(frozen=True)
 class Range:

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["FAULTS", "MOST_JSON", "check_entries", "check_header", "faults_of", "read_bounded"]
-
 MOST_JSON = 256 * 2**20
 """Bytes of a JSON or TOML file of a run, a study or an export; parsed it takes about ten times as much memory."""
 MOST_HEADER = 16 * 2**20

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from inspect import get_annotations
 
-__all__ = ["check_names"]
-
 HOOKS: Mapping[str, str] = {
     "suit": "configure",
     "extend": "add_modules",

@@ -10,8 +10,6 @@ from typing import Protocol, runtime_checkable
 
 from confed.federation.params import Scalar
 
-__all__ = ["LOSS", "Counted", "Flag", "Measured", "Number", "Report"]
-
 
 @dataclass(frozen=True, slots=True)
 class Number:

@@ -38,8 +38,6 @@ from torch import Tensor
 from confed.federation.params import Mean, Params
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_fields
 
-__all__ = ["RobustMean", "Rule", "clipped", "distance", "krum", "krum_order", "median", "trimmed_mean"]
-
 Rule = Literal["clip", "median", "trimmed", "krum", "multi_krum"]
 """A way to aggregate."""
 

@@ -19,8 +19,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["COARSEST", "LEAST", "SecureSum"]
-
 COARSEST = 8
 """Fewest bits after the binary point: with fewer, updates would be lost in rounding."""
 

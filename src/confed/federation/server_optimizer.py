@@ -17,8 +17,6 @@ from confed.federation.params import Params
 from confed.federation.ranges import BELOW_ONE, POSITIVE, check_fields
 from confed.federation.state import ServerState
 
-__all__ = ["ServerOptimizer"]
-
 FIRST, SECOND = "server/momentum", "server/second"
 """The slots in which the moments are kept."""
 

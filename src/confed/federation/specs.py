@@ -15,32 +15,6 @@ from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Counting, Output
 
-__all__ = [
-    "Attends",
-    "BelowHead",
-    "ChecksPictures",
-    "ComparesCaptions",
-    "Contrasting",
-    "HasAnswers",
-    "HasCandidates",
-    "HasGrid",
-    "LearnsTokens",
-    "ModelSpec",
-    "PlacesItself",
-    "RanksTexts",
-    "SearchesBeams",
-    "SplitsPass",
-    "TaskAware",
-    "TaskSpec",
-    "WeighsBatches",
-    "WrapsModel",
-    "WritesAnswers",
-    "Writing",
-    "frozen_names",
-    "model_spec",
-    "task_spec",
-]
-
 Spec = TypeVar("Spec", "ModelSpec", "TaskSpec")
 
 

@@ -24,8 +24,6 @@ from confed.federation.train import Objective, check_examples, step_batches, tra
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-__all__ = ["alike", "train_stacked"]
-
 
 def train_stacked(
     clients: Sequence["Client"],

@@ -14,8 +14,6 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.stacked import alike
 from confed.federation.stacked_passes import StackedPasses
 
-__all__ = ["evaluate_stacked"]
-
 
 def evaluate_stacked(
     values: Sequence[Mapping[str, Tensor]],

@@ -14,8 +14,6 @@ from torch import nn
 
 from confed.federation.protocols import Batch
 
-__all__ = ["KeptStates", "Stage", "Staged", "expected_passes", "frozen_stages", "name_of", "run_stages", "staged_part"]
-
 
 @dataclass(frozen=True)
 class Stage:

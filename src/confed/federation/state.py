@@ -10,8 +10,6 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.params import Params, Scalar
 
-__all__ = ["ClientState", "MemoryStore", "ServerState", "Store"]
-
 
 @dataclass(frozen=True)
 class ServerState:

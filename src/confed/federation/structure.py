@@ -16,20 +16,6 @@ from torch import nn
 from confed.federation.params import Rules, Scope, named_tensors
 from confed.federation.specs import frozen_names, model_spec
 
-__all__ = [
-    "NO_HEAD",
-    "Adapters",
-    "HasFeatureShape",
-    "HostsAdapters",
-    "adapter_bank",
-    "adapters_of",
-    "feature_width",
-    "head_rules",
-    "heads_of",
-    "private_head",
-    "reads_absent",
-]
-
 NO_HEAD = ("none",)
 """What stands for the head of a model that writes its answers with its vocabulary: no part of it is a client's own."""
 

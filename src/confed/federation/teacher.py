@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from confed.federation.augment import MIRRORED, versions
+from confed.federation.batches import MIRRORED, versions
 from confed.federation.params import Params
 from confed.federation.protocols import Batch, DrawsAnew, Output
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
-
-__all__ = ["global_features", "global_logits", "once_per_round", "teacher", "without_answers"]
 
 
 def teacher(model: nn.Module, params: Params) -> Callable[[Batch], Output]:

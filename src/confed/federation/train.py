@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from confed.federation.augment import training_batches
-from confed.federation.batches import rows, to_device
+from confed.federation.batches import rows, to_device, training_batches
 from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.local import Local
 from confed.federation.optimizer import make_optimizer, scheduled_step, set_rates

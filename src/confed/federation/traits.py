@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["GROUPS", "GlobalModel", "Group", "Traits"]
-
 Group = Literal[
     "references", "averaging", "personalisation", "distillation", "finetuning", "prompts", "split", "modalities",
     "protection",
@@ -51,7 +49,7 @@ class Traits:
         aggregates: globs of shared tensors that only the server computes; not counted as trained or sent.
         changes: globs of tensors in replies to ``fit`` that are changes, and no new values of what was received.
         sums: globs of tensors that travel as sums over examples (numbers of examples, moments), whose values grow with
-            these (:class:`confed.privacy.guards.ValueBound`).
+            these (:class:`confed.privacy.protections.ValueBound`).
         made_for: kind of model that the contract tries the method on: "adapters", "lora", "modalities",
             "contrastive", "states", "prompts"; "" for any.
         reference: rank among the references that other methods are compared with, from 1; 0 for none.

@@ -50,8 +50,6 @@ from confed.federation.params import Params, is_change
 from confed.federation.randomness import normal
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE, Range, check_fields
 
-__all__ = ["STATISTICS", "UpdatePrivacy", "origin"]
-
 Place = Literal["client", "server"]
 Norm = Literal["update", "tensor"]
 Adjacency = Literal["replace", "zero-out"]

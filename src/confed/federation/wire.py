@@ -16,8 +16,6 @@ from confed.federation.params import Scalar
 from confed.federation.reading import faults_of
 from confed.federation.state import ClientState
 
-__all__ = ["STORABLE", "decode", "decode_state", "encode", "encode_state", "size"]
-
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",

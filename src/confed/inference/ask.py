@@ -1,15 +1,369 @@
 """Questions to a finished run's models, whatever they were trained for."""
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from html import escape
+from pathlib import Path
 from typing import Any, Literal
 
-from confed.data.pictures import PictureSource
-from confed.inference.finished_run import FinishedRun
-from confed.inference.predict import predict, predict_caption, writes
-from confed.inference.predict_chat import Talk, converses
-from confed.inference.predict_labels import predict_labels
+import torch
+from torch import Tensor
 
-__all__ = ["Kind", "ask", "kind_of_answers", "unwanted"]
+from confed.data.chat import Conversation, Said
+from confed.data.examples import channels_first
+from confed.data.pictures import PictureSource, read_picture, resize
+from confed.inference.finished_run import FinishedRun
+from confed.inference.trained_model import TrainedModel
+from confed.losses.label_states import UNKNOWN
+from confed.report.html import page
+from confed.report.html.image_store import ImageStore
+from confed.report.html.label_cards import attention, bar, words
+from confed.runs.label_samples import shrunk
+from confed.runs.samples import png
+
+# Conversations with a finished run's models about pictures ----------------------------------------------------
+
+
+def converses(run: FinishedRun) -> bool:
+    """Whether a run's models write free answers."""
+    return run.recipe.sections["task"]["name"] == "chat"
+
+
+class Talk:
+    """A conversation with a model: what was said before stands in the prompt of the next answer.
+
+    Attributes:
+        turns: what was said so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path | FinishedRun,
+        images: Sequence[PictureSource],
+        client: str | None = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        run = FinishedRun.of(folder)
+        run.check(client, shared=shared)
+        if not converses(run):
+            raise ValueError(f"the models of {run.folder} hold no conversation: ask them one question (--question)")
+        pictures = [read_picture(image) for image in images]  # before the data are made, which takes seconds
+        run.load()
+        self.model, self.turns = client or "global", tuple[Said, ...]()
+        self._trained = run.model(client, shared=shared)
+        self._task, self._tokenizer = run.task(client), run.tokenizer
+        size = self._trained.image_size
+        shown = [channels_first(resize(picture, size)[None]) for picture in pictures]
+        self._pictures = torch.cat([p for p in shown if isinstance(p, torch.Tensor)]) if shown else None
+        self._none = torch.zeros(1, 3, size, size, dtype=torch.uint8)
+
+    def ask(self, question: str) -> str:
+        """The model's answer, which becomes a part of the conversation."""
+        if not question.strip():
+            raise ValueError(f"question must contain at least a word, got {question!r}")
+        count = 0 if self._pictures is None else len(self._pictures)
+        first: tuple[None, ...] = () if self.turns else (None,) * count
+        asked: Conversation = (*self.turns, Said("user", (*first, question.strip())))
+        text, mask = self._tokenizer.padded([self._tokenizer.prompt(asked)])
+        image = (self._none if self._pictures is None else self._pictures)[None]
+        batch = {"image": image, "image_count": torch.tensor([count]), "text": text, "text_mask": mask}
+        answer = self._task.texts(self._trained(batch))[0]
+        self.turns = (*asked, Said("assistant", (answer or "…",)))
+        return answer
+
+    def asked(self, questions: Sequence[str]) -> dict[str, Any]:
+        """Answers to questions, one after the other."""
+        return {"model": self.model, "turns": [{"question": text, "answer": self.ask(text)} for text in questions]}
+
+
+# A page about one picture or text: the labels that a model gives it -------------------------------------------
+
+SHOWN = 24
+"""Labels on a page, unless more are predicted."""
+
+Found = Mapping[str, Any]
+
+
+def write_page(file: Path, found: Found, image: Path | str | None, text: str | None) -> None:
+    """Writes :func:`render` to a file."""
+    picture = None if image is None else png(shrunk(read_picture(image)))
+    name = "a text" if image is None else Path(image).name
+    file.write_text(render(found, picture, text, name), encoding="utf-8")
+
+
+def render(found: Found, picture: str | None, text: str | None, name: str) -> str:
+    """The page as HTML that needs nothing but itself."""
+    store = ImageStore()
+    entries: Sequence[Found] = found["labels"]
+    shown = max(SHOWN, sum(bool(entry["predicted"]) for entry in entries))
+    rows = "".join(_row(entry, found) for entry in entries[:shown])
+    style = store.add(picture)
+    example = f'<div class="picture p256 {style}"></div>' if style else f"<p class=lead>{escape(text or '')}</p>"
+    beside = "<th scope=col>alone</th><th scope=col>change</th>" if found["known"] else ""
+    head = f"<tr><th scope=col>label</th><th scope=col></th><th scope=col>probability</th>{beside}</tr>"
+    left = len(entries) - min(shown, len(entries))
+    more = page.paragraph(f"{left} less probable labels are not listed.", "note") if left else ""
+    table = f'<div class=scroll><table class="shares asked"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    sections = [
+        ("labels", "Labels", f"{_known(found)}<div class=told><div>{example}</div><div>{table}{more}</div></div>"),
+        ("attention", "Where each label looked", _styles(entries[:shown], style, found)),
+    ]
+    threshold = (
+        f"A label is predicted from {100 * found['threshold']:.0f} % on: bold, and right of the line in its bar."
+    )
+    model = "the global model" if found["model"] == "global" else f"the model of {found['model']}"
+    if not any(entry["predicted"] for entry in entries):
+        threshold += " None reaches that here; below is where the most probable ones looked."
+    lead = page.paragraph(f"What {model} ({found['run']}) says of it. {threshold}", "lead")
+    return page.document(f"Labels of {name}", f"<h1>Labels of {escape(name)}</h1>{lead}", sections, store.css)
+
+
+def _row(entry: Found, found: Found) -> str:
+    beside = ""
+    if found["known"]:
+        change = round(100 * (entry["probability"] - entry["alone"]))
+        crossed = (entry["alone"] >= found["threshold"]) != bool(entry["predicted"])
+        text = f"{change:+d}".replace("-", "−") if change else "0"
+        beside = f"<td>{100 * entry['alone']:.0f} %</td><td>{f'<b>{text}</b>' if crossed else text}</td>"
+    return bar(str(entry["label"]), entry["probability"], found["threshold"], None, beside)
+
+
+def _known(found: Found) -> str:
+    """What the model was told."""
+    if not found["known"]:
+        return ""
+    told = ", ".join(
+        f"{one['label']}: {'yes' if one['state'] else 'no'} (alone the model says {100 * one['alone']:.0f} %)"
+        for one in found["known"]
+    )
+    text = (
+        f"Told to the model: {told}. Beside each probability what it was without that, and the change in points; bold "
+        "where it crosses the threshold."
+    )
+    return page.paragraph(text)
+
+
+def _styles(entries: Sequence[Found], style: str, found: Found) -> str:
+    """Attention of each label that is predicted, or of the first few where none is."""
+    predicted = [entry for entry in entries if entry["predicted"]] or list(entries[:6])
+    predicted = [entry for entry in predicted if entry.get("attention") is not None]
+    if not predicted:
+        return ""
+    bright, dark = ("Darkest", "unshaded") if found.get("words") else ("Bright", "dark")
+    caption = page.paragraph(
+        f"{bright} is what the label's token looked at most in the model's last layer, {dark} what it looked at "
+        "little; each label for itself, so that shades cannot be compared between labels.",
+        "muted",
+    )
+    if tokens := found.get("words"):
+        rows = "".join(
+            f"<tr><td>{escape(str(e['label']))}</td><td>{words(tokens, e['attention'])}</td></tr>" for e in predicted
+        )
+        return f"{caption}<table class=looks>{rows}</table>"
+    cells = "".join(
+        f"<div>{drawn}<small>{escape(str(e['label']))} {100 * e['probability']:.0f} %</small></div>"
+        for e in predicted
+        if (drawn := attention(style, e["attention"]))
+    )
+    return f"{caption}<div class=strip>{cells}</div>" if cells else ""
+
+
+# Asking a finished run's models which labels a picture or a text has ------------------------------------------
+
+_STATES: Mapping[str, bool] = {"yes": True, "no": False}
+
+
+def predict_labels(
+    folder: Path | FinishedRun,
+    image: PictureSource | None = None,
+    text: str | None = None,
+    client: str | None = None,
+    top: int | None = None,
+    *,
+    known: Sequence[str] = (),
+    shared: bool = False,
+    attention: bool = False,
+) -> dict[str, Any]:
+    """Asks a finished run's model for the labels of a picture or a text."""
+    run = FinishedRun.of(folder)
+    run.check(client, shared=shared)
+    if not run.labelled:
+        raise ValueError(
+            f"the models of {run.folder} answer questions: give a question, and neither text nor known labels"
+        )
+    if top is not None and top < 1:
+        raise ValueError(f"top must be at least 1, got {top}")
+    rows = run.summary.get("multilabel", {}).get("per_class", ())
+    if rows:  # before the data are made, which takes seconds
+        known_labels(known, [str(row["label"]) for row in rows])
+    if image is not None:
+        read_picture(image)
+    if text is not None and not text.strip():
+        raise ValueError(f"text must contain at least a word, got {text!r}")
+    run.load()
+    trained = run.model(client, shared=shared)
+    states = known_labels(known, trained.answers)
+    if states and not run.reads_states:
+        name = run.recipe.sections["model"]["name"]
+        raise ValueError(f"the model {name!r} cannot be told known labels: leave them out")
+    batch = _batch(trained, image, text)
+    found = {"run": f"{run.summary['label']}, {run.recipe.name}", "model": client or "global"}
+    found |= _asked(trained, run, batch, states, top, attention)
+    return found if text is None else {**found, "unknown_words": trained.unknown_words(text)}
+
+
+def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]:
+    """Label -> whether it is present, of texts such as "sky=yes, car=no"."""
+    lower = {name.casefold(): name for name in reversed(labels)}
+    found: dict[str, bool] = {}
+    for text in texts:
+        whole, _, last = text.rpartition("=")
+        for part in [text] if whole.strip() in labels and "," not in last else text.split(","):
+            name, sign, state = (piece.strip() for piece in part.rpartition("="))
+            if not sign or not name or state.casefold() not in _STATES:
+                raise ValueError(f"known must be LABEL=yes or LABEL=no, several with commas, got {part.strip()!r}")
+            label = name if name in labels else lower.get(name.casefold())
+            if label is None:
+                near = [lower[word] for word in get_close_matches(name.casefold(), list(lower), 5, 0.5)]
+                there = f"the nearest are {', '.join(near)}" if near else f"there are {_some(labels)}"
+                raise ValueError(f"known: no label is called {name!r}; {there}")
+            present = _STATES[state.casefold()]
+            if found.setdefault(label, present) != present:
+                raise ValueError(f"known: {label!r} cannot be both yes and no")
+    return found
+
+
+def _batch(trained: TrainedModel, image: PictureSource | None, text: str | None) -> dict[str, Tensor]:
+    """One example as the model reads it."""
+    if trained.image_size:
+        if text is not None:
+            raise ValueError("this model reads pictures: leave the text out")
+        if image is None:
+            raise ValueError("this model reads pictures: give one (--image)")
+        return dict(trained.seen(image))
+    if image is not None:
+        raise ValueError("this model reads texts: leave the picture out")
+    if text is None:
+        raise ValueError("this model reads texts: give one (--text)")
+    ids, mask = trained.tokenizer([text])
+    return {"text": ids, "text_mask": mask}
+
+
+def _asked(
+    trained: TrainedModel,
+    run: FinishedRun,
+    batch: dict[str, Tensor],
+    states: Mapping[str, bool],
+    top: int | None,
+    attention: bool,
+) -> dict[str, Any]:
+    from confed.runs.label_samples import AtLabels, rounded, words_of
+
+    labels = trained.answers
+    at = AtLabels(trained.model, run.workspace.model)
+    alone = at.probabilities(batch)[0]
+    told = batch
+    if states:
+        known = torch.full((1, len(labels)), UNKNOWN, dtype=torch.int8)
+        for label, present in states.items():
+            known[0, labels.index(label)] = int(present)
+        told = {**batch, "known": known}
+    after = at.probabilities(told)[0] if states else alone
+    maps = at.attention(told) if attention else None
+    words = words_of(batch, trained.tokenizer)
+    entries: list[dict[str, Any]] = []
+    for number in after.argsort(descending=True, stable=True).tolist():
+        if labels[number] in states:
+            continue
+        entry: dict[str, Any] = {
+            "label": labels[number],
+            "probability": round(float(after[number]), 6),
+            "predicted": bool(after[number] >= run.threshold),
+        }
+        if states:
+            entry["alone"] = round(float(alone[number]), 6)
+        if maps is not None and (words is not None or "image" in batch):
+            weights = maps[0, number]
+            entry["attention"] = rounded(weights if words is None else weights[: len(words[0])])
+        entries.append(entry)
+    return {
+        "threshold": run.threshold,
+        "known": [
+            {"label": label, "state": present, "alone": round(float(alone[labels.index(label)]), 6)}
+            for label, present in states.items()
+        ],
+        "labels": entries[:top],
+        **({} if words is None else {"words": words[0]}),
+    }
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
+
+
+# Asking a finished run's models about a picture ---------------------------------------------------------------
+
+
+def predict(
+    folder: Path | FinishedRun,
+    image: PictureSource,
+    question: str,
+    client: str | None = None,
+    top: int = 3,
+    *,
+    image2: PictureSource | None = None,
+    choices: Sequence[str] = (),
+    shared: bool = False,
+) -> dict[str, Any]:
+    """Asks a finished run's model about a picture."""
+    run = FinishedRun.of(folder)
+    run.check(client, shared=shared)
+    if run.labelled:
+        raise ValueError(f"the models of {run.folder} give labels and answer no questions: leave the question out")
+    if not question.strip():  # before the data are made, which takes seconds
+        raise ValueError(f"question must contain at least a word, got {question!r}")
+    for file in (image, image2):
+        if file is not None:
+            read_picture(file)
+    run.load()
+    trained = run.model(client, shared=shared)
+    return {"model": client or "global", **trained.ask(image, question, top, image2=image2, choices=choices)}
+
+
+def writes(run: FinishedRun) -> bool:
+    """Whether a run's models write captions."""
+    return run.recipe.sections["task"]["name"] == "captioning"
+
+
+def predict_caption(
+    folder: Path | FinishedRun,
+    image: PictureSource,
+    client: str | None = None,
+    *,
+    beams: int | None = None,
+    shared: bool = False,
+) -> dict[str, Any]:
+    """What a finished run's model says about a picture."""
+    run = FinishedRun.of(folder)
+    run.check(client, shared=shared)
+    if not writes(run):
+        raise ValueError(f"the models of {run.folder} write no captions: ask them a question (--question)")
+    picture = read_picture(image)  # before the data are made, which takes seconds
+    run.load()
+    trained = run.model(client, shared=shared)
+    height, width = run.shapes["picture_size"]
+    if height != width:
+        raise ValueError(f"pictures must be square to be read here, the run's have {height} x {width} pixels")
+    table = channels_first(resize(picture, height)[None])
+    assert isinstance(table, torch.Tensor)
+    model: Any = trained.model
+    with torch.inference_mode():
+        tokens = model.write({"image": table}, beams)
+    return {"model": client or "global", "caption": run.tokenizer.decode(tokens)[0]}
+
+
+# Questions to a finished run's models, whatever they were trained for -----------------------------------------
 
 Kind = Literal["answers", "labels", "captions", "conversations"]
 
@@ -37,13 +391,7 @@ def kind_of_answers(run: FinishedRun) -> Kind:
 
 
 def unwanted(kind: Kind, given: Mapping[str, object], names: Mapping[str, str] | None = None) -> str:
-    """The error about an input that models of a kind do not read; empty if there is none.
-
-    Args:
-        kind: what they give.
-        given: input as :func:`ask` calls it -> its value; None and empty ones are not given.
-        names: input -> its name in the error, where that is another.
-    """
+    """The error about an input that models of a kind do not read; empty if there is none."""
     extra = next((name for name in _UNWANTED[kind] if given.get(name)), "")
     return extra and f"this run's models {_DOES[kind]}: leave {(names or {}).get(extra, extra)} out"
 
@@ -62,29 +410,7 @@ def ask(
     known: Sequence[str] = (),
     attention: bool = False,
 ) -> dict[str, Any]:
-    """What a finished run's model says.
-
-    Args:
-        run: the run.
-        image: a picture of any size: a file, an array or a PIL picture; a sequence of them for a conversation.
-        question: the question; a sequence of them for a conversation.
-        client: whose personal model answers; None for the global one.
-        top: how many answers (3 by default) or labels (all).
-        shared: with a client: the global values of what is shared, with the client's own head and private tensors.
-        image2: the second picture, where the task has two.
-        choices: the texts to choose from, where the task is choosing.
-        text: a text, for models that label texts.
-        known: labels whose state is known, such as "sky=yes".
-        attention: say how much each label looks at each part of the example.
-
-    Returns:
-        As :func:`confed.inference.predict.predict`, :func:`confed.inference.predict.predict_caption`,
-        :func:`confed.inference.predict_labels.predict_labels` and :meth:`confed.inference.predict_chat.Talk.asked` say,
-        for models that answer, write captions, label and converse.
-
-    Raises:
-        ValueError: an input is missing, not wanted or cannot be read, or there is no such model.
-    """
+    """What a finished run's model says."""
     kind = kind_of_answers(run)
     given = {"question": question, "image2": image2 is not None, "choices": choices, "text": text, "known": known}
     if error := unwanted(kind, given | {"attention": attention, "top": top}):

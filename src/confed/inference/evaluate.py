@@ -43,15 +43,13 @@ from confed.metrics.multilabel import class_average_precision, mean_over_classes
 from confed.models.tokenizer import CountsShortened
 from confed.recipes.recipe import load_recipe
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_markdown
-from confed.results.example_names import NAMES, TRUTH, name_hashes
 from confed.results.folder import RunFolder
+from confed.results.run_files import NAMES, TRUTH, name_hashes
 from confed.runs.build import tasks_of
 from confed.runs.dataset import Source, load_source
 from confed.runs.encode import RunData, encoded
 from confed.runs.modality_subsets import restriction
 from confed.tasks.vqa import summarise
-
-__all__ = ["Evaluation", "evaluate", "write_evaluation"]
 
 PERSONAL = "personal:"
 Used = Literal["all", "test"]
@@ -136,20 +134,6 @@ def evaluate(
 
     A folder without a finished run, a model that does not exist, or data that do not fit the run's model are refused
     with a ValueError that says what does not fit.
-
-    Args:
-        folder: a finished run.
-        data: changes of its section ``[data]``, "key=value" each; another ``name`` drops its other keys. Without any,
-            the run's own test examples.
-        models: "global", "personal:<client>" or "all". A personal model is tried at the place of its client's name, or
-            on all places where the data have none.
-        against: a second run, whose models of the same names are tried on the same examples and compared; without it
-            the first model is compared with each other one.
-        examples: of new data "all" examples but those that the run has learned from, or those that are "test" examples
-            there. A note says how many of how many.
-
-    Raises:
-        ValueError: see above, or other ``examples``.
     """
     if examples not in get_args(Used):
         raise ValueError(f"examples must be one of {', '.join(get_args(Used))}, got {examples!r}")
@@ -185,18 +169,7 @@ def evaluate(
 
 
 def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
-    """Writes ``evaluation.json``, ``.csv`` and ``.md``, and ``predictions.safetensors`` with names and right answers.
-
-    Args:
-        found: the results.
-        out: a folder, made if it is not there.
-
-    Returns:
-        Name -> file.
-
-    Raises:
-        ValueError: the folder has an evaluation already.
-    """
+    """Writes ``evaluation.json``, ``.csv``, ``.md``, and ``predictions.safetensors`` with names and right answers."""
     names = ("evaluation.json", "evaluation.csv", "evaluation.md", "predictions.safetensors")
     files = {name: out / name for name in names}
     if files["evaluation.json"].exists():
@@ -231,17 +204,7 @@ class _Trial:
     def on(
         self, source: Source, models: Sequence[str], used: Used | None, learned_from: Sequence[Any]
     ) -> tuple[list[Tried], list[str]]:
-        """Results of every model, and notes on examples that were left out.
-
-        Args:
-            source: the data.
-            models: which.
-            used: which of the examples; None where they are the run's own data.
-            learned_from: the data of all runs that are compared.
-
-        Raises:
-            ValueError: there are no tests, or a model cannot be tried on a place.
-        """
+        """Results of every model, and notes on examples that were left out."""
         chosen, counted = _tests_of(source.dataset, used, learned_from)
         fitted, notes = self._fitted(Source(chosen, source.fill))
         notes = counted + notes
@@ -428,14 +391,7 @@ def _joined(client: str, split: LabelSplit, fresh: Mapping[str, LabelExamples]) 
 def _not_learned(
     parts: Mapping[str, Any], data: Sequence[Any], texts: Callable[[Any], list[str]], seen: Callable[[Any, int], bytes]
 ) -> dict[str, Any]:
-    """Of each part the examples whose pictures, texts and answers no run has learned from or chosen settings on.
-
-    Args:
-        parts: name -> examples.
-        data: what runs have learned from.
-        texts: what is said in each of some examples.
-        seen: digest of what is shown in one of them, which takes longer.
-    """
+    """Of each part the examples whose pictures, texts and answers no run has learned from or chosen settings on."""
     known = [part for one in data for name in one.clients for part in list(one.clients[name].roles.values())[:2]]
     wanted = {text for part in parts.values() for text in texts(part)}
     learned = {(text, seen(part, row)) for part in known for row, text in enumerate(texts(part)) if text in wanted}

@@ -11,8 +11,6 @@ from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.tables.control_marks import SIGN, blind_pair
 
-__all__ = ["Tried", "blind_notes", "by_model", "comparable_pairs", "corrected_tests", "left_out", "paired_test"]
-
 _NAMED = 5
 """Places that a note names."""
 
@@ -23,10 +21,8 @@ class Tried:
 
     Attributes:
         run: the run's folder, as it was given.
-        model: "global" or "personal:<client>".
         place: client or unseen place of the new data.
         metric: name of the headline metric.
-        values: metric -> value.
         correct: each example's score, float32 (N,).
         prediction: what was answered, as the run's predictions have it.
         names: hashes of the examples' names, int64 (N,).
@@ -90,11 +86,7 @@ def _unpaired(a: "Tried", b: "Tried") -> str:
 
 
 def left_out(pairs: Pairs) -> list[str]:
-    """Notes on places and on whole pairs of models that are in no test.
-
-    Args:
-        pairs: the results of two models each.
-    """
+    """Notes on places and on whole pairs of models that are in no test."""
     notes: list[str] = []
     apart = 0
     for a, b in pairs:

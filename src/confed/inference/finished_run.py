@@ -19,18 +19,12 @@ from confed.results.folder import RunFolder, kind_of, read_jsonl, run_folders
 from confed.results.headline import is_labelled
 from confed.results.traits import global_model_of
 
-__all__ = ["FinishedRun", "Role", "finished_summary", "run_of"]
-
 Role = Literal["train", "validation", "test"]
 """What examples of a client are for."""
 
 
 def run_of(folder: Path) -> Path:
-    """The run to ask when a folder may be a study: its main method's first finished seed; a run is itself.
-
-    Raises:
-        ValueError: a study without a finished run.
-    """
+    """The run to ask when a folder may be a study: its main method's first finished seed; a run is itself."""
     if kind_of(folder) != "study":
         return folder
     finished = [path for path in run_folders(folder) if (path / "summary.json").is_file()]
@@ -44,16 +38,9 @@ def run_of(folder: Path) -> Path:
 class FinishedRun:
     """The folder of a finished run, and its models one after the other.
 
-    Args:
-        folder: the run folder.
-
     Attributes:
         summary: the content of ``summary.json``.
-        recipe: the run's.
         owners: the clients that have a model of their own, in the federation's order.
-
-    Raises:
-        ValueError: the folder is a study, no run at all, or an unfinished one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,11 +66,7 @@ class FinishedRun:
         return global_model_of(self.summary) == "with own parts"
 
     def check(self, client: str | None, *, shared: bool = False) -> None:
-        """Checks that there is a model.
-
-        Raises:
-            ValueError: there is none; says whose there are.
-        """
+        """Checks that there is a model."""
         label = self.summary["label"]
         there = f"clients with one: {', '.join(self.owners)}" if self.owners else "no client has one"
         if (client is None or shared) and not self.global_file.is_file():
@@ -132,16 +115,7 @@ class FinishedRun:
         )
 
     def batch(self, place: str, split: Role, count: int) -> Batch:
-        """The first examples of a client or of an unseen place, as its model reads them.
-
-        Args:
-            place: its name.
-            split: their role; unseen places have the same examples in all.
-            count: number of examples, at most.
-
-        Raises:
-            ValueError: no client or place has that name, the role is unknown, or there are no such examples.
-        """
+        """The first examples of a client or of an unseen place, as its model reads them."""
         if split not in get_args(Role):
             raise ValueError(f"split must be one of {', '.join(get_args(Role))}, got {split!r}")
         materials = self._materials
@@ -160,12 +134,7 @@ class FinishedRun:
         return self._materials.dataset
 
     def trained(self, client: str | None, *, shared: bool = False) -> dict[str, Tensor]:
-        """Values of a model's trained tensors, as its file has them.
-
-        Args:
-            client: whose personal model; None for all global values.
-            shared: with a client: its personal model's values, replaced by the global ones where there are such.
-        """
+        """Values of a model's trained tensors, as its file has them."""
         own = {} if client is None else self._read(self._personal(client))
         return own | (self._read(self.global_file) if client is None or shared else {})
 
@@ -254,11 +223,7 @@ class FinishedRun:
 
 
 def finished_summary(folder: Path) -> Mapping[str, Any]:
-    """The summary of a finished run.
-
-    Raises:
-        ValueError: the folder is a study, no run at all, or an unfinished one.
-    """
+    """The summary of a finished run."""
     kind = kind_of(folder)
     if kind == "study":
         runs = ", ".join(str(path) for path in run_folders(folder) if (path / "summary.json").is_file())

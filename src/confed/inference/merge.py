@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confed.federation.families.lora_added import added_weight
+from confed.federation.families.lora import added_weight
 from confed.federation.file_names import file_name
-from confed.inference.export_readme import chat_code, model_options
+from confed.inference.export import chat_code, model_options
 from confed.inference.finished_run import FinishedRun
 from confed.models.hf.model import HuggingFaceVLM
-from confed.models.published import without_progress_bars
+from confed.models.pretrained import without_progress_bars
 from confed.results.folder import RunFolder
-
-__all__ = ["export_merged"]
 
 _ROUNDINGS = 3
 """How many other roundings of the merged weights say how far rounding alone moves scores."""
@@ -36,18 +34,6 @@ def export_merged(folder: Path, target: Path, client: str | None = None) -> dict
     What was written is read again by ``transformers`` alone, and its scores of an example must be those of the trained
     model, but for rounding: how much that is, other roundings of the merged weights to the same type show. A base of
     ``bf16`` is written in bf16.
-
-    Args:
-        folder: a run folder.
-        target: the folder to write; it appears only when it is complete.
-        client: whose personal model; the global one by default.
-
-    Returns:
-        "global" or "clients/<name>" -> folder.
-
-    Raises:
-        ValueError: the folder is not that of a finished run, the target exists, the model is not one by name, its base
-            is quantised, or it has parts that weights cannot hold: the merged model would give other scores.
     """
     run = FinishedRun(folder)
     if target.exists():

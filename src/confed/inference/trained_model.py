@@ -15,8 +15,6 @@ from confed.data.pictures import PictureSource, read_picture, resize
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import model_spec
 
-__all__ = ["TrainedModel", "unknown_words"]
-
 _STRANGE = ("ꙮ", "𐍈")
 """Letters that no vocabulary has: their token is the one for unknown words."""
 
@@ -69,24 +67,7 @@ class TrainedModel:
         image2: PictureSource | None = None,
         choices: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """The most probable answers to a question about a picture.
-
-        Args:
-            image: a picture of any size, a file, an array or a PIL picture; it is squeezed to a square as
-                the training pictures were.
-            question: the question, or the statement to judge.
-            top: how many answers, at most all.
-            image2: the second picture, for a model that judges statements about two.
-            choices: the texts to choose from, for a model that chooses among texts.
-
-        Returns:
-            ``answers``, a list of ``answer`` and ``probability``, best first, of a model that writes freely one without
-            ``probability``; and ``unknown_words``, the words of the question that the tokenizer does not know.
-
-        Raises:
-            ValueError: an empty question, a file that is no readable picture, ``top`` below 1, a second picture or
-                choices that are missing or not wanted, or a model that reads features which cannot be made here.
-        """
+        """The most probable answers to a question about a picture."""
         _check_question(question, self.head, image2, choices)
         if top < 1:
             raise ValueError(f"top must be at least 1, got {top}")

@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["compress", "energy_rank", "restore", "truncate"]
-
 FACTORS = ("u", "s", "v")
 _eigenvectors: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.eigh  # pyright: ignore
 

@@ -5,8 +5,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["inter_modal", "match_scores", "model_contrastive"]
-
 ROWS = 1024
 """Pairs that are scored against all others at once."""
 

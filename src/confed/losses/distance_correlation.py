@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-__all__ = ["distance_correlation"]
-
 
 def distance_correlation(x: Shaped[Tensor, "B ..."], z: Shaped[Tensor, "B ..."]) -> Float[Tensor, ""]:
     """Distance correlation dCor of the rows of two tensors; its gradient leads to less dependence.

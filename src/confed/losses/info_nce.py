@@ -19,8 +19,6 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Contrast", "Denominator", "Reduction", "Similarity", "info_nce", "same_answers", "similarities"]
-
 Denominator = Literal["exclude", "include"]
 """Whether the positive pair is among the terms of the denominator."""
 Similarity = Literal["cosine", "dot"]

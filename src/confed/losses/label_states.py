@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8, Shaped
 from torch import Tensor
 
-__all__ = ["UNKNOWN", "label_states", "share_of_states", "uncertain"]
-
 UNKNOWN = -1
 """The state of a label that the model is not told."""
 

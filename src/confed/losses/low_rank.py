@@ -15,15 +15,37 @@ and Young, 1936).
 
 Dimension-wise mean (FediLoRA; Yang et al., 2025, arXiv 2509.06984): row i of A, and column i of B, is the mean over the
 clients whose rank is more than i, so that those of smaller ranks do not dilute it with zeros.
+
+Notation of :mod:`confed.losses.low_rank`: client k has A_k (r_k x n), B_k (m x r_k) and a weight w_k, the w_k sum to 1;
+A' and B' are the weighted means of the factors, W = sum_k w_k B_k A_k is what they should give.
+
+**Corrected mean** (LoRA-FAIR; Bian et al., ICCV 2025, arXiv 2411.14961, read from its abstract and from a published
+summary of its section on the method, not from the paper itself): A' stays, and B' + dB takes the place of B', with
+
+    dB = argmin  1 - cos(W, (B' + dB) A') + lambda ||dB||,
+
+norms and cosine over the whole matrix. The summary calls the first term the cosine similarity; 1 minus it is what can
+be minimised. The authors take steps of SGD, of a number that is not given; here it is minimised to the end. Columns of
+the solution are combinations of those of W A'^T and B', so the search has 2 r x r unknowns, whatever m is. The norm is
+absolute and the cosine is not: the larger B', the smaller lambda has to be for a correction at all.
+
+**Fitted weights** (FLoRA-NA; Nguyen et al., 2025, arXiv 2509.26399, read from its abstract and its public reviews):
+A = sum_k q_k A_k and B = sum_k p_k B_k with the vectors p and q that minimise ||W - B A||_F. How it is minimised, and
+whether layers have vectors of their own, was not to be found; here every layer has its own, and p and q are solved for
+in turn by least squares from p = q = w on, which never makes the gap larger than the mean's.
+
+**Means weighted by norms** (HetLoRA; Cho et al., EMNLP 2024, arXiv 2401.06432, read from its abstract and from a
+published summary): factors are padded with 0 to the largest rank, and client k weighs ||B_k A_k||_F, so that clients
+whose update has little in it count less.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-__all__ = ["Factors", "decomposed", "dimension_wise", "redistribute", "residual", "stack", "widened"]
 
 Factors = tuple[Float[Tensor, "_ n"], Float[Tensor, "m _"]]
 """A (r, n) and B (m, r)."""
@@ -143,3 +165,128 @@ def widened(factor: Float[Tensor, "_ _"], rank: int, dim: int) -> Float[Tensor, 
     shape = list(factor.shape)
     shape[dim] = rank - factor.shape[dim]
     return torch.cat([factor, factor.new_zeros(shape)], dim) if shape[dim] else factor
+
+
+# Low-rank factors fitted at a server: corrections of the mean -------------------------------------------------
+
+_linalg: Any = torch.linalg  # its functions have no types
+
+
+def corrected(factors: Sequence[Factors], weights: Sequence[float], strength: float) -> Factors:
+    """The mean A', and the mean B' with its correction dB.
+
+    Args:
+        factors: (A_k, B_k) of every client, all of one rank.
+        weights: w_k, positive, of any sum.
+        strength: lambda, not negative; with 0 the least-squares solution, which has the best cosine.
+
+    Returns:
+        A' (r, n) and B' + dB (m, r), in the dtype of the factors.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    a = sum((w * a.double() for (a, _), w in zip(factors, shares, strict=True)), torch.zeros(()))
+    b = sum((w * b.double() for (_, b), w in zip(factors, shares, strict=True)), torch.zeros(()))
+    rows, columns = stack([(a.double(), b.double()) for a, b in factors], weights)
+    target, gram = columns @ (rows @ a.T), a @ a.T
+    size = float(((columns.T @ columns) * (rows @ rows.T)).sum().clamp_min(0).sqrt())
+    dtype = factors[0][0].dtype
+    if size == 0 or not target.any():  # there is nothing to be alike to
+        return a.to(dtype), b.to(dtype)
+    basis, small = _linalg.qr(torch.cat([target, b], dim=1))
+    found = _closest(small[:, : len(a)], small[:, len(a) :], gram, size, strength)
+    return a.to(dtype), (basis @ found).to(dtype)
+
+
+def _closest(target: Tensor, start: Tensor, gram: Tensor, size: float, strength: float) -> Tensor:
+    """Minimiser X of 1 - <target, X> / (size sqrt(tr(X gram X^T))) + strength ||X - start||."""
+
+    def misses(x: Tensor) -> Tensor:
+        length = ((x @ gram) * x).sum().clamp_min(1e-300).sqrt()
+        return 1 - (target * x).sum() / (size * length)
+
+    if strength == 0:
+        return target @ _linalg.pinv(gram, hermitian=True)
+    if ((start @ gram) * start).sum() > 0:
+        x = start.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(misses(x), x)
+        if _linalg.norm(slope) <= strength:  # a smallest step costs more than it gains
+            return start
+    ridge = strength * gram.diagonal().mean()
+    eye = torch.eye(len(gram), dtype=gram.dtype)
+    x = _linalg.solve(gram + ridge * eye, (target + ridge * start).T).T.contiguous().requires_grad_()
+    # Gradients and changes are compared with absolute numbers, so the unknowns are brought to the size of 1.
+    unit = float(_linalg.norm(x.detach()))
+    x = (x.detach() / unit).requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [x], max_iter=1000, tolerance_grad=1e-11, tolerance_change=1e-15, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = misses(unit * x) + strength * _linalg.norm(unit * x - start)
+        value.backward()  # pyright: ignore[reportUnknownMemberType]
+        return value
+
+    optimizer.step(loss)  # pyright: ignore[reportArgumentType, reportUnknownMemberType]
+    return unit * x.detach()
+
+
+def fitted(factors: Sequence[Factors], weights: Sequence[float], *, rounds: int = 200) -> Factors:
+    """The combinations of the clients' factors whose product is nearest to W, among those reached from the mean.
+
+    Args:
+        factors: (A_k, B_k) of every client, all of one rank.
+        weights: w_k, positive, of any sum.
+        rounds: solutions for p and for q, at most.
+
+    Returns:
+        A (r, n) and B (m, r), in the dtype of the factors.
+    """
+    count, rank = len(factors), len(factors[0][0])
+    w = torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.float64)
+    rows, columns = torch.cat([a for a, _ in factors]).double(), torch.cat([b for _, b in factors], dim=1).double()
+    # [u, v, i, j]: rows i of A_u against rows j of A_v, and columns i of B_u against columns j of B_v.
+    grams = [g.reshape(count, rank, count, rank).transpose(1, 2) for g in (rows @ rows.T, columns.T @ columns)]
+    p, q, last = w.clone(), w.clone(), math.inf
+    whole = float(torch.einsum("u,v,uvij,uvij->", w, w, *grams))
+    for _ in range(rounds):
+        gap = math.inf
+        for own, other, gram_own, gram_other in ((p, q, *grams[::-1]), (q, p, *grams)):
+            fixed = torch.einsum("u,v,uvij->ij", other, other, gram_other)
+            normal = torch.einsum("uvij,ij->uv", gram_own, fixed)
+            wanted = torch.einsum("k,v,kvij,ukji->u", w, other, gram_other, gram_own)
+            # From where they are, by the shortest way: equal clients keep equal weights.
+            own.add_(_linalg.pinv(normal, hermitian=True, rtol=1e-12) @ (wanted - normal @ own))
+            gap = whole - 2 * float(own @ wanted) + float(own @ normal @ own)
+        if last - gap <= 1e-14 * whole:
+            break
+        last = gap
+    dtype = factors[0][0].dtype
+    a = torch.einsum("u,uin->in", q, rows.reshape(count, rank, -1))
+    b = torch.einsum("u,miu->mi", p, columns.reshape(len(columns), count, rank).transpose(1, 2))
+    return a.to(dtype), b.to(dtype)
+
+
+def mean_by_norm(factors: Sequence[Factors], weights: Sequence[float], rank: int) -> Factors:
+    """The means of the padded factors, with ||B_k A_k||_F times w_k as weights; w_k where all products are 0.
+
+    Args:
+        factors: (A_k, B_k) of every client; ranks may differ.
+        weights: w_k, positive, of any sum.
+        rank: of the result, at least every client's.
+    """
+    norms = [weight * norm_of_product(pair) for pair, weight in zip(factors, weights, strict=True)]
+    used = norms if any(norms) else list(weights)
+    a, b = widened(factors[0][0], rank, 0), widened(factors[0][1], rank, 1)
+    total = used[0]
+    for (own_a, own_b), weight in zip(factors[1:], used[1:], strict=True):
+        total += weight
+        share = weight / total if total else 0.0
+        a, b = torch.lerp(a, widened(own_a, rank, 0), share), torch.lerp(b, widened(own_b, rank, 1), share)
+    return a, b
+
+
+def norm_of_product(factors: Factors) -> float:
+    """||B A||_F, without the product."""
+    a, b = (factor.double() for factor in factors)
+    return math.sqrt(max(float(((b.T @ b) * (a @ a.T)).sum()), 0.0))

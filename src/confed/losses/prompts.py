@@ -5,8 +5,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["knowledge_guidance", "score_consistency", "text_consistency", "text_contrast"]
-
 
 def knowledge_guidance(texts: Float[Tensor, "K D"], handwritten: Float[Tensor, "K D"]) -> Float[Tensor, ""]:
     """Mean over classes of ||g(t_c) - g(t_c^hand)||^2.

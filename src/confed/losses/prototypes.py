@@ -8,8 +8,6 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["class_sums", "likeness", "prototype_contrast"]
-
 
 def class_sums(
     features: Float[Tensor, "B D"], labels: Int[Tensor, "B"], classes: int

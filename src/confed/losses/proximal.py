@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["half_squared_distance"]
-
 
 def half_squared_distance(parameters: Sequence[Tensor], anchor: Sequence[Tensor]) -> Float[Tensor, ""]:
     """(1/2) ||theta - a||^2 over a list of tensors, with gradient theta - a for the parameters.

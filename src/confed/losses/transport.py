@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["transport_plan"]
-
 
 def transport_plan(
     cost: Float[Tensor, "*B V N"],

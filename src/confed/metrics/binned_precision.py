@@ -11,8 +11,6 @@ from jaxtyping import Float64, Int, Int64, Shaped
 from confed.metrics.label_arrays import Array, arrays, blocks, ratio, wide
 from confed.metrics.multilabel import label_counts
 
-__all__ = ["bin_counts", "binned_average_precision", "flair_metrics"]
-
 
 def bin_counts(
     probabilities: Shaped[Array, "N C"],

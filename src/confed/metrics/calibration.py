@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-__all__ = ["calibration_names", "calibration_tally", "expected_calibration_error"]
-
 _PREFIX = "calibration/"
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-__all__ = ["BLEU", "ORDER", "Cider", "bleu4", "bleu_tally", "caption_words", "load_sacrebleu"]
-
 BLEU = "bleu/"
 """What the names of BLEU's counts in a tally begin with."""
 

@@ -16,8 +16,6 @@ from confed.metrics.label_resampling import resampled_class_precision
 from confed.metrics.multilabel import Undefined, class_average_precision, mean_over_classes
 from confed.metrics.stratified import sign_flip
 
-__all__ = ["LEVEL", "LabelVerdict", "Verdict", "label_verdict", "mean_over_places", "no_better", "verdict"]
-
 LEVEL = 0.05
 """One-sided level of the test against permuted inputs, over all modalities that are permuted."""
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from confed.metrics.statistics import Sample, differences
 
-__all__ = ["Equivalence", "tost"]
-
 
 @dataclass(frozen=True)
 class Equivalence:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from confed.metrics.statistics import mean
 
-__all__ = ["Clients", "Hurt", "across_clients", "hurt"]
-
 
 @dataclass(frozen=True)
 class Clients:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-__all__ = ["BLOCK", "Array", "arrays", "blocks", "ratio", "wide"]
-
 Array = np.ndarray | Tensor
 """A NumPy array, or a tensor of any precision on any device."""
 

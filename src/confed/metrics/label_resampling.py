@@ -17,8 +17,6 @@ from jaxtyping import Float, Float32, Float64, Shaped
 
 from confed.metrics.multilabel import Undefined
 
-__all__ = ["RESAMPLES", "draws", "resampled_class_precision", "resampled_overall_f1"]
-
 RESAMPLES = 1000
 """Resamples; no p-value can be below 2 / 1001."""
 
@@ -118,12 +116,7 @@ def resampled_overall_f1(
 
 
 class _Ranks:
-    """One class's examples in the order of their scores, and where its positives stand in it.
-
-    Args:
-        scores: shape (N,).
-        positive: shape (N,), with at least one positive.
-    """
+    """One class's examples in the order of their scores, and where its positives stand in it."""
 
     def __init__(self, scores: np.ndarray, positive: np.ndarray) -> None:
         order = np.argsort(-scores, kind="stable")

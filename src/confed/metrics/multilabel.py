@@ -31,16 +31,6 @@ from jaxtyping import Float, Float64, Int64, Integer, Shaped
 
 from confed.metrics.label_arrays import BLOCK, Array, arrays, blocks, ratio, wide
 
-__all__ = [
-    "LabelCounts",
-    "Undefined",
-    "class_average_precision",
-    "label_counts",
-    "mean_over_classes",
-    "multilabel_metrics",
-    "overall_average_precision",
-]
-
 Undefined = Literal["zero", "omit"]
 """Classes without positives count as 0 in every mean over classes ("zero", as in scikit-learn and FLAIR's benchmark),
 or are left out of every such mean ("omit"). A class with positives that is never predicted has precision 0 in both."""
@@ -245,9 +235,6 @@ def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
 
     A threshold at which k positives lie raises recall by k over the number of positives, so that AP is the mean over
     the positives of the precision at their own scores: only they have to be looked up among the sorted scores.
-
-    Raises:
-        ValueError: a score is NaN.
     """
     hits = np.sort(scores[positive])
     ranked = np.sort(scores)

@@ -14,8 +14,6 @@ from jaxtyping import Float
 
 from confed.metrics.statistics import check_confidence
 
-__all__ = ["Bootstrap", "bootstrap_of"]
-
 
 @dataclass(frozen=True)
 class Bootstrap:

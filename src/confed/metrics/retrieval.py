@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["ranks_of_relevant"]
-
 
 def ranks_of_relevant(scores: Float[Tensor, "Q N"], relevant: Bool[Tensor, "Q N"]) -> Float[Tensor, "Q"]:
     """Rank of each query's best relevant item, from 1; a query's recall at k is whether this is at most k.

@@ -30,8 +30,6 @@ from jaxtyping import Float64
 
 from confed.metrics.statistics import check_confidence
 
-__all__ = ["LEAST_EXAMPLES", "RESAMPLES", "Interval", "SignFlip", "Strata", "flip_interval", "macro_mean", "sign_flip"]
-
 Strata = Sequence[Float64[np.ndarray, "S _"]]
 """Differences of each place: float64, shape (S, n_k), a row per seed and a column per example; NaN where a seed has no
 such example."""

@@ -10,8 +10,6 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["anls", "edits", "squad_words", "token_f1"]
-
 _MARKS = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 

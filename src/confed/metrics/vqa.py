@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Float32, Int
 from torch import Tensor
 
-__all__ = ["Variant", "normalise_answer", "soft_targets", "vqa_accuracy"]
-
 Variant = Literal["official", "always"]
 """When answers are normalised: only if the annotators disagree in writing (official), or always."""
 

@@ -9,8 +9,6 @@ from confed.data.encode import Tokenizer
 from confed.federation.specs import model_spec
 from confed.registry import models
 
-__all__ = ["create_model", "create_tokenizer", "list_models"]
-
 
 def create_model(name: str, **options: Any) -> nn.Module:
     """A new model.
@@ -25,16 +23,7 @@ def create_model(name: str, **options: Any) -> nn.Module:
 
 
 def create_tokenizer(name: str, words: Sequence[str], **options: Any) -> Tokenizer:
-    """The tokenizer that belongs to a model.
-
-    Args:
-        name: the model's name.
-        words: every word that questions may contain; ignored by models with a fixed vocabulary.
-        options: keyword arguments of the tokenizer, such as ``max_length``.
-
-    Raises:
-        ValueError: no model has that name, or the model does not say which tokenizer it reads.
-    """
+    """The tokenizer that belongs to a model."""
     builder = model_spec(models[name]).tokenizer
     if builder is None:
         raise ValueError(

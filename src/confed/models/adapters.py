@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from confed.models.layers import seeded_linear
 
-__all__ = ["Activation", "Adapter", "AdapterBank", "Host"]
-
 Activation = Literal["relu", "gelu"]
 """The function between an adapter's two matrices."""
 
@@ -30,16 +28,7 @@ Weights = tuple[Mapping[str, float], ...]
 
 
 class Adapter(nn.Module):
-    """The branch ``up(act(down(x)))``; the caller adds it to ``x``.
-
-    Args:
-        width: features of the place, D.
-        bottleneck: hidden features, r; the adapter has ``2 D r + D + r`` parameters.
-        activation: "relu" or "gelu".
-        zero_up: start with ``up.weight = 0``, so that the adapted model starts equal to its backbone;
-            otherwise both matrices are drawn from N(0, 0.02).
-        rng: where the initial values come from; default: a generator seeded with 0.
-    """
+    """The branch ``up(act(down(x)))``; the caller adds it to ``x``."""
 
     def __init__(
         self,
@@ -89,12 +78,6 @@ class AdapterBank:
 
     The model keeps its bank as an attribute; it is no module, so the adapters' tensors are their hosts':
     ``<host>.<name>.down.weight`` and so on. It implements :class:`confed.federation.structure.Adapters`.
-
-    Args:
-        hosts: the places.
-        reduction: D / r; the bottleneck of a place is ``width // reduction``.
-        activation: see :class:`Adapter`.
-        zero_up: see :class:`Adapter`.
     """
 
     def __init__(
@@ -120,10 +103,6 @@ class AdapterBank:
         """Adds an adapter to every place, with values from ``rng``, place after place.
 
         The first one is switched on, all further ones are switched off until :meth:`using` names them.
-
-        Raises:
-            ValueError: there is one of that name, a host has a child of that name, the backbone has no places, or the
-                reduction does not lie in 1..width.
         """
         if not self.hosts:
             raise ValueError("the backbone has no places for adapters")
@@ -152,16 +131,7 @@ class AdapterBank:
         self._names = (*self._names, name)
 
     def using(self, *weights: Mapping[str, float]) -> AbstractContextManager[None]:
-        """For the duration of a ``with`` block, which adapters count and how much; blocks may be nested.
-
-        Args:
-            weights: one mapping (adapter -> weight) for all rows of a batch, empty for the plain backbone; or
-                several, for as many equal chunks of the batch, in order. A forward pass then raises ValueError where
-                the number of rows is no multiple of the number of chunks.
-
-        Raises:
-            ValueError: no adapter has one of the names, or no mapping was given.
-        """
+        """For the duration of a ``with`` block, which adapters count and how much; blocks may be nested."""
         if not weights:
             raise ValueError("using needs at least one mapping of adapters to weights, got none")
         for name in (name for blend in weights for name in blend):
@@ -181,10 +151,6 @@ class AdapterBank:
         """What the adapters that are switched on make of the output that a place has without them.
 
         For a backbone that runs its frozen beginning once and the rest several times.
-
-        Args:
-            place: number of the host; one after a residual sum.
-            output: what the host returned inside ``using({})``.
         """
         host = self.hosts[place]
         assert not host.after_norm

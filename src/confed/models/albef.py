@@ -1,25 +1,384 @@
 """ALBEF in two sizes, each with its weights, its tokenizer and a choice of what learns.
 
-The model itself is :class:`confed.models.albef_module.Albef`.
+The model itself is :class:`confed.models.albef.Albef`.
+
+Li et al., "Align before Fuse: Vision and Language Representation Learning with Momentum Distillation", NeurIPS 2021,
+sections 3.1 and 4 (visual question answering). The parts are those of ``transformers``: ViT, BERT's embeddings, and
+BLIP's BERT-like layers, which alone may look at another sequence without being part of a decoder. Momentum
+distillation is left out; FedDAT trains ALBEF without it as well.
+
+The published ones are those of its code: a ViT in the style of ``timm`` (``visual_encoder``), and BERT with
+cross-attention (``text_encoder``, in a visual question answering checkpoint also ``text_decoder``). A pre-training
+checkpoint has no decoder: ALBEF starts it from the question encoder's layers that look at the picture, its embeddings
+and its language-model head, and so does :func:`rename_albef`.
 """
 
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.models.albef_module import Albef, AlbefConfig
-from confed.models.answer_tokenizer import AnswerTokenizer, words_of
-from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
+from confed.models.adapters import Host
+from confed.models.answer_ranking import GenerativeAnswerer
+from confed.models.caption_tokenizer import AnswerTokenizer, words_of
+from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
 from confed.models.pretrained import describe, load_into, mini_words, packaged, weights_file
 from confed.models.tokenizer import WordTokenizer, bert_tokenizer
 from confed.registry import register_model
+
+if TYPE_CHECKING:
+    from transformers import ViTModel
+
+# ALBEF: a picture encoder -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AlbefConfig:
+    """Sizes of an ALBEF; the defaults are the published ones.
+
+    Attributes:
+        vocab_size: number of token ids, V.
+        width: features per token, d; feed-forward blocks have 4 d.
+        patch: pixels per side of a patch.
+        visual_layers: blocks of the picture encoder.
+        text_layers: blocks of the question encoder.
+        fusion: its first block that looks at the picture.
+        decoder_layers: blocks of the decoder, at most as many as look at the picture.
+        dropout: dropout probability of every block.
+        mean: of each colour channel.
+        std: of each colour channel.
+    """
+
+    vocab_size: int = 30522
+    width: int = 768
+    heads: int = 12
+    image_size: int = 384
+    patch: int = 16
+    visual_layers: int = 12
+    text_layers: int = 12
+    fusion: int = 6
+    decoder_layers: int = 6
+    positions: int = 512
+    dropout: float = 0.0
+    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads ({self.heads}), got {self.width}")
+        if self.image_size % self.patch:
+            raise ValueError(f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}")
+        if not 1 <= self.decoder_layers <= self.text_layers - self.fusion:
+            raise ValueError(
+                f"decoder_layers must lie in 1..{self.text_layers - self.fusion}, the question encoder's layers that "
+                f"look at the picture, got {self.decoder_layers}"
+            )
+
+
+class Albef(GenerativeAnswerer):
+    """ALBEF for visual question answering; see :class:`confed.models.answer_ranking.GenerativeAnswerer`.
+
+    Fresh weights are N(0, 0.02), as BERT's, where d = 768; narrower models get ``0.02 sqrt(768 / d)``, so that their
+    layers add as much to their residual sums and learn as early. Biases are zero. The decoder starts with the values
+    of the question encoder's last layers and of its embeddings.
+    """
+
+    visual_encoder: "ViTModel"
+
+    def __init__(self, config: AlbefConfig, rng: torch.Generator, k: int = 128) -> None:
+        super().__init__(config.image_size, config.mean, config.std, k)
+        self.config = config
+        # Constructors draw from the global generator before _initialise does it from ours.
+        with torch.random.fork_rng(devices=[]):
+            self.visual_encoder = _vision(config)
+            self.text_encoder = _Bert(config, [i >= config.fusion for i in range(config.text_layers)])
+            self.text_decoder = _Decoder(config)
+        _initialise(self, 0.02 * math.sqrt(768 / config.width), rng)
+        self.copy_to_decoder()
+        self.train()
+
+    def copy_to_decoder(self) -> None:
+        """Gives the decoder the values of the question encoder's embeddings and last layers."""
+        self.text_decoder.bert.embeddings.load_state_dict(self.text_encoder.embeddings.state_dict())
+        layers: Any = self.text_encoder.encoder.layer
+        last = layers[-self.config.decoder_layers :]
+        self.text_decoder.bert.encoder.layer.load_state_dict(last.state_dict())
+
+    def visual_embedding(self, pixels: Tensor) -> Tensor:
+        """See :class:`GenerativeAnswerer`."""
+        return self.visual_encoder.embeddings(pixels)
+
+    @property
+    def visual_blocks(self) -> Any:
+        """See :class:`GenerativeAnswerer`."""
+        return self.visual_encoder.layers
+
+    @property
+    def visual_norm(self) -> nn.Module:
+        """See :class:`GenerativeAnswerer`."""
+        return self.visual_encoder.layernorm
+
+    @property
+    def question_encoder(self) -> Any:
+        """See :class:`GenerativeAnswerer`."""
+        return self.text_encoder
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return ("visual_encoder.embeddings.", *(("visual_encoder.layers.0.",) if self.adapters.names else ()))
+
+    def places(self, reduction: int = 16) -> Places:
+        """What can be finetuned.
+
+        Adapters are where FedDAT's released code has them: in the picture encoder after the residual sum of every
+        block, in the question encoder and the decoder inside the last normalisation of every block. LoRA's usual layers
+        are queries and values of self-attention. Prompts are visual only and come after the picture encoder.
+        """
+        width, config = self.config.width, self.config
+        texts = {"text_encoder": config.text_layers, "text_decoder.bert": config.decoder_layers}
+        written = [self.get_submodule(f"{part}.encoder.layer.{i}") for part, n in texts.items() for i in range(n)]
+        norms: list[Any] = [layer.output for layer in written]
+        return Places(
+            heads=(self.answer_head,),
+            top=(f"text_decoder.bert.encoder.layer.{config.decoder_layers - 1}.",),
+            hosts=[
+                *(Host(block, width) for block in self.visual_blocks),
+                *(Host(output.LayerNorm, width, after_norm=True) for output in norms),
+            ],
+            reduction=reduction,
+            lora=("attention.q_proj", "attention.v_proj", "attention.self.query", "attention.self.value"),
+            ia3=("attention.k_proj", "attention.v_proj", "attention.self.key", "attention.self.value"),
+            ia3_inputs=(
+                "mlp.fc2",
+                *(f"{part}.encoder.layer.{i}.output.dense" for part, n in texts.items() for i in range(n)),
+            ),
+            prompts={"visual": width},
+            prefix="its attention takes no keys and values from outside; 'prompt' does work",
+        )
+
+
+class _Bert(nn.Module):
+    """BERT's embeddings and layers of which some look at another sequence; named as in ``transformers``."""
+
+    def __init__(self, config: AlbefConfig, looking: list[bool]) -> None:
+        super().__init__()
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertEmbeddings
+        from transformers.models.blip.configuration_blip import BlipTextConfig
+        from transformers.models.blip.modeling_blip_text import BlipTextLayer
+
+        sizes: dict[str, Any] = {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.width,
+            "num_attention_heads": config.heads,
+            "intermediate_size": 4 * config.width,
+            "max_position_embeddings": config.positions,
+            "hidden_dropout_prob": config.dropout,
+            "attention_probs_dropout_prob": config.dropout,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-12,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+        self.embeddings = BertEmbeddings(BertConfig(**sizes))
+        sizes |= {"encoder_hidden_size": config.width, "sep_token_id": None}
+        self.encoder = nn.Module()
+        self.encoder.layer = nn.ModuleList(
+            BlipTextLayer(BlipTextConfig(**sizes, is_decoder=looks), i) for i, looks in enumerate(looking)
+        )
+
+
+class _Decoder(nn.Module):
+    """A language model: :class:`_Bert`, and a head whose output matrix is that of the word embeddings."""
+
+    def __init__(self, config: AlbefConfig) -> None:
+        super().__init__()
+        from transformers.models.blip.configuration_blip import BlipTextConfig
+        from transformers.models.blip.modeling_blip_text import BlipTextPredictionHeadTransform
+
+        self.bert = _Bert(config, [True] * config.decoder_layers)
+        self.cls = nn.Module()
+        self.cls.predictions = nn.Module()
+        self.cls.predictions.transform = BlipTextPredictionHeadTransform(
+            BlipTextConfig(hidden_size=config.width, hidden_act="gelu", layer_norm_eps=1e-12)
+        )
+        self.cls.predictions.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+
+def _vision(config: AlbefConfig) -> "ViTModel":
+    from transformers import ViTConfig, ViTModel
+
+    return ViTModel(
+        ViTConfig(
+            hidden_size=config.width,
+            num_hidden_layers=config.visual_layers,
+            num_attention_heads=config.heads,
+            intermediate_size=4 * config.width,
+            image_size=config.image_size,
+            patch_size=config.patch,
+            hidden_dropout_prob=config.dropout,
+            attention_probs_dropout_prob=config.dropout,
+            layer_norm_eps=1e-6,
+        ),
+        add_pooling_layer=False,
+    )
+
+
+def _initialise(model: nn.Module, std: float, rng: torch.Generator) -> None:
+    """Matrices, embeddings and tokens from N(0, std), biases 0, normalisations 1 and 0."""
+    norms = {id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.is_meta:
+                continue
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif id(parameter) in norms:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, std, generator=rng)
+
+
+# From the tensor names of ALBEF's published checkpoints to ours -----------------------------------------------
+
+_UNUSED = re.compile(
+    r"(visual_encoder|text_encoder|text_decoder|vision_proj|text_proj)_m\..*"  # momentum copies
+    r"|(vision_proj|text_proj|itm_head|combined_proj)\..*|temp|(image|text|idx)_queue|queue_ptr"  # pre-training's heads
+    r"|.*\.position_ids"
+)
+_VISUAL = (
+    (r"cls_token", r"embeddings.cls_token"),
+    (r"pos_embed", r"embeddings.position_embeddings"),
+    (r"patch_embed\.proj\.(weight|bias)", r"embeddings.patch_embeddings.projection.\1"),
+    (r"norm\.(weight|bias)", r"layernorm.\1"),
+    (r"blocks\.(\d+)\.norm1\.(weight|bias)", r"layers.\1.layernorm_before.\2"),
+    (r"blocks\.(\d+)\.norm2\.(weight|bias)", r"layers.\1.layernorm_after.\2"),
+    (r"blocks\.(\d+)\.attn\.proj\.(weight|bias)", r"layers.\1.attention.o_proj.\2"),
+    (r"blocks\.(\d+)\.mlp\.(fc[12])\.(weight|bias)", r"layers.\1.mlp.\2.\3"),
+)
+_QKV = re.compile(r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)")
+_HEAD = re.compile(r"cls\.predictions\.(transform\..*|bias)")
+_TIED = re.compile(r"cls\.predictions\.decoder\.(weight|bias)")
+_LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
+
+
+def rename_albef(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A published checkpoint's tensors under our names; momentum copies and pre-training's other heads are left out."""
+    renamed: dict[str, Tensor] = {}
+    unknown: list[str] = []
+    for full, tensor in state.items():
+        name = full.removeprefix("module.")
+        if _UNUSED.fullmatch(name):
+            continue
+        part, _, rest = name.partition(".")
+        if part == "visual_encoder":
+            found = _visual(rest, tensor)
+        elif part in ("text_encoder", "text_decoder"):
+            found = _text(part, rest.removeprefix("bert."), tensor)
+        else:
+            found = None
+        if found is None:
+            unknown.append(full)
+        else:
+            renamed |= found
+    if unknown:
+        more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
+        raise ValueError(f"no ALBEF has tensors called {', '.join(unknown[:3])}{more}")
+    if not any(name.startswith("text_decoder.bert.") for name in renamed):
+        renamed |= _decoder_of(renamed)
+    return renamed
+
+
+def sizes_of(tensors: Mapping[str, Tensor], heads: int | None = None) -> AlbefConfig:
+    """The sizes that renamed tensors have."""
+    embeddings = "visual_encoder.embeddings"
+    needed = (
+        f"{embeddings}.patch_embeddings.projection.weight",
+        f"{embeddings}.position_embeddings",
+        "text_encoder.embeddings.word_embeddings.weight",
+        "text_encoder.embeddings.position_embeddings.weight",
+    )
+    for name in needed:
+        if name not in tensors:
+            raise ValueError(f"the checkpoint has no tensor for {name}")
+    patches, positions, words, places = (tensors[name] for name in needed)
+    width, patch = patches.shape[0], patches.shape[-1]
+    layers = {
+        part: _count(tensors, f"{part}.")
+        for part in ("visual_encoder.layers", "text_encoder.encoder.layer", "text_decoder.bert.encoder.layer")
+    }
+    return AlbefConfig(
+        vocab_size=words.shape[0],
+        width=width,
+        heads=heads or max(1, width // 64),
+        image_size=math.isqrt(positions.shape[1] - 1) * patch,
+        patch=patch,
+        visual_layers=layers["visual_encoder.layers"],
+        text_layers=layers["text_encoder.encoder.layer"],
+        fusion=_fusion(tensors),
+        decoder_layers=layers["text_decoder.bert.encoder.layer"],
+        positions=places.shape[0],
+    )
+
+
+def _visual(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
+    fused = _QKV.fullmatch(name)
+    if fused is not None:
+        layer, kind = fused.groups()
+        parts = zip("qkv", tensor.chunk(3), strict=True)
+        return {f"visual_encoder.layers.{layer}.attention.{p}_proj.{kind}": value for p, value in parts}
+    for pattern, replacement in _VISUAL:
+        if re.fullmatch(pattern, name):
+            return {f"visual_encoder.{re.sub(pattern, replacement, name)}": tensor}
+    return None
+
+
+def _text(part: str, name: str, tensor: Tensor) -> dict[str, Tensor] | None:
+    if _TIED.fullmatch(name) or name.startswith("pooler."):
+        return {}  # the embeddings' own matrix, the head's own bias; nothing reads a pooler
+    if _HEAD.fullmatch(name):
+        return {f"text_decoder.{name}": tensor}
+    if not name.startswith(("embeddings.", "encoder.layer.")):
+        return None
+    return {f"{part}.{name}" if part == "text_encoder" else f"{part}.bert.{name}": tensor}
+
+
+def _decoder_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder that ALBEF starts from its question encoder."""
+    fusion, decoder = _fusion(tensors), dict[str, Tensor]()
+    for full, tensor in tensors.items():
+        part, _, name = full.partition(".")
+        layer = _LAYER.fullmatch(name)
+        if part != "text_encoder" or (layer is not None and int(layer[1]) < fusion):
+            continue
+        decoder["text_decoder.bert." + (f"encoder.layer.{int(layer[1]) - fusion}.{layer[2]}" if layer else name)] = (
+            tensor
+        )
+    return decoder
+
+
+def _fusion(tensors: Mapping[str, Tensor]) -> int:
+    looking = [m[1] for n in tensors if (m := re.match(r"text_encoder\.encoder\.layer\.(\d+)\.crossattention\.", n))]
+    if not looking:
+        raise ValueError("the checkpoint's text_encoder has no layer with cross-attention; it is no ALBEF")
+    return min(map(int, looking))
+
+
+def _count(tensors: Mapping[str, Tensor], prefix: str) -> int:
+    """Layers whose names begin so; 0 if none does."""
+    return 1 + max((int(n[len(prefix) :].partition(".")[0]) for n in tensors if n.startswith(prefix)), default=-1)
+
+
+# ALBEF in two sizes, each with its weights --------------------------------------------------------------------
 
 __all__ = ["Albef", "albef", "albef_mini", "fit", "mini_answer_tokenizer", "resized_positions"]
 
@@ -32,14 +391,7 @@ MINI = AlbefConfig(
 def mini_answer_tokenizer(
     words: Sequence[str], answers: Sequence[str] = (), max_length: int = 16, *, model: str = "albef_mini"
 ) -> AnswerTokenizer:
-    """The tokenizer of a mini that writes answers: its pre-training's words, then new ones of questions and answers.
-
-    Args:
-        words: of questions.
-        answers: the answers that there are.
-        max_length: text positions.
-        model: whose packaged weights say which words come first; without weights, those of ``vilt_mini``.
-    """
+    """The tokenizer of a mini that writes answers: its pre-training's words, then new ones of questions and answers."""
     known = tuple(describe(weights_file(model))["words"]) if packaged(model) else mini_words()
     return AnswerTokenizer(WordTokenizer((*known, *words, *words_of(answers)), max_length))
 
@@ -176,11 +528,7 @@ def resized_positions(positions: Tensor, side: int) -> Tensor:
 
 
 def fit(model: torch.nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Fills a model with tensors of exactly its names and shapes; one on the meta device is only compared with them.
-
-    Raises:
-        ValueError: names are missing or unknown, or shapes differ; names the first few.
-    """
+    """Fills a model with tensors of exactly its names and shapes; one on the meta device is only compared with them."""
     state: Mapping[str, Any] = model.state_dict()
     faults = [f"{name} is missing" for name in state if name not in tensors]
     faults += [f"{name} is unknown" for name in tensors if name not in state]

@@ -18,7 +18,7 @@ else on rows of questions, (B, K T, d).
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,115 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import HasCandidates
 from confed.federation.stages import Stage, name_of, run_stages
 from confed.models.adapters import AdapterBank
-from confed.models.answer_batches import checked_answers, checked_question
-from confed.models.answer_states import Prefix, Question, attend
 from confed.models.finetuning import Finetunable
 from confed.models.inputs import additive_mask, checked_image
 from confed.models.pretrained import States
 
-__all__ = ["OUTSIDE", "GenerativeAnswerer"]
+# States between the parts of models that write answers --------------------------------------------------------
+
+
+class Prefix(NamedTuple):
+    """A batch after the part of the model that lies before the first adapter.
+
+    Attributes:
+        hidden: class token and patches, (B, 1 + P, d).
+        text: the question's token ids, (B, L).
+        mask: 1 for its tokens, 0 for padding, (B, L).
+        tokens: tokens of the answers to learn, (B, K, T), or None.
+        counted: which of them there are, bool (B, K); None where all are.
+    """
+
+    hidden: Tensor
+    text: Tensor
+    mask: Tensor
+    tokens: Tensor | None
+    counted: Tensor | None = None
+
+
+class Question(NamedTuple):
+    """What the decoder reads.
+
+    Attributes:
+        states: the question's tokens after they have seen the picture, shape (B, L, d).
+        mask: added to attention scores: 0 for tokens, very low for padding, shape (B, 1, 1, L).
+    """
+
+    states: Tensor
+    mask: Tensor
+
+
+def attend(crossattention: Any, hidden: Tensor, states: Tensor, mask: Tensor | None) -> Tensor:
+    """The cross-attention block of a BERT-like layer of ``transformers``, its residual sum and norm included.
+
+    The library's own block drops the mask of what is attended to (5.23: ``BlipTextAttention`` does not hand it on), so
+    that padding would be attended to as well; its parts are called one by one instead.
+    """
+    context, _ = crossattention.self(hidden, encoder_hidden_states=states, encoder_attention_mask=mask)
+    return crossattention.output(context, hidden)
+
+
+# Questions and answers in a batch: checks of their shapes -----------------------------------------------------
+
+
+def check_answers(tokens: Tensor, weight: Tensor | None, rows: int) -> None:
+    """Check of the shapes of a batch's answers."""
+    if tokens.ndim not in (2, 3) or len(tokens) != rows or tokens.shape[-1] < 2:
+        raise ValueError(
+            f"answer_tokens must have shape ({rows}, at least 2), or ({rows}, K, at least 2) with several answers, "
+            f"got {tuple(tokens.shape)}"
+        )
+    if tokens.ndim == 3 and (weight is None or weight.shape != tokens.shape[:2]):
+        came = "none" if weight is None else f"shape {tuple(weight.shape)}"
+        raise ValueError(
+            f"several answers need batch['answer_weight'] of shape {tuple(tokens.shape[:2])}, positive where there is "
+            f"an answer, got {came}"
+        )
+
+
+def checked_question(batch: Batch, rows: int, longest: int, model: str) -> tuple[Tensor, Tensor]:
+    """A question's token ids and which of them are no padding, each (B, L)."""
+    for key in ("text", "text_mask"):
+        if key not in batch:
+            raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch))}")
+    text, mask = batch["text"], batch["text_mask"]
+    if text.ndim != 2 or len(text) != rows or text.shape[1] > longest:
+        raise ValueError(f"text must have shape ({rows}, at most {longest}), got {tuple(text.shape)}")
+    if mask.shape != text.shape:
+        raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+    return text, mask
+
+
+def checked_answers(batch: Batch, rows: int) -> tuple[Tensor | None, Tensor | None]:
+    """A batch's answers to learn and which of them there are, as :func:`trimmed` has them; None where there are none.
+
+    Raises ``ValueError``: see :func:`check_answers`.
+    """
+    tokens = batch.get("answer_tokens")
+    if tokens is not None:
+        check_answers(tokens, batch.get("answer_weight"), rows)
+    return trimmed(tokens, batch["answer_weight"] > 0 if tokens is not None and tokens.ndim == 3 else None)
+
+
+def trimmed(tokens: Tensor | None, counted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Answers (B, K, T) without what is padding in the whole batch, and which there are, None where all are.
+
+    Single answers, (B, T) without ``counted``, become (B, 1, T).
+    """
+    if tokens is None or counted is None:
+        return (None if tokens is None else tokens[:, None]), None
+    slots = _last(counted.any(0), 1)
+    longest = _last(((tokens != 0) & counted[..., None]).flatten(0, 1).any(0), 2)
+    tokens, counted = tokens[:, :slots, :longest], counted[:, :slots]
+    return tokens, None if bool(counted.all()) else counted
+
+
+def _last(used: Tensor, least: int) -> int:
+    """How many columns reach up to the last one that is used, at least so many."""
+    found = used.nonzero()
+    return max(int(found[-1]) + 1 if len(found) else 0, least)
+
+
+# Models that write an answer word by word ---------------------------------------------------------------------
 
 OUTSIDE = -1e4
 """Added to the score of candidates whose first token is not among the k most probable: finite, and below all others."""
@@ -64,16 +166,6 @@ class GenerativeAnswerer(Finetunable):
     with ``embeddings`` and ``encoder.layer``, and ``cls.predictions`` with ``transform`` and ``bias``; the output
     matrix is that of the word embeddings. It says where its other parts are: :meth:`visual_embedding`,
     :attr:`visual_blocks`, :attr:`visual_norm`, :attr:`question_encoder`.
-
-    Args:
-        image_size: pixels per side.
-        mean: of each colour channel, subtracted from uint8 pictures scaled to [0, 1].
-        std: of each colour channel.
-        k: candidates that are compared by their whole text.
-        start: id of the decoder's start token where it is not the one that answers begin with.
-
-    Raises:
-        ValueError: k is below 1.
     """
 
     answer_head = "text_decoder.cls"
@@ -239,9 +331,6 @@ class GenerativeAnswerer(Finetunable):
         """The model's inside on a batch with ``answer_tokens``, one answer each.
 
         See :class:`confed.models.pretrained.States`.
-
-        Raises:
-            ValueError: as :meth:`forward`, or there are no answers or several.
         """
         image = checked_image(batch, (self.image_size, self.image_size), type(self).__name__)
         text, mask = self._text(batch, len(image))
@@ -278,17 +367,7 @@ class GenerativeAnswerer(Finetunable):
         return Question(hidden, mask)
 
     def decode(self, question: Question, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
-        """The decoder's states on up to K texts per question, each read from left to right.
-
-        Args:
-            question: of B questions.
-            tokens: (B, K, T), the first the start token.
-            counted: which of the texts are read, bool (B, K); None for all. Of the others nothing but the
-                cross-attention's queries and output is computed, on zeros.
-
-        Returns:
-            (R, T, d) of the R texts that are read, question after question; R is B K without ``counted``.
-        """
+        """The decoder's states on up to K texts per question, each read from left to right."""
         b, k, t = tokens.shape
         places = None if counted is None else counted.flatten().nonzero()[:, 0]
         if self.start is not None:
@@ -315,11 +394,7 @@ class GenerativeAnswerer(Finetunable):
         return F.linear(head.transform(hidden), self.text_decoder.bert.embeddings.word_embeddings.weight, head.bias)
 
     def rank(self, question: Question) -> Tensor:
-        """One score per candidate, (B, C); see the class.
-
-        Raises:
-            ValueError: no candidates were set by :meth:`begin`.
-        """
+        """One score per candidate, (B, C); see the class."""
         if self._candidates is None:
             raise ValueError(
                 f"{type(self).__name__} chooses among given answers and got none: task.name must be 'generation'"

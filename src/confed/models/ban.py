@@ -20,8 +20,6 @@ from confed.models.region_layers import WeightNormLinear, masked_softmax
 from confed.models.region_model import RegionModel, State
 from confed.models.variants import region_variant
 
-__all__ = ["BAN", "ban_4", "ban_8", "ban_mini"]
-
 RANK = 3
 """Rank of the bilinear forms over the hidden features, K."""
 

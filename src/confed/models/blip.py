@@ -17,32 +17,22 @@ from torch import Tensor, nn
 from confed.models.adapters import Host
 from confed.models.albef import mini_answer_tokenizer
 from confed.models.answer_ranking import GenerativeAnswerer
-from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
-from confed.models.pretrained import load_into, weights_file
-from confed.models.published import published, seeded
+from confed.models.pretrained import load_into, published, seeded, weights_file
 from confed.models.tokenizer import bert_tokenizer
 from confed.registry import register_model
 
 if TYPE_CHECKING:
     from transformers import BlipForQuestionAnswering
 
-__all__ = ["Blip", "blip", "blip_mini"]
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 
 
 class Blip(GenerativeAnswerer):
-    """See :class:`confed.models.answer_ranking.GenerativeAnswerer`.
-
-    Args:
-        body: the ``transformers`` model; it gives its parts away.
-        k: candidates that are compared by their whole text.
-        start: id of the decoder's start token; None: the one that answers begin with.
-        mean: of each colour channel.
-        std: of each colour channel.
-    """
+    """See :class:`confed.models.answer_ranking.GenerativeAnswerer`."""
 
     def __init__(
         self,
@@ -93,9 +83,6 @@ class Blip(GenerativeAnswerer):
 
         LoRA changes queries and values of the texts' self-attention, and the picture encoder's fused queries, keys and
         values. IA3 scales keys and values of the texts' self-attention, and every second feed-forward layer's input.
-
-        Args:
-            reduction: the usual one of the adapters.
         """
         stacks: list[tuple[str, Any]] = [
             ("text_encoder.encoder.layer", self.text_encoder.encoder.layer),

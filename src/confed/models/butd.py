@@ -19,8 +19,6 @@ from confed.models.region_layers import WeightNormLinear
 from confed.models.region_model import RegionModel, State
 from confed.models.variants import region_variant
 
-__all__ = ["BUTD", "butd", "butd_mini"]
-
 
 class BUTD(RegionModel):
     """BUTD; see :class:`confed.models.region_model.RegionModel` for its batches.

@@ -5,6 +5,7 @@ and 0 stands behind its end.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +15,71 @@ import torch
 from torch import Tensor
 
 from confed.federation.reading import faults_of
-from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, WordTokenizer
+from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, BertTokenizer, WordTokenizer
 
-__all__ = [
-    "END", "NEVER", "PIECES", "START", "Pieces", "WrittenWords", "caption_tokenizer", "saved_tokenizer", "train_pieces",
-]  # fmt: skip
+# Tokens of answers, for models that write their answers instead of choosing -----------------------------------
+
+
+class AnswerTokenizer:
+    """A question tokenizer that also reads answers; implements :class:`confed.data.encode.Tokenizer`.
+
+    An answer becomes ``[CLS] words [SEP]``, and 0 (the id of ``[PAD]`` in BERT and in our word tokenizer) behind it:
+    the first token starts the decoder, the second is its end.
+    """
+
+    def __init__(self, questions: WordTokenizer | BertTokenizer, closing: bool = True) -> None:
+        self.questions, self.closing = questions, closing
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.questions.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        """L, the positions of a question."""
+        return self.questions.max_length
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The vocabulary's words in order; empty where it is BERT's."""
+        return self.questions.words if isinstance(self.questions, WordTokenizer) else ()
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (1 = token, 0 = padding) of questions, both int64 of shape (N, L)."""
+        ids, mask = self.questions(texts)
+        if self.closing:
+            return ids, mask
+        # The last token of every text is the closing one.
+        mask = mask * (torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True) - 1)
+        return ids * mask, mask
+
+    def shortened(self, texts: Sequence[str]) -> int:
+        """How many of some questions are longer than L tokens and so lose their end."""
+        return self.questions.shortened(texts)
+
+    def answers(self, texts: Sequence[str]) -> Tensor:
+        """Token ids of answers, int64, shape (C, T): T tokens of the longest, 0 after the end of shorter ones."""
+        ids, mask = self.questions(texts)
+        ids = (ids * mask)[:, : int(mask.sum(1).max()) if len(mask) else 0]
+        seen: dict[tuple[int, ...], str] = {}
+        for text, row in zip(texts, ids.tolist(), strict=True):
+            other = seen.setdefault(tuple(row), text)
+            if other != text:
+                raise ValueError(f"the answers {other!r} and {text!r} have the same tokens, nothing tells them apart")
+        return ids
+
+    def save(self, directory: Path | str) -> None:
+        """Writes the tokenizer's folder; see :meth:`confed.models.tokenizer.WordTokenizer.save`."""
+        self.questions.save(directory)
+
+
+def words_of(answers: Sequence[str]) -> tuple[str, ...]:
+    """The words of answers in order, without repetitions: what a word tokenizer must know to write them."""
+    return tuple(dict.fromkeys(word for answer in answers for word in re.findall(r"[^\W_]+", answer.lower())))
+
+
+# Tokenizers of captions: words of a list ----------------------------------------------------------------------
 
 START, END = SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]")
 NEVER = tuple(SPECIAL_TOKENS.index(name) for name in ("[PAD]", "[UNK]", "[CLS]", "[MASK]"))
@@ -32,15 +93,7 @@ _SHOWN = 60
 
 
 class WrittenWords:
-    """Words of a list as tokens, both ways; implements :class:`confed.data.encode.Tokenizer`.
-
-    Args:
-        words: the vocabulary, in order.
-        max_length: L, the first and the last token included; a longer text is an error and loses nothing unseen.
-
-    Raises:
-        ValueError: the word list is empty, or ``max_length`` leaves no room for a word.
-    """
+    """Words of a list as tokens, both ways; implements :class:`confed.data.encode.Tokenizer`."""
 
     def __init__(self, words: Sequence[str], max_length: int = 24) -> None:
         # Room for one token more shows which texts are too long.
@@ -90,14 +143,6 @@ class Pieces:
     """Pieces of words by SentencePiece (Kudo and Richardson, EMNLP 2018), both ways.
 
     The model's piece i has the token id ``len(SPECIAL_TOKENS) + i``; an unknown piece is ``[UNK]``.
-
-    Args:
-        file: a model file of SentencePiece.
-        max_length: L, the first and the last token included; a longer text is an error.
-
-    Raises:
-        ValueError: no such file, no such model in it, a length without room for a piece, or sentencepiece is not
-            installed.
     """
 
     def __init__(self, file: Path | str, max_length: int = 24) -> None:
@@ -154,12 +199,7 @@ def caption_tokenizer(
 
 
 def saved_tokenizer(directory: Path, max_length: int) -> WrittenWords | Pieces:
-    """The tokenizer of captions that was saved into a folder.
-
-    Args:
-        directory: the folder.
-        max_length: L, the first and the last token included.
-    """
+    """The tokenizer of captions that was saved into a folder."""
     pieces = directory / PIECES
     return Pieces(pieces, max_length) if pieces.is_file() else WrittenWords.load(directory, max_length)
 
@@ -168,17 +208,6 @@ def train_pieces(texts: Iterable[str], file: Path, size: int) -> int:
     """Trains a SentencePiece model (byte pairs) and writes it.
 
     Texts are read one after the other; at most a million of them, drawn by the library with a fixed seed, decide.
-
-    Args:
-        texts: what to learn from: public texts, such as a federation's public split.
-        file: the model file to write.
-        size: number of pieces.
-
-    Returns:
-        Number of pieces.
-
-    Raises:
-        ValueError: the texts have fewer pieces than wanted, there are none, or sentencepiece is not installed.
     """
     library = _sentencepiece()
     given = iter(texts)

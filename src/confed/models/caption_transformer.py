@@ -14,10 +14,8 @@ from confed.models.caption_writer import CaptionWriter
 from confed.models.modal_clip import ClipPatches, clip_encoder
 from confed.models.modal_segments import checked_modalities
 from confed.models.modal_transformer import modal_parts, segmenter
-from confed.models.published import seeded
+from confed.models.pretrained import seeded
 from confed.models.variants import variant
-
-__all__ = ["caption_transformer", "caption_transformer_mini", "caption_transformer_tiny"]
 
 
 def assemble(

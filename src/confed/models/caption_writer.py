@@ -3,10 +3,13 @@
 Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", 2025: trained on texts, pictures
 with captions and documents of both, tested on captions. All tokens of a sample go through one causal Transformer, the
 text behind what it is about, and the state of a text's token scores the token that follows it.
+
+The search of ``transformers`` steers models that are classes of that library; this one needs a function alone. Both
+rank finished texts by log p(text) / length^penalty.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +17,94 @@ from torch import Tensor
 from confed.data.caption_batches import groups, text_masks
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import SearchesBeams
-from confed.models.beam_search import beam_search
 from confed.models.caption_tokenizer import END, NEVER, START
 from confed.models.magneto import Encoder
 from confed.models.modal_module import ModalEmbedding, ModalTransformer, Tokens, pool
 
-__all__ = ["CaptionWriter"]
+# Batched beam search for models that write texts token by token -----------------------------------------------
+
+Step = Callable[[Tensor, Tensor | None], Tensor]
+"""Scores of every token's successor, float (B K, V): of the texts so far, int64 (B K, t), and the rows that they
+continue, int64 (B K,), or None in the first step."""
+
+
+class Found(NamedTuple):
+    """The best texts.
+
+    Attributes:
+        tokens: from the start token to the end token, 0 behind it, int64 (B, longest).
+        scores: log p(text) / length^penalty, float32 (B,).
+    """
+
+    tokens: Tensor
+    scores: Tensor
+
+
+def beam_search(
+    step: Step,
+    rows: int,
+    *,
+    start: int,
+    end: int,
+    beams: int = 5,
+    longest: int = 24,
+    penalty: float = 1.0,
+    never: Sequence[int] = (),
+    device: torch.device | None = None,
+) -> Found:
+    """The best finished text of each of B rows.
+
+    In every step each of K unfinished texts of a row is continued with all V tokens; the K best that do not end go on,
+    and the best that ended is kept. A row is done when no continuation of its texts can become better than that.
+    """
+    if beams < 1:
+        raise ValueError(f"beams must be at least 1, got {beams}")
+    if longest < 3:
+        raise ValueError(f"a written text needs room for 3 tokens at least (start, a word, end), got {longest}")
+    if penalty < 0:
+        raise ValueError(f"length_penalty must not be negative, got {penalty}")
+    texts = torch.full((rows * beams, 1), start, dtype=torch.int64, device=device)
+    # Of equal beginnings one counts.
+    alive = torch.full((rows, beams), -torch.inf, device=device)
+    alive[:, 0] = 0.0
+    best = Found(
+        torch.zeros(rows, longest, dtype=torch.int64, device=device),
+        torch.full((rows,), -torch.inf, device=device),
+    )
+    first = torch.arange(rows, device=device).unsqueeze(1) * beams
+    parents: Tensor | None = None
+    for length in range(1, longest):
+        surprise = step(texts, parents).float().log_softmax(-1)
+        if never:
+            surprise[:, list(never)] = -torch.inf
+        total = alive.unsqueeze(2) + surprise.view(rows, beams, -1)  # (B, K, V)
+        if length > 1:  # an empty text is none
+            best = _better(best, texts.view(rows, beams, -1), total[:, :, end] / length**penalty, end)
+        if length == longest - 1:
+            break
+        total[:, :, end] = -torch.inf
+        alive, flat = total.flatten(1).topk(beams, dim=1)
+        vocabulary = total.shape[2]
+        parents = (first + flat // vocabulary).flatten()
+        texts = torch.cat([texts[parents], (flat % vocabulary).view(-1, 1)], dim=1)
+        # Log-probabilities only fall, and the longest text divides them by most.
+        if bool((alive.amax(1) / (longest - 1) ** penalty <= best.scores).all()):
+            break
+    return best
+
+
+def _better(best: Found, texts: Tensor, scores: Tensor, end: int) -> Found:
+    """The best finished texts so far."""
+    value, which = scores.max(dim=1)
+    tokens = torch.zeros_like(best.tokens)
+    size = texts.shape[2]
+    tokens[:, :size] = texts[torch.arange(len(texts), device=texts.device), which]
+    tokens[:, size] = end
+    now = value > best.scores
+    return Found(torch.where(now[:, None], tokens, best.tokens), torch.where(now, value, best.scores))
+
+
+# Decoder network for captioning -------------------------------------------------------------------------------
 
 
 class CaptionWriter(ModalTransformer):
@@ -37,18 +122,9 @@ class CaptionWriter(ModalTransformer):
     ``before_shown`` (B, P) and ``before_image`` (B, P, 3, H, W) besides; mixed ones have up to three sets of keys.
     Positions are those within a picture or a text; the order of a document's turns shows in who sees whom.
 
-    Args:
-        embed: modality -> its embedding, with text among them.
-        body: the Transformer W.
-        vocab_size: number of token ids V.
-        max_length: the most tokens of a text.
-
     Attributes:
         beams: width of the beam search, which the task sets.
         penalty: its power of the length.
-
-    Raises:
-        ValueError: there is no text among the modalities.
     """
 
     answer_head = "head"
@@ -87,11 +163,6 @@ class CaptionWriter(ModalTransformer):
         """The text that a beam search finds behind what a batch without ``text`` shows, int64 (B, max_length).
 
         Raises ``ValueError``: faults of the batch as in :meth:`forward`, or a width or a power out of range.
-
-        Args:
-            batch: pictures, or other inputs of the model.
-            beams: width of the search; the model's by default.
-            penalty: power of the length; the model's by default.
         """
         return self._written(self._sequence(batch), beams, penalty)
 

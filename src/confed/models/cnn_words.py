@@ -22,25 +22,11 @@ from confed.models.layers import seeded_linear
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
-__all__ = ["CnnWords", "cnn_words"]
-
 
 class CnnWords(nn.Module):
     """Convolutions and a bag of words with an answer head.
 
     Batches have ``image``, uint8 (B, 3, S, S) or floats in [-1, 1], and ``text`` and ``text_mask``, int64 (B, L).
-
-    Args:
-        answers: number of answers C.
-        vocab_size: number of token ids.
-        width: features per modality, d.
-        channels: of the convolutions, each of which halves the sides of the picture.
-        image_size: pixels per side S.
-        dropout: dropout probability of the fused features.
-        rng: where initial values come from.
-
-    Raises:
-        ValueError: fewer than one answer, no convolution, or a size that they cannot halve often enough.
     """
 
     answer_head = "classifier"

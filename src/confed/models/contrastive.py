@@ -27,8 +27,6 @@ from confed.federation.specs import Attends, TaskAware, frozen_names, model_spec
 from confed.federation.structure import adapter_bank, feature_width
 from confed.losses.info_nce import Similarity, similarities
 
-__all__ = ["AnswerProjection", "ContrastiveAnswerer", "NonlinearHeadAdapter", "answer_words"]
-
 
 def answer_words(answer: str) -> tuple[str, ...]:
     """The words of an answer in lower case, without punctuation; of an answer without words, what it has.
@@ -42,24 +40,7 @@ def answer_words(answer: str) -> tuple[str, ...]:
 
 
 class AnswerProjection(nn.Module):
-    """APN: an answer's words, each through one layer, and the maximum over the words.
-
-    Args:
-        answers: the texts of C answers.
-        words: words per answer, P; further ones are cut off.
-        hidden: width H of the result.
-        masked: whether positions behind an answer's last word are left out of the maximum. Otherwise they are vectors
-            of zeros, whose activation ReLU(b) can be the largest (the paper's text, and its authors' released code).
-        table: frozen embeddings of ``vocabulary(answers, words)``, (V, d); None for embeddings that are learned.
-        unknown: share of the answers whose words may all have an embedding of zeros, as a word that is not in the
-            table has. To the model all of them are the same answer.
-        width: d of embeddings that are learned.
-        rng: where initial values come from.
-
-    Raises:
-        ValueError: no answers, a size below 1, a table of another size, or more answers without a known word than
-            ``unknown`` (names the first ones).
-    """
+    """APN: an answer's words, each through one layer, and the maximum over the words."""
 
     tokens: Tensor
 
@@ -127,15 +108,7 @@ class AnswerProjection(nn.Module):
 
 
 class NonlinearHeadAdapter(nn.Module):
-    """NHA: two layers with a ReLU between them, then batch normalisation.
-
-    Args:
-        inputs: width D of the backbone's features.
-        hidden: width H between the layers.
-        width: S.
-        batch_norm: with the batch normalisation, as published.
-        rng: where initial values come from.
-    """
+    """NHA: two layers with a ReLU between them, then batch normalisation."""
 
     def __init__(self, inputs: int, hidden: int, width: int, batch_norm: bool, rng: torch.Generator) -> None:
         super().__init__()
@@ -174,31 +147,11 @@ class ContrastiveAnswerer(nn.Module):
     v_NHA with the u_LTA of example j's answer. Otherwise they are those with all answers, (B, C), in which case
     u_LTA carries no gradient. Similarities are taken before the temperature.
 
-    Args:
-        backbone: any model that names its ``answer_head``; changed in place: its head is taken out.
-        answers: the texts of C answers.
-        similarity: within a batch, "cosine" or "dot".
-        eval_similarity: with all answers, "cosine" or "dot".
-        temperature: of the loss, for those who make probabilities of the similarities.
-        width: S.
-        hidden: H, of APN and NHA.
-        words: words per answer that APN reads.
-        masked: see :class:`AnswerProjection`.
-        glove: a file of GloVe vectors, frozen then; None for embeddings that are learned.
-        glove_missing: share of the answers that may have no word in that file.
-        embedding: width of embeddings that are learned.
-        batch_norm: whether NHA ends with batch normalisation, as published.
-        rng: where initial values come from.
-
     Attributes:
-        mha: the backbone.
         apn: the answer projection network.
         nha: the nonlinear head adapter.
         lta: the linear tail adapter.
         split_parts: who holds which submodules in split learning.
-
-    Raises:
-        ValueError: the backbone does not name its answer head or has heads of other tasks, or an option is faulty.
     """
 
     split_parts: ClassVar[Mapping[str, tuple[str, ...]]] = {"client": ("mha", "apn"), "server": ("nha", "lta")}

@@ -12,7 +12,7 @@ import torch
 from confed.models.ctran_module import CTran
 from confed.models.heads import count
 from confed.models.label_embeddings import constant_tokens
-from confed.models.normalisation import Norm
+from confed.models.layers import Norm
 from confed.models.resnet import freeze_body, mini_resnet, resnet18
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model

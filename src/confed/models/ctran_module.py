@@ -10,9 +10,15 @@ positions). Label c is scored by row c: logit_c = <w_c, h_c> + b_c, h_c its last
 
 An option, FedLGT's future work: a label graph. Attention scores between label tokens get ``scale * log_odds(i, j)``,
 from the shares of examples that carry both labels; ``scale`` is learned and starts at 0, where nothing is added.
+
+The model is :class:`confed.models.ctran_module.CTran` with the states of a text's words in the place of a picture's
+visual tokens: word and position embeddings, encoder layers of C-Tran's kind that see words only, then the joint layers.
+FedLGT names texts as future work; this is the smallest step from its model to them.
 """
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,29 +26,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
-from confed.models.normalisation import Constants
+from confed.models.heads import count
+from confed.models.inputs import additive_mask
+from confed.models.label_embeddings import constant_tokens
+from confed.models.layers import Constants, constant_names
 from confed.models.resnet import PictureModel, uniform_linear
+from confed.models.tokenizer import WordTokenizer
+from confed.registry import register_model
 
 if TYPE_CHECKING:
     from transformers import ResNetModel
-
-__all__ = ["CTran", "EncoderLayer", "LabelGraph", "LabelReadout", "LabelTokens", "co_occurrence", "log_odds"]
 
 
 class LabelTokens(Constants):
     """One token per label and state: ``e_c + s(known_c)``, with s(unknown) = 0.
 
     What is learned is a parameter, from U(-1 / sqrt(d), 1 / sqrt(d)); what is given is a constant buffer.
-
-    Args:
-        count: number of labels C.
-        width: features of a token, d.
-        rng: where the initial values of what is learned come from.
-        labels: constant label embeddings (C, d), or None to learn them.
-        states: constant embeddings (2, d) of "known absent" and "known present", or None to learn them.
-
-    Raises:
-        ValueError: given embeddings of another shape.
     """
 
     labels: Tensor
@@ -67,11 +66,7 @@ class LabelTokens(Constants):
             self.register_buffer(name, given.detach().float().clone())
 
     def forward(self, batch: Batch) -> Tensor:
-        """The tokens, (B, C, d), of ``known`` (B, C): -1 unknown, 0 absent, 1 present; without it all are unknown.
-
-        Raises:
-            ValueError: ``known`` has another shape.
-        """
+        """The tokens, (B, C, d), of ``known`` (B, C): -1 unknown, 0 absent, 1 present; without it all are unknown."""
         rows, known = len(batch["image" if "image" in batch else "text"]), batch.get("known")
         if known is None:
             return self.labels.expand(rows, -1, -1)
@@ -86,12 +81,6 @@ class EncoderLayer(nn.Module):
 
     As released, the joint matrix of queries, keys and values starts from Glorot's uniform distribution with zero
     biases (that of ``torch.nn.MultiheadAttention``), all other matrices and biases from U(-1 / sqrt(d), 1 / sqrt(d)).
-
-    Args:
-        width: features of a token, d.
-        heads: attention heads; must divide the width.
-        dropout: probability, of attention weights, inside the feed-forward block and before both residual sums.
-        rng: where the initial values come from.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, rng: torch.Generator) -> None:
@@ -108,16 +97,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, first: int = 0) -> Tensor:
-        """The next states of the tokens from number ``first`` on.
-
-        Args:
-            x: states of S tokens, (B, S, d).
-            bias: what is added to attention scores, row by query, (S, S) or (B, 1, S, S).
-            first: earlier tokens are looked at and do not look, which saves their queries and feed-forward block.
-
-        Returns:
-            (B, S - first, d).
-        """
+        """The next states of the tokens from number ``first`` on."""
         query, key, value = self._projected(x, first)
         drop = self.dropout.p if self.training else 0.0
         mask = None if bias is None else bias[..., first:, :].to(query.dtype)
@@ -141,13 +121,7 @@ class EncoderLayer(nn.Module):
 
 
 class LabelReadout(nn.Module):
-    """A row and a bias per label: the diagonal of a linear layer, without what is beside it.
-
-    Args:
-        labels: number of labels C.
-        width: features of a label's state, d.
-        rng: where the initial values come from, U(-1 / sqrt(d), 1 / sqrt(d)).
-    """
+    """A row and a bias per label: the diagonal of a linear layer, without what is beside it."""
 
     def __init__(self, labels: int, width: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -155,11 +129,7 @@ class LabelReadout(nn.Module):
         self.weight, self.bias = rows.weight, rows.bias
 
     def forward(self, states: Tensor) -> Tensor:
-        """Scores (B, C) of the labels' states (B, C, d).
-
-        Raises:
-            ValueError: states of another shape, such as one vector per example.
-        """
+        """Scores (B, C) of the labels' states (B, C, d)."""
         if states.ndim != 3 or states.shape[1:] != self.weight.shape:
             expected = ", ".join(map(str, self.weight.shape))
             raise ValueError(f"the readout needs one state per label, (B, {expected}), got {tuple(states.shape)}")
@@ -174,9 +144,6 @@ class LabelGraph(nn.Module):
     where all labels are independent and nothing is added. The model itself never changes it: who fills it in, and
     whether noise is added before, is a method's decision. :mod:`confed.algorithms.fedlgt` does; with a method that does
     not, the graph has no effect.
-
-    Args:
-        labels: number of labels C.
     """
 
     co_occurrence: Tensor
@@ -194,14 +161,7 @@ class LabelGraph(nn.Module):
 
 
 def co_occurrence(labels: Tensor) -> Tensor:
-    """Shares of examples that carry both labels, (C, C); on the diagonal those that carry the label.
-
-    Args:
-        labels: (N, C) in {0, 1}.
-
-    Raises:
-        ValueError: there are no examples.
-    """
+    """Shares of examples that carry both labels, (C, C); on the diagonal those that carry the label."""
     if labels.ndim != 2 or len(labels) == 0:
         raise ValueError(f"labels must have shape (N, C) with N at least 1, got {tuple(labels.shape)}")
     present = labels.float()
@@ -215,10 +175,6 @@ def log_odds(shares: Tensor, examples: Tensor | float) -> Tensor:
     example is added to each of the four numbers (Haldane, "The estimation and significance of the logarithm of a ratio
     of frequencies", Annals of Human Genetics 20, 1956): no logarithm is infinite, and the addition does not hide
     labels that are rare among many examples.
-
-    Args:
-        shares: of :func:`co_occurrence`; impossible values, as noise may leave them, count as a share of 0.
-        examples: the number of examples they are shares of; below 1 it counts as 1.
     """
     own = shares.diagonal()
     first, second = own[:, None] - shares, own[None, :] - shares
@@ -235,23 +191,8 @@ class CTran(PictureModel):
     Batches have ``image``, uint8 (B, 3, H, W) or floats that are already normalised by ImageNet's mean and deviation,
     and may have ``known`` (B, C): -1 unknown, 0 known absent, 1 known present.
 
-    Args:
-        body: the ``transformers`` ResNet; its last stage's channels are the width d of all tokens.
-        labels: number of labels C.
-        rng: where all other initial values come from.
-        image_size: (H, W) in pixels.
-        layers: encoder layers.
-        heads: attention heads.
-        dropout: dropout probability of the encoder layers.
-        embeddings: constant label embeddings (C, d), or None to learn them.
-        states: constant embeddings (2, d) of "known absent" and "known present", or None to learn them.
-        graph: add a :class:`LabelGraph`.
-
     Attributes:
         label_graph: name of the submodule that is the label graph; "" without one.
-
-    Raises:
-        ValueError: a count is below 1, the heads do not divide the width, or embeddings have another shape.
     """
 
     reads_states = True
@@ -316,3 +257,168 @@ class CTran(PictureModel):
         for layer in self.layers[:-1]:
             x = layer(x, bias)
         return x, bias, first
+
+
+# C-Tran network for texts -------------------------------------------------------------------------------------
+
+
+class CTranText(nn.Module):
+    """Word embeddings, layers in which words look at each other, and layers in which labels look at both.
+
+    Batches have ``text`` and ``text_mask`` (B, L), int64, and may have ``known`` (B, C): -1 unknown, 0 known absent, 1
+    known present.
+
+    Attributes:
+        label_graph: name of the submodule that is the label graph; "" without one.
+    """
+
+    reads_states = True
+    """Whether ``known`` in a batch makes a difference; see :class:`confed.models.ctran_module.CTran`."""
+    answer_head = "classifier"
+    """Name of the submodule that scores labels."""
+
+    def __init__(
+        self,
+        labels: int,
+        vocab_size: int,
+        rng: torch.Generator,
+        *,
+        width: int = 64,
+        max_length: int = 32,
+        word_layers: int = 1,
+        layers: int = 2,
+        heads: int = 4,
+        dropout: float = 0.1,
+        embeddings: Tensor | None = None,
+        states: Tensor | None = None,
+        graph: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, value in (("answers", labels), ("vocab_size", vocab_size), ("model.layers", layers)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if word_layers < 0:
+            raise ValueError(f"model.word_layers must not be negative, got {word_layers}")
+        if heads < 1 or width % heads:
+            raise ValueError(f"model.attention_heads must divide the width {width}, got {heads}")
+        self.max_length = max_length
+        self.words, self.positions = (_embedding(rows, width, rng) for rows in (vocab_size, max_length))
+        self.word_norm = nn.LayerNorm(width)
+        self.word_layers = nn.ModuleList(EncoderLayer(width, heads, dropout, rng) for _ in range(word_layers))
+        self.tokens = LabelTokens(labels, width, rng, embeddings, states)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(EncoderLayer(width, heads, dropout, rng) for _ in range(layers))
+        self.classifier = LabelReadout(labels, width, rng)
+        self.graph = LabelGraph(labels) if graph else None
+        self.label_graph = "graph" if graph else ""
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of what is constant."""
+        return constant_names(self)
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
+
+        Raises ``ValueError``: the text is missing, or a tensor has another shape than the model reads.
+        """
+        x, bias, first = self._before_last(batch)
+        states = self.layers[-1](x, bias, first)
+        return Output(self.classifier(states), states.mean(1))
+
+    @torch.no_grad()
+    def attention(self, batch: Batch) -> Tensor:
+        """How much each label looks at each token of the text in the last layer, (B, C, L), mean over heads.
+
+        What is missing in a row to 1 went to label tokens.
+        """
+        x, bias, first = self._before_last(batch)
+        last = self.layers[-1]
+        assert isinstance(last, EncoderLayer)
+        return last.weights(x, bias, first)[..., :first].mean(1)
+
+    def _before_last(self, batch: Batch) -> tuple[Tensor, Tensor, int]:
+        """Input of the last layer (B, L + C, d), what is added to attention scores, and L."""
+        for key in ("text", "text_mask"):
+            if key not in batch:
+                raise ValueError(f"a batch of CTranText needs the key {key!r}, got {', '.join(sorted(batch))}")
+        text, mask = batch["text"], batch["text_mask"]
+        if text.ndim != 2 or text.shape != mask.shape or text.shape[1] > self.max_length:
+            raise ValueError(
+                f"text and text_mask must have the same shape (B, L) with L at most {self.max_length}, got "
+                f"{tuple(text.shape)} and {tuple(mask.shape)}"
+            )
+        length, labels = text.shape[1], len(self.tokens.labels)
+        x = self.word_norm(self.words(text) + self.positions.weight[:length])
+        unread = additive_mask(mask, x.dtype)
+        for layer in self.word_layers:
+            x = layer(x, unread.expand(-1, -1, length, -1))
+        x = self.norm(torch.cat([x, self.tokens(batch).to(x.dtype)], 1))
+        # Padding is never looked at; what it itself looks at is of no consequence.
+        bias = F.pad(unread, (0, labels)).expand(-1, -1, length + labels, -1)
+        if self.graph is not None:
+            bias = bias + F.pad(self.graph(), (length, 0, length, 0))
+        for layer in self.layers[:-1]:
+            x = layer(x, bias)
+        return x, bias, length
+
+
+def _embedding(rows: int, width: int, rng: torch.Generator) -> nn.Embedding:
+    """Values from U(-1 / sqrt(d), 1 / sqrt(d)), as C-Tran's label embeddings."""
+    bound = 1 / math.sqrt(width)
+    return nn.Embedding.from_pretrained(torch.empty(rows, width).uniform_(-bound, bound, generator=rng), freeze=False)
+
+
+@register_model
+def ctran_text_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    embeddings: Path | str | None = None,
+    learn_labels: bool = False,
+    graph: bool = False,
+    width: int = 64,
+    word_layers: int = 1,
+    layers: int = 2,
+    attention_heads: int = 4,
+    dropout: float = 0.1,
+    max_length: int = 32,
+    seed: int = 0,
+) -> CTranText:
+    """A C-Tran for short texts, small enough to learn on one CPU core: 64 features, 0.1 million parameters.
+
+    Raises ``ValueError``: no file at a given path, embeddings that lack a label or have another width, or an option
+    that is out of range.
+
+    Args:
+        answers: the labels, or how many there are.
+        vocab_size: number of token ids.
+        embeddings: a file of text embeddings (:mod:`confed.models.label_embeddings`) as wide as the model, or the name
+            of one that comes with the package; labels are found in it by name, and its vectors are constant. None:
+            label and state embeddings are learned.
+        learn_labels: with a file, learn label embeddings nevertheless and take the states alone from it.
+        graph: add a prior between label tokens; see :class:`confed.models.ctran_module.LabelGraph`.
+        width: features of a token.
+        word_layers: layers in which words look at each other.
+        layers: joint layers.
+        attention_heads: heads of each; must divide the width.
+        dropout: dropout probability of all layers.
+        max_length: tokens of a text; longer ones lose their end.
+        seed: of all fresh values.
+    """
+    return CTranText(
+        count(answers),
+        vocab_size,
+        torch.Generator().manual_seed(seed),
+        width=width,
+        max_length=max_length,
+        word_layers=word_layers,
+        layers=layers,
+        heads=attention_heads,
+        dropout=dropout,
+        graph=graph,
+        **constant_tokens(answers, width, embeddings, learn_labels),
+    )
+
+
+ctran_text_mini.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]

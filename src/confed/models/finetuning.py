@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 from confed.federation.stages import KeptStates
 from confed.models.adapters import Activation, AdapterBank, Host
-from confed.models.published import seeded
-
-__all__ = ["USUAL", "Finetunable", "Finetuning", "Places", "Prompt", "Trainable", "finetune"]
+from confed.models.pretrained import seeded
 
 Trainable = Literal["all", "top", "head", "adapters", "lora", "ia3", "prompt", "prefix", "bias"]
 """What learns beside the heads: all; the last block and what follows it; nothing; or what the kind adds."""
@@ -101,8 +99,6 @@ class Finetunable(nn.Module, ABC):
     The parts are ``prefix(batch)``, which ends before the first adapter, and ``suffix(state)``.
 
     Attributes:
-        adapters: its bank.
-        prompts: modality -> :class:`Prompt`.
         frozen_features: see :class:`confed.federation.stages.Staged`.
         mean, std: of each colour channel, as pictures are normalised.
     """
@@ -138,13 +134,7 @@ class Finetunable(nn.Module, ABC):
 
 
 class Prompt(nn.Module):
-    """Learned tokens: ``Embedding(n, d)``, ``Linear(d, d/4)``, tanh, ``Linear(d/4, d)``.
-
-    Args:
-        tokens: how many, n.
-        width: features of a token, d.
-        rng: where the initial values come from; they are distributed as PyTorch's defaults.
-    """
+    """Learned tokens: ``Embedding(n, d)``, ``Linear(d, d/4)``, tanh, ``Linear(d/4, d)``."""
 
     def __init__(self, tokens: int, width: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -167,16 +157,6 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
 
     Afterwards ``model.adapters`` is the model's bank (without adapters unless the kind is "adapters"), and
     ``model.prompts`` holds the prompts by modality (no modality unless the kind is "prompt").
-
-    Args:
-        model: the backbone with its heads, its pretrained weights loaded; changed in place.
-        trainable: the kind.
-        peft: its options.
-        places: what the backbone offers.
-        rng: where all initial values come from.
-
-    Raises:
-        ValueError: an unknown kind, one that the backbone cannot do, or targets that name no layer.
     """
     if trainable not in get_args(Trainable):
         raise ValueError(f"model.trainable must be one of {', '.join(get_args(Trainable))}, got {trainable!r}")
@@ -253,17 +233,7 @@ def _inject(
 
 
 def _layers(model: nn.Module, targets: Sequence[str], places: Places, among: Sequence[str] | None = None) -> list[str]:
-    """Full names of the linear layers, outside of heads and of what never learns, whose names end as the targets do.
-
-    Args:
-        model: the model.
-        targets: how the names end.
-        places: names the heads and what never learns.
-        among: where given, only layers that end so, too, and no error if there are none.
-
-    Raises:
-        ValueError: a target that no layer's name ends with.
-    """
+    """Full names of the linear layers, outside of heads and of what never learns, whose names end as the targets do."""
     others = tuple(f"{part}." for part in (*places.heads, *places.fixed))
     names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and not f"{n}.".startswith(others)]
     if among is None:

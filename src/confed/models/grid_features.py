@@ -23,9 +23,8 @@ from confed.data.regions import HeldRegions, grid_boxes
 from confed.models.vision_features import PREFIX, load_vision_encoder
 
 if TYPE_CHECKING:
-    from confed.models.albef_module import Albef
+    from confed.models.albef import Albef
 
-__all__ = ["ENCODER", "grid_features", "regions_of"]
 
 ENCODER = "albef_mini"
 """The name under which regions remember what made them."""
@@ -35,14 +34,8 @@ _CHUNK = 512
 def grid_features(images: np.ndarray | Pictures) -> HeldRegions:
     """The regions of pictures.
 
-    Args:
-        images: uint8, shape (M, 64, 64, 3).
-
     Returns:
         Features (M, 16, 64) and the boxes of the cells, both float32.
-
-    Raises:
-        ValueError: there are no pictures, or they are not 64 x 64.
     """
     if isinstance(images, NoPictures):
         raise ValueError("grid features are made from pictures, and the dataset has none")
@@ -69,15 +62,7 @@ def grid_features(images: np.ndarray | Pictures) -> HeldRegions:
 
 
 def regions_of(picture: np.ndarray, encoder: str) -> HeldRegions:
-    """The regions of one picture, as those that a model was trained on were made.
-
-    Args:
-        picture: uint8, shape (H, W, 3), of any size; it is squeezed to the encoder's.
-        encoder: what made those.
-
-    Raises:
-        ValueError: that is unknown, or not at hand.
-    """
+    """The regions of one picture, as those that a model was trained on were made."""
     if encoder == ENCODER:
         return grid_features(resize(picture, _encoder().config.image_size)[None])
     if encoder.startswith(PREFIX):

@@ -14,8 +14,6 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import task_spec
 from confed.models.layers import seeded_linear
 
-__all__ = ["CLASSES", "Heads", "answer_head", "check_heads", "count", "score", "task_head", "views"]
-
 CLASSES = {"nlvr2": 2, "entailment": 3, "choice": 1}
 """Head -> how many scores it gives: false and true; the three relations; one per choice."""
 
@@ -29,12 +27,6 @@ def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 
     """The answer head of ViLT and FedVQA: Linear(n d, 2d), LayerNorm, GELU, Linear(2d, C); weights N(0, 0.02).
 
     The names inside match ``ViltForQuestionAnswering``.
-
-    Args:
-        width: features of the pooled representation, d.
-        answers: number of answers, C.
-        rng: where the initial values come from.
-        pictures: whose representations are joined, n.
     """
     return nn.Sequential(
         seeded_linear(pictures * width, 2 * width, 0.02, rng),
@@ -48,12 +40,6 @@ def task_head(head: str, width: int, rng: torch.Generator) -> nn.Sequential:
     """The head of a task other than answering.
 
     Raises ``ValueError``: there is no such head.
-
-    Args:
-        head: "nlvr2" reads the representations of two pictures, joined; "entailment" as answers, with 3 classes;
-            "choice" is Dropout(0.1), Linear(d, 1), for every choice.
-        width: features of the pooled representation, d.
-        rng: where the initial values come from.
     """
     check_heads((head,))
     if head == "choice":
@@ -62,22 +48,14 @@ def task_head(head: str, width: int, rng: torch.Generator) -> nn.Sequential:
 
 
 def check_heads(heads: Sequence[str]) -> None:
-    """Check that heads with these names exist.
-
-    Raises:
-        ValueError: there is no such head.
-    """
+    """Check that heads with these names exist."""
     for head in heads:
         if head not in CLASSES:
             raise ValueError(f"heads must be among {', '.join(CLASSES)}, got {head!r}")
 
 
 def views(head: str, batch: Batch) -> int:
-    """How many passes of the backbone an example needs: two pictures, K choices, or one.
-
-    Raises:
-        ValueError: the batch lacks what the head reads, or choices do not have the shape (B, K, L).
-    """
+    """How many passes of the backbone an example needs: two pictures, K choices, or one."""
     needs = {"nlvr2": ("image2",), "choice": ("choices", "choices_mask")}.get(head, ())
     for key in needs:
         if key not in batch:
@@ -91,12 +69,6 @@ def views(head: str, batch: Batch) -> int:
 
 def score(module: nn.Module, head: str, pooled: Tensor, views: int) -> Output:
     """Scores of a batch from the pooled representations of all its passes.
-
-    Args:
-        module: the head.
-        head: its name.
-        pooled: (B * views, d), the passes of an example next to each other.
-        views: passes per example.
 
     Returns:
         Logits (B, C), or (B, K) of K choices; features (B, d), the mean over an example's passes.
@@ -130,11 +102,7 @@ class Heads:
         return {"answers": self.answer_head} | {head: f"heads.{head}" for head in self.heads}
 
     def begin(self, task: Any) -> None:
-        """Selects the head that answers a task (its attribute ``head``; answers, where it has none).
-
-        Raises:
-            ValueError: the model has no such head.
-        """
+        """Selects the head that answers a task (its attribute ``head``; answers, where it has none)."""
         head = task_spec(task).head
         if head not in self.heads_of_tasks:
             raise ValueError(

@@ -8,8 +8,6 @@ always one.
 import re
 from pathlib import Path
 
-__all__ = ["FOLDERS", "hub_name"]
-
 FOLDERS = frozenset(
     ["checkpoint", "checkpoints", "data", "export", "exports", "model", "models", "out", "output", "pretrained", "runs",
      "tmp", "weights"]
@@ -21,12 +19,7 @@ _FILES = (".safetensors", ".json", ".txt", ".bin", ".pt", ".pth", ".tar", ".zip"
 
 
 def hub_name(source: Path | str, *, short: bool = False) -> str | None:
-    """The name on the hub that is meant, without the prefix ``hub:``; None where it is a path.
-
-    Args:
-        source: what a recipe gives.
-        short: whether names without an owner, such as ``bert-base-uncased``, are meant too.
-    """
+    """The name on the hub that is meant, without the prefix ``hub:``; None where it is a path."""
     name = str(source)
     if name.startswith("hub:"):
         parts = name.removeprefix("hub:").split("/")
@@ -37,3 +30,38 @@ def hub_name(source: Path | str, *, short: bool = False) -> str | None:
     if not all(map(_PART.fullmatch, parts)) or name.lower().endswith(_FILES) or Path(name).exists():
         return None
     return None if len(parts) == 2 and (parts[0].lower() in FOLDERS or Path(parts[0]).is_dir()) else name
+
+
+# Commit that a name on the Hugging Face hub stands for now ----------------------------------------------------
+
+
+def commit_of(source: str) -> str:
+    """The commit, 40 hex digits, of a hub name's default branch, from the hub or from what was fetched before.
+
+    Empty for a folder, for a packaged or random model, and where neither hub nor cache has the name; who reads the
+    model then says so.
+    """
+    name = hub_name(source)
+    if name is None:
+        return ""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    try:
+        return extract_commit_hash(cached_file(name, "config.json"), None) or ""
+    except OSError:
+        return ""
+
+
+def gated(source: str, error: BaseException) -> str:
+    """What to do about a model whose licence was not accepted; empty where the error is about something else."""
+    from huggingface_hub.errors import GatedRepoError
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, GatedRepoError):
+        cause = cause.__cause__
+    if cause is None:
+        return ""
+    return (
+        f"the model {source!r} is gated: accept its licence at https://huggingface.co/{hub_name(source)} and log in "
+        "with `hf auth login`, or give a folder that has its files"
+    )

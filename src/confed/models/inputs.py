@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch
 
-__all__ = ["additive_mask", "checked_image", "patch_tokens", "processor_settings"]
-
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask (B, S) of ones and zeros as what is added to attention scores, (B, 1, 1, S)."""
@@ -25,16 +23,7 @@ def processor_settings(processor: Any) -> str:
 
 
 def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:
-    """The pictures of a batch, (B, 3, H, W).
-
-    Args:
-        batch: has the pictures as ``image``.
-        size: (H, W) in pixels.
-        model: who reads them, for the message.
-
-    Raises:
-        ValueError: there are none, or they have another shape.
-    """
+    """The pictures of a batch, (B, 3, H, W)."""
     if "image" not in batch:
         raise ValueError(f"a batch of {model} needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
     image, expected = batch["image"], (3, *size)
@@ -44,14 +33,7 @@ def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:
 
 
 def patch_tokens(image: Tensor, convolution: Any, cls_token: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Class token and patches row by row, without positions, (B, 1 + rows * columns, d).
-
-    Args:
-        image: (B, 3, H, W), uint8, or floats that are already in [-1, 1].
-        convolution: the patch embedding, whose stride is its kernel of p x p pixels.
-        cls_token: (1, 1, d).
-        grid: patches per picture, (rows, columns), so that H = rows p and W = columns p.
-    """
+    """Class token and patches row by row, without positions, (B, 1 + rows * columns, d)."""
     if not image.is_floating_point():
         image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
     (rows, columns), p = grid, convolution.weight.shape[-1]

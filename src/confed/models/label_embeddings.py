@@ -9,18 +9,126 @@ A file of them is safetensors; the labels' names are in its metadata, and rows a
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from confed.models.pretrained import packaged, weights_file
-from confed.models.text_encoders import Encode, clip_text_encoder, mini_text_encoder, sentence_encoder
+from confed.models.hub_names import hub_name
+from confed.models.pretrained import packaged, published, unread_because, weights_file
+
+# Text encoders for label embeddings: CLIP's, sentence encoders ------------------------------------------------
+
+Encode = Callable[[Sequence[str]], Tensor]
+"""A text encoder: N texts to N vectors (N, d), not divided by their lengths."""
+
+
+def clip_text_encoder(source: Path | str) -> Encode:
+    """CLIP's text encoder with its projection.
+
+    Raises ``ValueError``: there is no such checkpoint, or one of another model; when called, a text is too long.
+    """
+    from transformers import CLIPTextModelWithProjection
+
+    model = published(CLIPTextModelWithProjection, source, 0).eval()
+    tokenizer, longest = _tokenizer(source), int(model.config.max_position_embeddings)
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        with torch.no_grad():
+            output: Any = model(**_tokens(tokenizer, texts, longest))
+        return output.text_embeds.float()
+
+    return encode
+
+
+def sentence_encoder(source: Path | str) -> Encode:
+    """Any text encoder of ``transformers``: the mean of its last states over a text's tokens.
+
+    Raises ``ValueError``: there is no such checkpoint; when called, a text is too long.
+    """
+    from transformers import AutoModel
+
+    model: Any = published(AutoModel, source, 0)
+    model.eval()
+    longest = int(getattr(model.config, "max_position_embeddings", 512))
+    tokenizer = _tokenizer(source)
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        tokens = _tokens(tokenizer, texts, longest)
+        with torch.no_grad():
+            states: Tensor = model(**tokens).last_hidden_state.float()
+        mask = tokens["attention_mask"].unsqueeze(-1).float()
+        return (states * mask).sum(1) / mask.sum(1)
+
+    return encode
+
+
+def _tokenizer(source: Path | str) -> Any:
+    from transformers import AutoTokenizer
+
+    where = Path(source).expanduser()
+    name = str(where) if where.is_dir() else hub_name(str(source), short=True)
+    if name is None:
+        raise ValueError(f"expected a folder with a tokenizer or a hub name, got {str(source)!r}")
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # pyright: ignore
+    except (OSError, ValueError, KeyError) as error:  # the last of a damaged file
+        raise ValueError(f"no tokenizer could be read from {str(source)!r}: {unread_because(error)}") from error
+
+
+def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Tensor]:
+    # Cut texts would silently stand for fewer names than they list.
+    tokens = dict(tokenizer(list(texts), padding=True, return_tensors="pt"))
+    if tokens["input_ids"].shape[1] > longest:
+        worst = max(range(len(texts)), key=lambda i: int(tokens["attention_mask"][i].sum()))
+        used = int(tokens["attention_mask"][worst].sum())
+        raise ValueError(
+            f"a text must have at most {longest} tokens, {texts[worst][:80]!r} has {used}; list fewer fine names in it"
+        )
+    # A folder without a vocabulary gives a tokenizer that knows special tokens alone, and says nothing.
+    known = ~torch.isin(tokens["input_ids"], torch.tensor(tokenizer.all_special_ids))
+    if not bool(known.any(1).all()):
+        text = texts[int((~known.any(1)).nonzero()[0, 0])]
+        raise ValueError(f"the encoder's tokenizer must know a part of every text, it knows nothing of {text!r}")
+    return tokens
+
+
+def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
+    """The words of ``albef_mini`` as a text encoder, d = 64: offline, for the built-in benchmark.
+
+    A text is the mean over the word embeddings of ``albef_mini``'s answer decoder, which also score answers, so that
+    things which look alike lie near each other. Words that it does not know do not count; neither does their order.
+
+    Raises ``ValueError``: the weights are missing; when called, it knows no word of a text.
+    """
+    from safetensors.torch import load_file
+
+    from confed.models.pretrained import describe
+    from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, WordTokenizer
+
+    file = weights_file("albef_mini", pretrained)
+    tokenizer = WordTokenizer(describe(file)["words"], 64)
+    tensors: Mapping[str, Tensor] = load_file(file)
+    table = tensors["text_decoder.bert.embeddings.word_embeddings.weight"]
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        ids, _ = tokenizer(texts)
+        counts = (ids >= len(SPECIAL_TOKENS) + len(SUFFIXES)).unsqueeze(-1).float()
+        known = counts.sum(1)
+        if not bool(known.all()):
+            text = texts[int((known == 0).nonzero()[0, 0])]
+            raise ValueError(f"albef_mini must know a word of every label, it knows none of {text!r}")
+        return (table[ids] * counts).sum(1) / known
+
+    return encode
+
+
+# Text embeddings of labels, computed once and kept local ------------------------------------------------------
 
 __all__ = [
     "TEMPLATE",
@@ -48,7 +156,6 @@ class LabelEmbeddings:
     """Vectors of labels and of the two known states.
 
     Attributes:
-        names: the labels.
         vectors: one row per name, (C, d).
         positive: of the state "present", (d,).
         negative: of the state "absent", (d,).
@@ -72,11 +179,7 @@ class LabelEmbeddings:
             raise ValueError("label embeddings must be finite numbers, some are not")
 
     def select(self, labels: Sequence[str]) -> "LabelEmbeddings":
-        """The rows of some labels, in the order of ``labels``.
-
-        Raises:
-            ValueError: a label has no row (names the first few, and what is spelt alike).
-        """
+        """The rows of some labels, in the order of ``labels``."""
         place = {name: i for i, name in enumerate(self.names)}
         missing = [label for label in labels if label not in place]
         if missing:
@@ -97,9 +200,6 @@ class LabelEmbeddings:
         longest (the singular value decomposition of the matrix of them). Inner products stay as they are where the
         labels and the two states are at most ``width`` (and wherever the encoder is no wider); beyond that, as nearly
         as that many dimensions allow.
-
-        Raises:
-            ValueError: ``width`` is below 1.
         """
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
@@ -122,22 +222,7 @@ def embed_labels(
     states: tuple[str, str] = STATES,
     source: str = "",
 ) -> LabelEmbeddings:
-    """Embeds labels and states.
-
-    Args:
-        labels: their names.
-        encode: the text encoder.
-        template: the prompt, with ``{label}`` where the name goes.
-        coarse: what stands for a label: its name; "concat": its fine names in one prompt, joined by commas; "avg":
-            the mean over the prompts of all its fine names, which have no closing full stop then.
-        fine: label -> its fine names, the most frequent first; for "concat" and "avg".
-        most: how many fine names a joint prompt has at most.
-        states: the words for "present" and "absent".
-        source: what made them, in words.
-
-    Raises:
-        ValueError: an option is out of range, a label has no fine names, or two labels get the same vector.
-    """
+    """Embeds labels and states."""
     if "{label}" not in template:
         raise ValueError(f"template must contain {{label}}, got {template!r}")
     if coarse not in get_args(Coarse):
@@ -185,10 +270,6 @@ def write_mini_label_embeddings(labels: Sequence[str], file: Path | str) -> Labe
     Prompts are the bare names, and the states are "yes" and "no", because the mini knows no other words.
 
     Raises ``ValueError``: a label of which no word is known, or two labels with the same words.
-
-    Args:
-        labels: their names.
-        file: where to.
     """
     table = embed_labels(
         labels,
@@ -216,16 +297,7 @@ def save_label_embeddings(table: LabelEmbeddings, file: Path | str) -> None:
 
 
 def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int) -> LabelEmbeddings:
-    """The embeddings of some labels from a file.
-
-    Args:
-        source: a file that :func:`save_label_embeddings` wrote, or the name of one that comes with the package.
-        labels: which, in this order.
-        width: features d that they must have.
-
-    Raises:
-        ValueError: no such file, not one of label embeddings, one that lacks a label, or one of another width.
-    """
+    """The embeddings of some labels from a file."""
     from safetensors import SafetensorError, safe_open
 
     known = isinstance(source, str) and source.isidentifier() and packaged(source)
@@ -257,19 +329,7 @@ def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int)
 def constant_tokens(
     answers: Sequence[str] | int, width: int, file: Path | str | None, learn_labels: bool, swap_states: bool = False
 ) -> dict[str, Tensor | None]:
-    """The embeddings that a C-Tran does not learn, as its keywords ``embeddings`` and ``states``; none without a file.
-
-    Args:
-        answers: the labels, or how many there are.
-        width: features d that the embeddings must have.
-        file: see :func:`load_label_embeddings`.
-        learn_labels: take those of the states alone from the file.
-        swap_states: exchange the two states.
-
-    Raises:
-        ValueError: as :func:`load_label_embeddings`; labels without names; or an option that is about a file, without
-            one.
-    """
+    """Embeddings that a C-Tran does not learn, its keywords ``embeddings`` and ``states``; none without a file."""
     if file is None:
         for name, wanted in (("learn_labels", learn_labels), ("swap_states", swap_states)):
             if wanted:

@@ -21,21 +21,12 @@ from confed.models.magneto import Encoder
 from confed.models.modal_module import ModalEmbedding, ModalTransformer, read
 from confed.models.modal_segments import checked_modalities
 from confed.models.modal_transformer import Sound, WordVectors, segmenter, short_tokenizer
-from confed.models.published import seeded
+from confed.models.pretrained import seeded
 from confed.registry import register_model
-
-__all__ = ["LateFusion", "late_fusion_mini"]
 
 
 class LateFusion(nn.Module):
-    """A network per modality and the mean of their log-probabilities.
-
-    Args:
-        embed: modality -> its network, which reads no other modality.
-
-    Raises:
-        ValueError: no modality.
-    """
+    """A network per modality and the mean of their log-probabilities."""
 
     reads_absent: ClassVar[bool] = True
     """Whether batches may lack some of the modalities; see :class:`confed.models.modal_module.ModalTransformer`."""

@@ -1,9 +1,80 @@
-"""Layers with initial values from a given random generator."""
+"""Layers with initial values from a given random generator.
+
+Group normalisation: Wu and He, "Group Normalization", ECCV 2018.
+"""
+
+from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["seeded_linear"]
+# Normalisation layers without statistics of a batch -----------------------------------------------------------
+
+Norm = Literal["batch", "frozen", "group"]
+"""Batch normalisation; the same with all four of its tensors constant; group normalisation in its place."""
+
+CHANNELS_PER_GROUP = 16
+
+
+class Constants(nn.Module):
+    """A module whose buffers are constants, which need not be sent; other modules' are running statistics."""
+
+
+def constant_names(model: nn.Module) -> set[str]:
+    """Names of the buffers in a model that are constants."""
+    return {
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, Constants)
+        for name, _ in module.named_buffers()
+    }
+
+
+class FrozenBatchNorm2d(Constants):
+    """Batch normalisation with constant statistics, scale and shift: an affine map of every channel."""
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, layer: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.eps = layer.eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, getattr(layer, name).detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map, (B, c, h, w) to the same shape."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+
+def renormalise(body: nn.Module, norm: Norm) -> None:
+    """Puts another kind of normalisation in the place of every batch normalisation.
+
+    Groups have 16 channels. Scales and shifts are taken over.
+    """
+    if norm not in get_args(Norm):
+        raise ValueError(f"model.norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+    if norm == "batch":
+        return
+    for parent in list(body.modules()):
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.BatchNorm2d):
+                setattr(parent, name, FrozenBatchNorm2d(layer) if norm == "frozen" else _group_norm(layer))
+
+
+def _group_norm(layer: nn.BatchNorm2d) -> nn.GroupNorm:
+    channels = layer.num_features
+    groups = channels // CHANNELS_PER_GROUP if channels % CHANNELS_PER_GROUP == 0 else 1
+    fresh = nn.GroupNorm(groups, channels)
+    fresh.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
+    return fresh
+
+
+# Layers with initial values from a given random generator -----------------------------------------------------
 
 
 def seeded_linear(inputs: int, outputs: int, std: float, rng: torch.Generator) -> nn.Linear:

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Attention", "Block", "Encoder", "EncoderLayer", "MagnetoInit", "magneto_gain"]
-
 Block = Literal["magneto", "prenorm"]
 """Layers with sub-LayerNorm and scaled initial values; ordinary pre-norm layers with neither."""
 MagnetoInit = Literal["torchscale", "paper"]
@@ -24,27 +22,14 @@ MagnetoInit = Literal["torchscale", "paper"]
 
 
 def magneto_gain(layers: int) -> float:
-    """The factor gamma = sqrt(ln 2N) of an encoder, or of a decoder alone, with N layers (Magneto).
-
-    Raises:
-        ValueError: fewer than one layer.
-    """
+    """The factor gamma = sqrt(ln 2N) of an encoder, or of a decoder alone, with N layers (Magneto)."""
     if layers < 1:
         raise ValueError(f"layers must be at least 1, got {layers}")
     return math.sqrt(math.log(2 * layers))
 
 
 class Attention(nn.Module):
-    """Multi-head attention with one matrix for queries, keys and values.
-
-    Args:
-        width: features of a token, d.
-        heads: must divide the width.
-        inner_norm: a layer normalisation of the concatenated heads in front of the output matrix: sub-LN.
-
-    Raises:
-        ValueError: the heads do not divide the width.
-    """
+    """Multi-head attention with one matrix for queries, keys and values."""
 
     def __init__(self, width: int, heads: int, inner_norm: bool = False) -> None:
         super().__init__()
@@ -58,18 +43,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """What the tokens ``x`` read in ``context``.
-
-        Args:
-            x: (B, S, d).
-            context: (B, T, d); None for ``x`` itself.
-            mask: bool, of a shape that broadcasts to (B, heads, S, T): which tokens are looked at. Each row must have
-                one.
-            causal: tokens look at themselves and at earlier ones alone; not together with ``mask``.
-
-        Returns:
-            (B, S, d).
-        """
+        """What the tokens ``x`` read in ``context``."""
         if context is None:
             query, key, value = self.qkv(x).chunk(3, -1)
         else:
@@ -82,18 +56,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """One pre-norm layer, with sub-LayerNorm or without.
-
-    Args:
-        width: features of a token, d.
-        heads: attention heads; must divide the width.
-        hidden: width of the feed-forward block.
-        dropout: probability, of what is added to the residual stream.
-        sub_norm: with sub-LayerNorm.
-
-    Raises:
-        ValueError: the heads do not divide the width.
-    """
+    """One pre-norm layer, with sub-LayerNorm or without."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float, sub_norm: bool) -> None:
         super().__init__()
@@ -125,10 +88,6 @@ class EncoderLayer(nn.Module):
         bias, all else as PyTorch has it; then W_V, W_O, W_1, W_2 *and their biases* are multiplied by gamma. "paper":
         from Xavier's normal distribution, with gain gamma for these four and 1 for W_Q and W_K; the paper says nothing
         of biases, which start at zero.
-
-        Args:
-            gain: gamma.
-            init: which of the two.
         """
         width = self.attention.out_proj.in_features
         out, inner = self.attention.out_proj, (self.fc1, self.fc2)
@@ -158,19 +117,7 @@ class Encoder(nn.Module):
     """Layers in sequence, then a layer normalisation.
 
     With ``causal`` it is a decoder of text alone: nothing else differs, and gamma is the same.
-    Initial values come from PyTorch's default generator; see :func:`confed.models.published.seeded`.
-
-    Args:
-        width: features of a token, d.
-        layers: how many, N.
-        heads: attention heads; must divide the width.
-        hidden: width of the feed-forward blocks.
-        dropout: probability, of the tokens and of what is added to the residual stream.
-        block: "magneto", or "prenorm" without sub-LayerNorm and with gamma = 1.
-        magneto_init: initial values of "magneto"; those of "prenorm" are always "torchscale".
-
-    Raises:
-        ValueError: a count is below 1, the heads do not divide the width, or an unknown option.
+    Initial values come from PyTorch's default generator; see :func:`confed.models.pretrained.seeded`.
     """
 
     def __init__(
@@ -204,14 +151,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, present: Tensor | None = None, causal: bool = False) -> Tensor:
-        """The last states of the tokens, (B, S, d).
-
-        Args:
-            x: (B, S, d).
-            present: which tokens are no padding, bool (B, S); the first of a row always is. None: none is padding,
-                which is faster.
-            causal: tokens look at themselves and at earlier ones alone, for a text that is written token by token.
-        """
+        """The last states of the tokens, (B, S, d)."""
         mask = None if present is None else present[:, None, None, :]
         if mask is not None and causal:
             size = x.shape[1]

@@ -20,8 +20,6 @@ from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttent
 from confed.models.region_model import RegionModel, State
 from confed.models.variants import region_variant
 
-__all__ = ["MCAN", "mcan_l_mini", "mcan_large", "mcan_s_mini", "mcan_small"]
-
 
 class MCAN(RegionModel):
     """MCAN; see :class:`confed.models.region_model.RegionModel` for its batches.

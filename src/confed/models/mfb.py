@@ -25,8 +25,6 @@ from confed.models.region_layers import MLP, masked_softmax
 from confed.models.region_model import RegionModel, State
 from confed.models.variants import region_variant
 
-__all__ = ["MFB", "mfb", "mfb_mini"]
-
 FACTORS = 5
 """Factors of the bilinear pooling, k."""
 

@@ -23,20 +23,12 @@ from confed.models.magneto import Encoder, EncoderLayer
 from confed.models.modal_module import ModalEmbedding, Tokens, joined, pool, read
 from confed.models.modal_segments import checked_modalities
 from confed.models.modal_transformer import segmenter, short_tokenizer
-from confed.models.published import seeded
+from confed.models.pretrained import seeded
 from confed.models.variants import variant
-
-__all__ = ["CoAttentionNetwork", "ModalEncoder", "mmfed_mini", "mmfed_tiny"]
 
 
 class ModalEncoder(nn.Module):
-    """Part of one modality: tokens, a Transformer, and attention to the other modalities.
-
-    Args:
-        tokens: makes tokens of segments.
-        body: the modality's Transformer.
-        look: the cross-attention layer with which its states look at those of others.
-    """
+    """Part of one modality: tokens, a Transformer, and attention to the other modalities."""
 
     def __init__(self, tokens: ModalEmbedding, body: Encoder, look: EncoderLayer) -> None:
         super().__init__()
@@ -52,14 +44,6 @@ class CoAttentionNetwork(nn.Module):
     """Encoders per modality, one cross-attention layer each way, and a classifier of all means side by side.
 
     Every batch has one set of modalities, which may differ from batch to batch; only these are computed.
-
-    Args:
-        embed: modality -> its encoder; all of one width d.
-        width: d.
-        answers: number of answers C.
-
-    Raises:
-        ValueError: no modality, or fewer than one answer.
     """
 
     answer_head = "head"

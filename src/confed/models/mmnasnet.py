@@ -23,8 +23,6 @@ from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttent
 from confed.models.region_model import RegionModel, State
 from confed.models.variants import region_variant
 
-__all__ = ["DECODER", "ENCODER", "MMNasNet", "mmnas_l_mini", "mmnas_large", "mmnas_s_mini", "mmnas_small"]
-
 ENCODER = ("SA",) * 4 + ("FFN",) * 4 + ("SA",) + ("FFN",) * 3
 """Operations on the words."""
 

@@ -15,12 +15,11 @@ from torch.nn import functional as F
 from confed.federation.protocols import Batch
 from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.modal_segments import Segmenter, Segments
-from confed.models.published import published, seeded
+from confed.models.pretrained import published, seeded
 
 if TYPE_CHECKING:
     from transformers import CLIPVisionModel
 
-__all__ = ["CLIP_MEAN", "CLIP_STD", "ClipPatches", "clip_encoder"]
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -32,9 +31,6 @@ class ClipPatches(Segmenter):
     "Features of width 1,024" are the states after the last block, not CLIP's joint space (768); they go through the
     encoder's last normalisation. All is frozen but the last block and that normalisation. uint8 pictures of any size
     are resized (bicubic) and normalised as CLIP's; floats must have its size and are taken as they are.
-
-    Args:
-        encoder: the ``transformers`` model.
     """
 
     frozen_features: KeptStates | None = None
@@ -75,11 +71,7 @@ class ClipPatches(Segmenter):
         return Segments(self.clip.post_layernorm(blocks[-1](state, None)[:, 1:])) if last == 2 else state
 
     def pixels(self, batch: Batch) -> Tensor:
-        """What CLIP reads of ``image``, float (B, 3, S, S).
-
-        Raises:
-            ValueError: there is no picture, or one of another shape.
-        """
+        """What CLIP reads of ``image``, float (B, 3, S, S)."""
         image = batch["image"] if "image" in batch else torch.empty(0)
         side = "H, W" if not image.is_floating_point() else f"{self.size}, {self.size}"
         if (
@@ -101,11 +93,6 @@ def clip_encoder(pretrained: Path | str | None, seed: int) -> "CLIPVisionModel":
     """A CLIP image encoder.
 
     Raises ``ValueError``: there is no such checkpoint, or it is one of another model.
-
-    Args:
-        pretrained: a folder written by ``save_pretrained`` or a hub name such as ``"openai/clip-vit-large-patch14"``;
-            its configuration then decides all sizes. None: ViT-L/14 with random weights.
-        seed: of random weights.
     """
     from transformers import CLIPVisionConfig, CLIPVisionModel
 

@@ -27,8 +27,6 @@ from confed.models.finetuning import Places
 from confed.models.magneto import Encoder
 from confed.models.modal_segments import Segmenter
 
-__all__ = ["ModalEmbedding", "ModalTransformer", "Tokens", "Vector", "joined", "pool", "read"]
-
 Vector = Literal["learned", "one_hot"]
 """Modality vectors v_m that learn, or fixed ones with a 1 at the modality's place."""
 
@@ -40,7 +38,6 @@ class Tokens(NamedTuple):
     """A batch as tokens.
 
     Attributes:
-        states: (B, S, d_model).
         present: which are no padding, bool (B, S); None where none is.
         spans: modality -> its tokens, in the order of the sequence.
     """
@@ -53,21 +50,9 @@ class Tokens(NamedTuple):
 class ModalEmbedding(nn.Module):
     """Everything of one modality: its segments, its maps, its vector and its positions.
 
-    Args:
-        modality: which one.
-        segments: cuts samples into segments of length L.
-        width: columns of the map, d.
-        vector_width: features of the modality vector, d_v; 0 for none.
-        vector: "learned", with initial values as positions have them, or "one_hot".
-        positions: learned positions are added to mapped segments.
-
     Attributes:
         shared: the exchanged map M_up.
         local: the client's own map M_loc, once there is one.
-        lam: its share lambda.
-
-    Raises:
-        ValueError: an unknown kind of vector, or a size out of range.
     """
 
     vector: Tensor | None
@@ -135,16 +120,8 @@ class ModalTransformer(nn.Module):
     Every batch has one set of modalities, which may differ from batch to batch; only these are computed. Modalities
     that the model does not have are not read.
 
-    Args:
-        embed: modality -> its embedding; all give tokens of the body's width.
-        body: the Transformer W.
-        answers: number of answers C.
-
     Attributes:
         lam: share lambda of the local maps; 0 before there are any.
-
-    Raises:
-        ValueError: no modality, or fewer than one answer.
     """
 
     answer_head = "head"
@@ -193,14 +170,7 @@ class ModalTransformer(nn.Module):
         )
 
     def personalise_maps(self, lam: float) -> None:
-        """Gives every modality a local map, with the values of the shared one: M = lam M_loc + (1 - lam) M_up.
-
-        Args:
-            lam: in [0, 1]; the paper has 0 < lam < 1.
-
-        Raises:
-            ValueError: a share out of range, or there are local maps already.
-        """
+        """Gives every modality a local map, with the values of the shared one: M = lam M_loc + (1 - lam) M_up."""
         if not 0 <= lam <= 1:
             raise ValueError(f"lam must lie in [0, 1], got {lam}")
         self.lam = lam
@@ -222,12 +192,7 @@ class ModalTransformer(nn.Module):
         return Tokens(*joined(list(parts.values())), spans)
 
     def encode(self, batch: Batch, causal: bool = False) -> Tokens:
-        """The last states of all tokens.
-
-        Args:
-            batch: tensors of one or several modalities.
-            causal: tokens look at themselves and at earlier ones alone, for a text that is written token by token.
-        """
+        """The last states of all tokens."""
         tokens = self.tokens(batch)
         return tokens._replace(states=self.body(tokens.states, tokens.present, causal))
 
@@ -262,16 +227,7 @@ def pool(tokens: Tokens) -> Tensor:
 
 
 def read(embed: nn.ModuleDict, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """What a model's modules make of the modalities that a batch has, in the modules' order.
-
-    Args:
-        embed: modality -> what gives states (B, n, d) and which are no padding, bool (B, n), or None.
-        batch: tensors of one or several modalities.
-
-    Raises:
-        ValueError: none of the modalities is in the batch, they have different numbers of examples, or a tensor is not
-            as expected.
-    """
+    """What a model's modules make of the modalities that a batch has, in the modules' order."""
     found = {name: module(batch) for name, module in embed.items() if name in batch}
     if not found:
         came = ", ".join(sorted(batch)) or "none"
@@ -283,11 +239,7 @@ def read(embed: nn.ModuleDict, batch: Batch) -> dict[str, tuple[Tensor, Tensor |
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Several sequences as one, (B, S, d), and which are no padding, bool (B, S); None where none is.
-
-    Args:
-        parts: states (B, n, d) and bool (B, n) or None.
-    """
+    """Several sequences as one, (B, S, d), and which are no padding, bool (B, S); None where none is."""
     states = torch.cat([x for x, _ in parts], 1)
     if all(present is None for _, present in parts):
         return states, None

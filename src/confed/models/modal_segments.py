@@ -18,18 +18,6 @@ from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch
 from confed.models.inputs import checked_image
 
-__all__ = [
-    "LogMelFrames",
-    "Patches",
-    "Segmenter",
-    "Segments",
-    "SeriesWindows",
-    "WaveFrames",
-    "Words",
-    "checked_modalities",
-    "patch_side",
-]
-
 FLOOR = 1e-10
 """Mel energies are at least this large before their logarithm is taken."""
 DECADES = 8.0
@@ -40,7 +28,6 @@ class Segments(NamedTuple):
     """Segments of a batch.
 
     Attributes:
-        x: (B, n, L).
         present: which are no padding, bool (B, n); None where none is.
     """
 
@@ -49,12 +36,7 @@ class Segments(NamedTuple):
 
 
 class Segmenter(nn.Module, ABC):
-    """Cuts samples of one modality into segments.
-
-    Args:
-        width: the length of a segment, L.
-        limit: the most segments of a sample.
-    """
+    """Cuts samples of one modality into segments."""
 
     def __init__(self, width: int, limit: int) -> None:
         super().__init__()
@@ -62,24 +44,13 @@ class Segmenter(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Segments:
-        """The segments of a batch that has this modality.
-
-        Raises:
-            ValueError: a tensor is missing, or has another shape or length than expected.
-        """
+        """The segments of a batch that has this modality."""
 
 
 class Patches(Segmenter):
     """Squares of a picture, row by row; grey pictures come with three equal channels.
 
     uint8 colours become [-1, 1]; floats are taken as they are.
-
-    Args:
-        size: (H, W) in pixels.
-        patch: pixels per side of a square; L = 3 patch^2.
-
-    Raises:
-        ValueError: the sides are no multiples of the patch.
     """
 
     def __init__(self, size: tuple[int, int], patch: int) -> None:
@@ -105,15 +76,6 @@ class Words(Segmenter):
     fits the words of any dataset and needs no file; it belongs to the client's copy of the modality, like everything
     under its name, and the personal map works on top of it. A frozen table of random vectors leaves the map as the only
     thing that learns about single words, as in the paper's formulas; it is never sent.
-
-    Args:
-        vocab_size: number of token ids.
-        width: features of a word vector, L.
-        max_length: the most tokens.
-        learn: the table learns.
-
-    Raises:
-        ValueError: a size is below 1.
     """
 
     def __init__(self, vocab_size: int, width: int, max_length: int, learn: bool = True) -> None:
@@ -125,11 +87,7 @@ class Words(Segmenter):
         self.words.weight.requires_grad_(learn)
 
     def forward(self, batch: Batch) -> Segments:
-        """The vectors of ``text``, as ``text_mask`` says; see :class:`Segmenter`.
-
-        Raises:
-            ValueError: the mask has another shape than the text, or the text is too long.
-        """
+        """The vectors of ``text``, as ``text_mask`` says; see :class:`Segmenter`."""
         text, mask = (_tensor(batch, key, "text", 2) for key in ("text", "text_mask"))
         if text.shape != mask.shape:
             raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
@@ -143,13 +101,7 @@ class Words(Segmenter):
 
 
 class _Sounds(Segmenter):
-    """What both kinds of sound segments have in common.
-
-    Args:
-        width: the length of a segment, L.
-        step: samples from one segment to the next.
-        longest: the most samples of a sound.
-    """
+    """What both kinds of sound segments have in common."""
 
     def __init__(self, width: int, step: int, longest: int) -> None:
         if longest < 1:
@@ -158,12 +110,7 @@ class _Sounds(Segmenter):
         self.step, self.longest = step, longest
 
     def _clips(self, batch: Batch, behind: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Sounds cut or padded to whole segments of the longest one, their lengths, and which segments are there.
-
-        Args:
-            batch: with ``audio`` (B, T) and ``audio_length`` (B,).
-            behind: further samples that the last segment looks at.
-        """
+        """Sounds cut or padded to whole segments of the longest one, their lengths, and which segments are there."""
         audio, length = _tensor(batch, "audio", "audio", 2), _tensor(batch, "audio_length", "audio", 1)
         _check_lengths(length, audio, "audio", "sample", self.longest, "model.audio_seconds")
         counts = -(length // -self.step)
@@ -179,13 +126,6 @@ class WaveFrames(_Sounds):
     """Pieces of the waveform, in sequence; each sound has mean 0 and variance 1.
 
     The scaling is that of wav2vec 2.0 (Baevski et al., NeurIPS 2020): recordings differ in how loud they are.
-
-    Args:
-        frame: samples of a piece, L; a shorter sound is padded with silence.
-        longest: the most samples of a sound.
-
-    Raises:
-        ValueError: a size is below 1.
     """
 
     def __init__(self, frame: int, longest: int) -> None:
@@ -209,16 +149,6 @@ class LogMelFrames(_Sounds):
     As Whisper has it (Radford et al., ICML 2023): the power of a short-time Fourier transform with Hann's window, mel
     bands, log10, at most 8 decades below the sound's loudest place, then (x + 4) / 4; here with the loudest place of
     every sound at 0, so that values lie in [-1, 1] however loud the recording is.
-
-    Args:
-        sample_rate: samples per second.
-        mels: bands.
-        window: samples of a frame; frames start half a window apart.
-        stack: frames of a segment; L = stack mels.
-        longest: the most samples of a sound.
-
-    Raises:
-        ValueError: a size is below 1, or a band holds no frequency of so short a window.
     """
 
     window: Tensor
@@ -263,16 +193,7 @@ class LogMelFrames(_Sounds):
 
 
 class SeriesWindows(Segmenter):
-    """Pieces of a time series of several channels, in sequence.
-
-    Args:
-        channels: values per step, K.
-        window: steps of a piece; L = window K. A shorter series is padded with zeros.
-        longest: the most steps of a series.
-
-    Raises:
-        ValueError: a size is below 1.
-    """
+    """Pieces of a time series of several channels, in sequence."""
 
     def __init__(self, channels: int, window: int, longest: int) -> None:
         sizes = (("the series' channels", channels), ("model.window", window), ("model.series_steps", longest))
@@ -283,11 +204,7 @@ class SeriesWindows(Segmenter):
         self.channels, self.window, self.longest = channels, window, longest
 
     def forward(self, batch: Batch) -> Segments:
-        """The pieces of ``series``; see :class:`Segmenter`.
-
-        Raises:
-            ValueError: the series has another number of channels.
-        """
+        """The pieces of ``series``; see :class:`Segmenter`."""
         series, length = _tensor(batch, "series", "series", 3), _tensor(batch, "series_length", "series", 1)
         if series.shape[2] != self.channels:
             raise ValueError(f"a series must have {self.channels} channels, got {series.shape[2]}")
@@ -301,11 +218,7 @@ class SeriesWindows(Segmenter):
 
 
 def checked_modalities(modalities: tuple[str, ...]) -> tuple[str, ...]:
-    """The modalities in the order of :data:`confed.federation.ownership.MODALITIES`.
-
-    Raises:
-        ValueError: there are none, one is unknown, or one is named twice.
-    """
+    """The modalities in the order of :data:`confed.federation.ownership.MODALITIES`."""
     unknown = [name for name in modalities if name not in MODALITIES]
     if unknown or not modalities or len(set(modalities)) < len(modalities):
         raise ValueError(
@@ -316,16 +229,7 @@ def checked_modalities(modalities: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def patch_side(size: tuple[int, int], least: int = 16, most: int = 256) -> int:
-    """The largest patch that cuts a picture into at least ``least`` squares: 7 pixels of 28 x 28, 16 of 64 x 64.
-
-    Args:
-        size: (H, W) in pixels.
-        least: squares.
-        most: squares.
-
-    Raises:
-        ValueError: no patch gives so many and not more than ``most``.
-    """
+    """The largest patch that cuts a picture into at least ``least`` squares: 7 pixels of 28 x 28, 16 of 64 x 64."""
     common = math.gcd(*size)
     for patch in range(common, 0, -1):
         if common % patch == 0 and least <= (size[0] // patch) * (size[1] // patch) <= most:

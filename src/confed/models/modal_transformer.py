@@ -26,14 +26,9 @@ from confed.models.modal_segments import (
     checked_modalities,
     patch_side,
 )
-from confed.models.published import seeded
+from confed.models.pretrained import seeded
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
-
-__all__ = [
-    "modal_parts", "modal_transformer", "modal_transformer_mini", "modal_transformer_tiny", "segmenter",
-    "short_tokenizer",
-]  # fmt: skip
 
 Sound = Literal["log_mel", "waveform"]
 """What a segment of a sound is: frames of its log-mel spectrogram, or a piece of the waveform, as the paper has it."""

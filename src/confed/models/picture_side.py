@@ -8,8 +8,6 @@ from typing import Any
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import WEIGHTS
 
-__all__ = ["picture_side"]
-
 _FILES = ("preprocessor_config.json", "processor_config.json")
 _TINY, _TINY_SIDE = "tiny:", 32
 _LARGEST = 2048
@@ -17,11 +15,7 @@ _LARGEST = 2048
 
 
 def picture_side(model: Mapping[str, Any]) -> int | None:
-    """Side in pixels of the square pictures that a model by name reads; None where its processor takes any size.
-
-    Args:
-        model: the section ``[model]``, with ``source`` and ``revision``.
-    """
+    """Side in pixels of the square pictures that a model by name reads; None where its processor takes any size."""
     source = str(model.get("source", ""))
     if source.startswith(_TINY):
         return _TINY_SIDE

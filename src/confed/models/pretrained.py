@@ -5,27 +5,16 @@ model.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch
-
-__all__ = [
-    "FACTS",
-    "MINI_WEIGHTS",
-    "Pretrainable",
-    "States",
-    "describe",
-    "load_into",
-    "mini_words",
-    "packaged",
-    "save",
-    "weights_file",
-]
+from confed.models.hub_names import hub_name
 
 WEIGHTS = Path(__file__).parent / "weights"
 MINI_WEIGHTS = WEIGHTS / "vilt_mini.safetensors"
@@ -70,11 +59,7 @@ def packaged(model: str) -> bool:
 
 
 def weights_file(model: str, pretrained: bool | Path | str = True) -> Path:
-    """Where a model's weights lie: the packaged file or folder for True, else the given one.
-
-    Raises:
-        ValueError: the package has no weights of this model.
-    """
+    """Where a model's weights lie: the packaged file or folder for True, else the given one."""
     if not isinstance(pretrained, bool):
         return Path(pretrained)
     if not packaged(model):
@@ -107,9 +92,6 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
     """The metadata of a file that :func:`save` wrote: ``words``, ``answers`` and what pre-training noted.
 
     Of a folder the same from its file :data:`FACTS`.
-
-    Raises:
-        ValueError: the file is missing.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -128,11 +110,7 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
 
 
 def mini_words(model: str = "vilt_mini") -> tuple[str, ...]:
-    """The words that a packaged mini model was pre-trained with; empty if the package has no weights of it.
-
-    Args:
-        model: its name; most minis start from ``vilt_mini`` and share its words.
-    """
+    """The words that a packaged mini model was pre-trained with; empty if the package has no weights of it."""
     return tuple(describe(weights_file(model))["words"]) if packaged(model) else ()
 
 
@@ -148,17 +126,6 @@ def load_into(
 
     Tensors with one row per token or text position may have more rows than the file: the additional rows keep
     their fresh values. The head is copied only if ``answers`` equals the saved answers, in order.
-
-    Args:
-        model: what to fill; it may have tensors that the file lacks.
-        file: written by :func:`save`.
-        answers: the model's answers, None if only their number is known.
-        head: beginning of the names of the head's tensors; None if it scores tokens, whatever the answers.
-        growing: further endings of names of tensors with one row per token.
-
-    Raises:
-        ValueError: the file is missing, or tensors do not fit (names the first few, with both shapes); then nothing was
-            copied.
     """
     from safetensors.torch import load_file
 
@@ -189,3 +156,106 @@ def load_into(
     with torch.no_grad():
         for target, value in copies:
             target.copy_(value)
+
+
+# Backbones of transformers: randomly initialised from a seed --------------------------------------------------
+
+Body = TypeVar("Body")
+
+
+def seeded(seed: int, build: Callable[[], Body]) -> Body:
+    """What ``build`` returns; the library's initial values come from ``seed`` and the global generator is untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return build()
+
+
+def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -> Body:
+    """A checkpoint as a model of the library.
+
+    Tensors of the checkpoint that the model has no use for, such as heads, are left out.
+    """
+    from safetensors import SafetensorError
+
+    model: Any = kind
+    name, family = str(source), _family(kind)
+    path = Path(name).expanduser()
+    # A Path is a folder's here as a text is: recipes give either.
+    where = checked_folder(path) if path.is_dir() else hub_name(name)
+    if where is None:
+        raise ValueError(
+            f"expected a folder with a {family} checkpoint or a hub name owner/name, got {name!r}: there is no such "
+            "folder (hub:owner/name is always a hub name)"
+        )
+    # With other shapes the library ends in an error that does not say which; they are reported here instead.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        body, found = seeded(
+            seed, lambda: model.from_pretrained(where, trust_remote_code=False, use_safetensors=True, **options)
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"no {family} checkpoint could be read from {name!r}: {unread_because(error)}") from error
+    faults = [
+        f"{tensor} has shape {tuple(came)}, expected {tuple(expected)}"
+        for tensor, came, expected in sorted(found["mismatched_keys"])
+    ]
+    faults += [f"{tensor} is missing" for tensor in sorted(found["missing_keys"]) if "pooler." not in tensor]
+    if faults:
+        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        raise ValueError(f"{name!r} is not a checkpoint of this {family}: {'; '.join(faults[:3])}{more}")
+    return body
+
+
+def place_of(source: str, expected: str) -> str:
+    """A packaged model's folder, a folder, or a name on the hub; a ValueError that says what is expected."""
+    packaged = WEIGHTS / source
+    path = packaged if packaged.parent == WEIGHTS and packaged.is_dir() else Path(source).expanduser()
+    where = checked_folder(path) if source and path.is_dir() else hub_name(source)
+    if where is None:
+        raise ValueError(f"model.source must be {expected}; there is no folder {source!r}")
+    return where
+
+
+def checked_folder(folder: Path) -> str:
+    """A folder with a model of the library; a ValueError where it has pickles alone, or adapts a model elsewhere."""
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{folder} holds an adapter of another model (adapter_config.json), which is not followed")
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    if pickled and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} has its weights in {pickled[0]}, and runs read safetensors only: `confed convert model {folder} "
+            "OUT` writes them so, without running what is in the file"
+        )
+    return str(folder)
+
+
+def unread_because(error: Exception) -> str:
+    """What the library says of a model that it cannot read, on one line, without its advice to run foreign code."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return "its files bring code of their own (auto_map), which is never run; classes of `transformers` alone are"
+    if "use_safetensors" in text:
+        return (
+            "it has no weights as safetensors, and runs read no others: `confed convert model FOLDER OUT` writes them"
+        )
+    return text[:300]
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Context in which the library draws no bars between the lines of a run."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _family(kind: type[Any]) -> str:
+    """What people call the model of a class of ``transformers``."""
+    name = kind.__name__.removesuffix("Model").removesuffix("ForQuestionAnswering")
+    return {"Vilt": "ViLT", "Bert": "BERT", "ViT": "ViT", "Blip": "BLIP"}.get(name, name)

@@ -6,17 +6,6 @@ Notation: B examples, d features inside the model.
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "MLP",
-    "AttFlat",
-    "FullyConnected",
-    "LayerNorm",
-    "MultiHeadAttention",
-    "WeightNormLinear",
-    "box_geometry",
-    "masked_softmax",
-]
-
 MASKED = -1e9
 """Score of what must not be attended to. It is finite: where all is masked, the weights are uniform and not NaN."""
 
@@ -25,10 +14,6 @@ class LayerNorm(nn.LayerNorm):
     """``a (x - mean) / (std + eps) + b`` with the unbiased standard deviation, unlike ``torch.nn.LayerNorm``.
 
     It derives from that one so that methods which look for normalisation layers find it.
-
-    Args:
-        width: features, d.
-        eps: added to the standard deviation.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -93,13 +78,7 @@ class WeightNormLinear(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """Scaled dot-product attention with h heads, dropout on the weights, and four linear layers.
-
-    Args:
-        width: features, d.
-        heads: must divide the width.
-        dropout: dropout probability of the weights.
-    """
+    """Scaled dot-product attention with h heads, dropout on the weights, and four linear layers."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -110,17 +89,7 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, context: Tensor, present: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What the positions of ``x`` read in ``context``.
-
-        Args:
-            x: (B, M, d).
-            context: (B, N, d).
-            present: which positions of the context are no padding, bool, (B, N).
-            bias: added to the scores, (B, h, M, N).
-
-        Returns:
-            Shape (B, M, d).
-        """
+        """What the positions of ``x`` read in ``context``."""
         query, key, value = (
             layer(states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer, states in ((self.query, x), (self.key, context), (self.value, context))
@@ -137,14 +106,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class AttFlat(nn.Module):
-    """A sequence as one vector: an MLP scores the positions, and a linear layer reads their weighted sum.
-
-    Args:
-        width: features, d.
-        hidden: width of the MLP.
-        outputs: features of the vector, D.
-        dropout: dropout probability of the MLP.
-    """
+    """A sequence as one vector: an MLP scores the positions, and a linear layer reads their weighted sum."""
 
     def __init__(self, width: int, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -168,11 +130,6 @@ def box_geometry(boxes: Tensor, pixel: float = 0.0) -> Tensor:
     With centre (x, y), width w and height h of regions m and n: ``log(|x_m - x_n| / w_m)``,
     ``log(|y_m - y_n| / h_m)``, both ratios at least 1e-3, ``log(w_m / w_n)``, ``log(h_m / h_n)`` (Hu et al., "Relation
     Networks for Object Detection", CVPR 2018, Eq. 5, as MMNasNet uses them).
-
-    Args:
-        boxes: x1, y1, x2, y2 in [0, 1] of the picture, (B, R, 4).
-        pixel: added to widths and heights, as a share of the picture's side: openvqa's code counts both border pixels
-            of a box. With 0 they are taken to be at least 1e-3.
 
     Returns:
         Shape (B, R, R, 4).

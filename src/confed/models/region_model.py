@@ -18,10 +18,8 @@ from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank
 from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
 from confed.models.heads import count
-from confed.models.published import seeded
+from confed.models.pretrained import seeded
 from confed.models.tokenizer import WordTokenizer
-
-__all__ = ["RegionModel", "State", "assemble", "question_tokenizer"]
 
 Model = TypeVar("Model", bound="RegionModel")
 
@@ -49,18 +47,6 @@ class RegionModel(Finetunable):
 
     Batches have ``regions``, float (B, R, W), ``text`` and ``text_mask``, int64 (B, L), and for models that read
     them ``boxes``, float (B, R, 4).
-
-    Args:
-        answers: number of answers C.
-        vocab_size: number of token ids.
-        embedding: features of a word's embedding.
-        hidden: features of a word's state.
-        region_width: features of a region, W.
-        recurrent: the recurrent network.
-        max_length: the most tokens, L.
-
-    Raises:
-        ValueError: fewer than one answer.
     """
 
     answer_head = "classifier"

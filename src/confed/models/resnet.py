@@ -17,25 +17,14 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.heads import count
 from confed.models.inputs import checked_image
-from confed.models.normalisation import Norm, constant_names, renormalise
-from confed.models.pretrained import States, describe, weights_file
-from confed.models.published import published, seeded
+from confed.models.layers import Norm, constant_names, renormalise
+from confed.models.pretrained import States, describe, published, seeded, weights_file
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
 if TYPE_CHECKING:
     from transformers import ResNetModel
 
-__all__ = [
-    "PictureModel",
-    "ResNetMultilabel",
-    "freeze_body",
-    "mini_resnet",
-    "resnet18",
-    "resnet_multilabel",
-    "resnet_multilabel_mini",
-    "uniform_linear",
-]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -52,10 +41,6 @@ def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear
 
 class PictureModel(nn.Module, ABC):
     """What models of pictures alone have in common: a ResNet body, and how it reads a batch.
-
-    Args:
-        body: the ``transformers`` model; its pooler is not used.
-        image_size: (H, W) in pixels.
 
     Attributes:
         width: channels of the last plane, d.
@@ -130,15 +115,6 @@ class ResNetMultilabel(PictureModel):
     """A ResNet, the mean over its last plane, and a linear layer with one score per label.
 
     Batches have ``image``, uint8 (B, 3, H, W) or floats that are already normalised by ImageNet's mean and deviation.
-
-    Args:
-        body: the ``transformers`` model.
-        labels: number of labels C.
-        rng: where the head's initial values come from, U(-1 / sqrt(d), 1 / sqrt(d)).
-        image_size: (H, W) in pixels.
-
-    Raises:
-        ValueError: no label, or pictures without pixels.
     """
 
     def __init__(
@@ -165,11 +141,6 @@ def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetMod
 
     Raises ``ValueError``: no such checkpoint, an unknown ``norm``, or frozen batch normalisation that was never
     trained.
-
-    Args:
-        pretrained: a folder written by ``save_pretrained`` or a hub name; None: random weights.
-        norm: see :data:`Norm`.
-        seed: of random weights.
     """
     from transformers import ResNetConfig, ResNetModel
 
@@ -188,12 +159,6 @@ def mini_resnet(pretrained: bool | Path | str, norm: Norm, seed: int) -> "ResNet
 
     Raises ``ValueError``: no such weights, weights of another model, an unknown ``norm``, or frozen batch normalisation
     that was never trained.
-
-    Args:
-        pretrained: weights of :func:`resnet_multilabel_mini`, of which the body's are taken: True for the packaged
-            ones, or a file that ``confed pretrain`` wrote. False: random weights.
-        norm: see :data:`Norm`.
-        seed: of random weights.
     """
     from transformers import ResNetConfig, ResNetModel
 
@@ -208,16 +173,7 @@ def mini_resnet(pretrained: bool | Path | str, norm: Norm, seed: int) -> "ResNet
 
 
 def freeze_body(model: PictureModel, norm: Norm, frozen: bool) -> None:
-    """Takes the ResNet of a model out of what learns.
-
-    Args:
-        model: changed in place.
-        norm: its normalisation.
-        frozen: whether to do so; otherwise nothing happens.
-
-    Raises:
-        ValueError: its normalisation learns by reading pictures.
-    """
+    """Takes the ResNet of a model out of what learns."""
     if not frozen:
         return
     if norm == "batch":

@@ -20,14 +20,6 @@ from confed.data.pictures import read_picture
 if TYPE_CHECKING:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-__all__ = [
-    "Architecture",
-    "build_scene_classifier",
-    "classify",
-    "config_of",
-    "load_scene_classifier",
-    "prepare_picture",
-]
 
 Architecture = Literal["resnet18", "resnet50"]
 
@@ -62,11 +54,7 @@ def _config(architecture: str) -> "ResNetConfig":
 
 
 def load_scene_classifier(file: Path) -> "ResNetForImageClassification":
-    """The network of a file that ``confed convert places365`` wrote, in evaluation mode.
-
-    Raises:
-        ValueError: the file is missing, no safetensors file, says no architecture, or does not fit its own.
-    """
+    """The network of a file that ``confed convert places365`` wrote, in evaluation mode."""
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -96,9 +84,6 @@ def config_of(architecture: str) -> dict[str, Any]:
 def prepare_picture(picture: np.ndarray) -> Tensor:
     """What the network reads of a picture.
 
-    Args:
-        picture: uint8, shape (H, W, 3).
-
     Returns:
         float32, shape (3, 224, 224).
     """
@@ -114,15 +99,6 @@ def classify(
     """The most probable category of every picture, batch by batch.
 
     Raises ``ValueError``: a picture is missing or unreadable.
-
-    Args:
-        model: of :func:`load_scene_classifier`.
-        files: picture files.
-        batch_size: pictures at a time.
-        device: where to compute.
-
-    Yields:
-        For each picture of a batch the category's number and its softmax probability.
     """
     network: Any = model.to(device)  # pyright: ignore[reportArgumentType]
     for start in range(0, len(files), batch_size):

@@ -13,7 +13,6 @@ from confed.models.hub_names import hub_name
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["SPECIAL_TOKENS", "SUFFIXES", "BertTokenizer", "WordTokenizer", "bert_tokenizer"]
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SUFFIXES = ("##s", "##es")
@@ -80,13 +79,6 @@ class WordTokenizer(_FixedLength):
 
     The ids are ``SPECIAL_TOKENS``, ``SUFFIXES``, then ``words`` in order without repetitions: two word lists
     with a common beginning give that beginning the same ids, which is what lets a model reuse its embeddings.
-
-    Args:
-        words: the vocabulary, in order.
-        max_length: L, special tokens included.
-
-    Raises:
-        ValueError: the word list is empty, or ``max_length`` leaves no room for a word.
     """
 
     def __init__(self, words: Sequence[str], max_length: int = 16) -> None:
@@ -141,11 +133,7 @@ class WordTokenizer(_FixedLength):
 
     @classmethod
     def load(cls, directory: Path | str) -> "WordTokenizer":
-        """A tokenizer written by :meth:`save`.
-
-        Raises:
-            ValueError: the folder holds no tokenizer.
-        """
+        """A tokenizer written by :meth:`save`."""
         file = Path(directory) / "tokenizer.json"
         if not file.is_file():
             raise ValueError(f"expected a tokenizer at {file}, found no such file")
@@ -156,12 +144,7 @@ class WordTokenizer(_FixedLength):
 
 
 class BertTokenizer(_FixedLength):
-    """BERT's uncased WordPiece; implements :class:`confed.data.encode.Tokenizer`.
-
-    Args:
-        tokenizer: a loaded ``tokenizers.Tokenizer`` that adds BERT's special tokens.
-        max_length: L; longer questions lose their end, as in BERT.
-    """
+    """BERT's uncased WordPiece; implements :class:`confed.data.encode.Tokenizer`."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", max_length: int = 40) -> None:
         self._tokenizer, self.max_length = tokenizer, max_length
@@ -180,16 +163,7 @@ class BertTokenizer(_FixedLength):
 
 
 def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
-    """BERT's tokenizer from a vocabulary file, a folder, or a name on the Hugging Face hub.
-
-    Args:
-        source: ``vocab.txt``, a folder with ``vocab.txt`` or ``tokenizer.json``, or a hub name such as
-            ``"dandelin/vilt-b32-mlm"``.
-        max_length: L, special tokens included.
-
-    Raises:
-        ValueError: a path that does not exist, or a folder without a vocabulary.
-    """
+    """BERT's tokenizer from a vocabulary file, a folder, or a name on the Hugging Face hub."""
     import tokenizers
     from tokenizers import normalizers, pre_tokenizers, processors
 

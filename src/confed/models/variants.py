@@ -9,8 +9,6 @@ from confed.federation.specs import ModelSpec
 from confed.models.region_model import RegionModel, assemble, question_tokenizer
 from confed.registry import register_model
 
-__all__ = ["region_variant", "variant"]
-
 Model = TypeVar("Model")
 Region = TypeVar("Region", bound=RegionModel)
 
@@ -30,17 +28,6 @@ def variant(
 
     Its signature has the options in their order, the first two by position, with the annotations that they have in
     ``build`` and the defaults of this variant; its documentation is the summary and the descriptions of the options.
-
-    Args:
-        build: builds the model from keyword arguments; says what it returns.
-        name: what recipes call the variant, and the variable that holds the function.
-        summary: beginning of its documentation, whose first line ``confed list models`` shows.
-        options: arguments that recipes may set, in a list or with spaces between them.
-        spec: what the model reads and gives.
-        sources: functions and classes that ``build`` hands further arguments to, whose annotations, defaults and
-            descriptions these have.
-        described: argument -> its description, where not that of ``build`` and the sources.
-        values: argument -> value; a default where recipes may set the argument, fixed otherwise.
     """
     options = options.split() if isinstance(options, str) else options
     known: dict[str, Parameter] = {}
@@ -81,13 +68,6 @@ def region_variant(
     """A registered function that builds a model which reads regions in one size; see :func:`variant`.
 
     Its arguments are those of :func:`confed.models.region_model.assemble` and the options of this variant.
-
-    Args:
-        kind: the model's class, whose arguments the variant sets.
-        name: what recipes call the variant, and the variable that holds the function.
-        summary: first line of its documentation, which ``confed list models`` shows.
-        options: further arguments of the class that recipes may set.
-        values: argument -> value; a default where recipes may set the argument, fixed otherwise.
     """
 
     def build(**given: Any) -> Region:

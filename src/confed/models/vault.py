@@ -3,7 +3,7 @@
 Chochlakis, Srinivasan, Thomason and Narayanan, "VAuLT: Augmenting the Vision-and-Language Transformer for Sentiment
 Classification on Social Media", 2022 (arXiv 2208.09021): BERT's last hidden states take the place of ViLT's word
 embeddings. FedDAT (AAAI 2024) uses it with adapters in both. Everything after the word embeddings is
-:class:`confed.models.vilt_module.Vilt`'s: the tasks, the heads, the batches.
+:class:`confed.models.vilt.Vilt`'s: the tasks, the heads, the batches.
 """
 
 from collections.abc import Sequence
@@ -21,34 +21,18 @@ from confed.models.adapters import Host
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
 from confed.models.heads import count, views
 from confed.models.inputs import additive_mask
-from confed.models.pretrained import load_into, weights_file
-from confed.models.published import published, seeded
-from confed.models.vilt import b32_tokenizer, mini_tokenizer
-from confed.models.vilt_module import Prefix, Vilt
+from confed.models.pretrained import load_into, published, seeded, weights_file
+from confed.models.vilt import Prefix, Vilt, b32_tokenizer, mini_tokenizer
 from confed.registry import register_model
 
 if TYPE_CHECKING:
     from transformers import BertModel, ViltModel
 
-__all__ = ["Vault", "vault_b32", "vault_mini"]
-
 
 class Vault(Vilt):
-    """A ViLT body that reads a BERT's output; see :class:`confed.models.vilt_module.Vilt` for batches and heads.
+    """A ViLT body that reads a BERT's output; see :class:`confed.models.vilt.Vilt` for batches and heads.
 
     ViLT's own word embeddings are dropped, and its text positions unless they are kept: nothing would read them.
-
-    Args:
-        body: the ``transformers`` ViLT.
-        language: the ``transformers`` BERT, without pooler; as wide as ViLT.
-        answers: number of answers C.
-        rng: where the head's initial values come from.
-        image_size: see :class:`confed.models.vilt_module.Vilt`.
-        text_positions: add ViLT's positions to BERT's output, as FedDAT does; the authors of VAuLT leave them out.
-        language_frozen: BERT never learns, whatever is finetuned, and has no adapters.
-
-    Raises:
-        ValueError: bodies of different widths; otherwise as for ``Vilt``.
     """
 
     def __init__(
@@ -81,9 +65,6 @@ class Vault(Vilt):
         BERT's adapters sit inside its last layer normalisation of every block, as FedDAT's released code has them.
         LoRA's usual layers are ViLT's alone, 0.59 million values as in FedDAT's table 2; the targets "query" and
         "value" are those of both.
-
-        Args:
-            reduction: the usual one of the adapters.
         """
         places = super().places(reduction)
         if self.language_frozen:
@@ -129,7 +110,7 @@ class Vault(Vilt):
         return self._score(self._through(self._blocks, hidden, mask), state.views)
 
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Input of ViLT's first block, and its mask; see :meth:`confed.models.vilt_module.Vilt.embed`."""
+        """Input of ViLT's first block, and its mask; see :meth:`confed.models.vilt.Vilt.embed`."""
         return self._read(*super().embed(batch))
 
     @property

@@ -1,26 +1,355 @@
 """ViLT in five variants, each with weights, tokenizer and finetuning options.
 
-The model itself is :class:`confed.models.vilt_module.Vilt`.
+The model itself is :class:`confed.models.vilt.Vilt`.
+
+Kim, Son and Kim, "ViLT: Vision-and-Language Transformer Without Convolution or Region Supervision", ICML
+2021. The modules, and hence the checkpoint names, are those of ``transformers``. Its forward pass shuffles
+the patches with the global random generator, in evaluation too; here the patches keep their order, which
+changes no text output (attention does not depend on the order of the keys) and makes every output a function
+of the batch.
 """
 
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
-from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
-from confed.models.heads import count
-from confed.models.pretrained import load_into, mini_words, weights_file
-from confed.models.published import published, seeded
+from confed.federation.stages import Stage, run_stages
+from confed.models.adapters import AdapterBank, Host
+from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
+from confed.models.heads import Heads, answer_head, check_heads, count, score, task_head, views
+from confed.models.inputs import additive_mask, checked_image, patch_tokens
+from confed.models.pretrained import States, load_into, mini_words, published, seeded, weights_file
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
-from confed.models.vilt_module import Vilt
 from confed.registry import register_model
 
 if TYPE_CHECKING:
     from transformers import ViltModel
+
+# ViLT network: one Transformer over words and picture patches -------------------------------------------------
+
+__all__ = ["Prefix", "Vilt", "answer_head"]
+
+
+INPUTS = ("image", "image2", "text", "text_mask", "choices", "choices_mask")
+"""Keys of a batch that the model reads."""
+
+
+class Prefix(NamedTuple):
+    """A batch after the part of the model that lies before the first adapter.
+
+    Attributes:
+        hidden: tokens, (B * views, S, d), the views of an example next to each other.
+        mask: additive attention mask, (B * views, 1, 1, S).
+        views: passes per example: 2 for pairs of pictures, K for K choices.
+    """
+
+    hidden: Tensor
+    mask: Tensor
+    views: int
+
+
+class Vilt(Heads, Finetunable):
+    """A ViLT body with an answer head, and heads for further tasks.
+
+    Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``,
+    int64 (B, L) with L up to the number of text positions. For the head "nlvr2" also ``image2``: each picture is
+    read with the text in a separate pass, with its own token type. For the head "choice" instead of ``text``
+    ``choices`` and ``choices_mask``, (B, K, L).
+    """
+
+    def __init__(
+        self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__()
+        if answers < 1:
+            raise ValueError(f"answers must be at least 1, got {answers}")
+        config: Any = body.config
+        self.vilt = body.train()
+        self.classifier = answer_head(config.hidden_size, answers, rng)
+        self.heads = nn.ModuleDict()
+        self.prompts = nn.ModuleDict()
+        self.adapters = AdapterBank((), 1)
+        self.patch: int = config.patch_size
+        self.image_size: tuple[int, int] = image_size or (config.image_size, config.image_size)
+        if self.image_size[0] % self.patch or self.image_size[1] % self.patch:
+            raise ValueError(f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}")
+        self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
+
+    def add_heads(self, heads: Sequence[str], rng: torch.Generator) -> None:
+        """Adds heads for further tasks; to be called when the body has its pretrained weights.
+
+        Raises ``ValueError``: an unknown head.
+        """
+        check_heads(heads)
+        for head in heads:
+            self.heads[head] = task_head(head, self.vilt.config.hidden_size, rng)
+        if "nlvr2" in heads:
+            _second_picture(self.vilt)
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the answers, classes or choices (B, C), and the pooled representation (B, d).
+
+        Of examples with several passes the representation is the mean over them.
+
+        Raises ``ValueError``: a key is missing, or a tensor has another shape than the model reads.
+        """
+        return run_stages(self, batch, len(self._blocks) + 4)
+
+    # The stages of a pass -----------------------------------------------------------------------------------
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """Embeddings, blocks, pooling, head; the first block ends where its adapter begins, which is a stage."""
+        names, start = self.adapters.names, "vilt.encoder.layer."
+        first = Stage("block 1 without adapter" if names else "block 1", (), (f"{start}0.",), without=names)
+        blocks = [Stage(f"block {i + 1}", (), (f"{start}{i}.",)) for i in range(1, len(self._blocks))]
+        return (
+            Stage("embeddings", INPUTS, ("vilt.embeddings.", "prompts.")), first,
+            Stage("adapter of block 1", (), (f"{start}0.",)), *blocks,
+            Stage("pooling", (), ("vilt.layernorm.", "vilt.pooler.")), Stage("head", (), ("",)),
+        )  # fmt: skip
+
+    @property
+    def stage_variant(self) -> str:
+        """The head that was selected."""
+        return self.selected
+
+    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        """See :class:`confed.federation.stages.Staged`; states are :class:`Prefix`, the last one an ``Output``."""
+        blocks = self._blocks
+        for number in range(first, last):
+            if number == 0:
+                count = views(self.selected, batch)  # checks the batch
+                state = Prefix(*self._inputs(batch), count)
+            elif number == 1:
+                with self.adapters.using({}) if self.adapters.names else nullcontext():
+                    state = state._replace(hidden=blocks[0](state.hidden, state.mask)[0])
+            elif number == 2:
+                if self.adapters.names:
+                    state = state._replace(hidden=self.adapters.finish(self._first_place, state.hidden))
+            elif number < len(blocks) + 2:
+                state = state._replace(hidden=blocks[number - 2](state.hidden, state.mask)[0])
+            elif number == len(blocks) + 2:
+                state = state._replace(hidden=self.pool(state.hidden))
+            else:
+                head = self.get_submodule(self.heads_of_tasks[self.selected])
+                state = score(head, self.selected, state.hidden, state.views)
+        return state
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return ("vilt.embeddings.", "prompts.", *(("vilt.encoder.layer.0.",) if self.adapters.names else ()))
+
+    def prefix(self, batch: Batch) -> Prefix:
+        """What comes before the first adapter: the embeddings, and the first block up to its residual sum.
+
+        Without adapters, the embeddings. ``suffix(prefix(batch))`` is the forward pass.
+        """
+        return run_stages(self, batch, self._before)
+
+    def suffix(self, state: Prefix) -> Output:
+        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
+        return self.through(state, self._before, len(self._blocks) + 4, {})
+
+    @property
+    def _first_place(self) -> int:
+        """Number of the place for adapters in the first block."""
+        return 0
+
+    @property
+    def _before(self) -> int:
+        """Number of stages before the first adapter."""
+        return 2 if self.adapters.names else 1
+
+    @staticmethod
+    def repeat(state: Prefix, n: int) -> Prefix:
+        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
+        return Prefix(state.hidden.repeat(n, 1, 1), state.mask.repeat(n, 1, 1, 1), state.views)
+
+    def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Input of the first block, (B, S, d), and its additive attention mask; of choices, (B K, S, d).
+
+        Positions are the first text token, the text prompt, the other text tokens, the picture's class token, the
+        visual prompt, then the patches row by row.
+        """
+        image, text, text_mask = self._checked(batch)
+        patches = self.patch_embeddings(image)
+        if text.ndim == 3:
+            patches = patches.repeat_interleave(text.shape[1], 0)
+            text, text_mask = text.flatten(0, 1), text_mask.flatten(0, 1)
+        return self._joined(patches, text, text_mask, 1)
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._embed_pair(batch) if self.selected == "nlvr2" else self.embed(batch)
+
+    @staticmethod
+    def _through(blocks: Any, hidden: Tensor, mask: Tensor) -> Tensor:
+        for block in blocks:
+            hidden = block(hidden, mask)[0]
+        return hidden
+
+    def _score(self, hidden: Tensor, count: int) -> Output:
+        head = self.get_submodule(self.heads_of_tasks[self.selected])
+        return score(head, self.selected, self.pool(hidden), count)
+
+    def _embed_pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As :meth:`embed`, (2 B, S, d): each example's first picture, then its second one."""
+        texts = {key: batch[key] for key in ("text", "text_mask") if key in batch}
+        inputs = [self._checked({**texts, "image": batch[key]}) for key in ("image", "image2")]
+        parts = [
+            self._joined(self.patch_embeddings(image), text, mask, 1 + i)
+            for i, (image, text, mask) in enumerate(inputs)
+        ]
+        hidden, masks = zip(*parts, strict=True)
+        return torch.stack(hidden, 1).flatten(0, 1), torch.stack(masks, 1).flatten(0, 1)
+
+    def _joined(self, patches: Tensor, text: Tensor, text_mask: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+        """Text and picture with their token types (the picture's is ``kind``) as one sequence, and its mask."""
+        ones = torch.ones(patches.shape[:2], dtype=text_mask.dtype, device=text_mask.device)
+        hidden, mask = self.vilt.embeddings(
+            input_ids=text,
+            attention_mask=text_mask,
+            token_type_ids=None,
+            pixel_values=None,
+            pixel_mask=ones,
+            inputs_embeds=None,
+            image_embeds=patches,
+            image_token_type_idx=kind,
+        )
+        if len(self.prompts):
+            hidden, mask = self._prompted(hidden, mask, text.shape[1] + 1)
+        return hidden, additive_mask(mask, hidden.dtype)
+
+    def _prompted(self, hidden: Tensor, mask: Tensor, patches: int) -> tuple[Tensor, Tensor]:
+        """Learned tokens after the first text token and before the patches, which begin at ``patches``.
+
+        They have no position and no token type: the network that makes them can give them any offset.
+        """
+        words, picture = (
+            self.prompts[kind]().to(hidden.dtype).expand(len(hidden), -1, -1) for kind in ("text", "visual")
+        )
+        ones = torch.ones(words.shape[:2], dtype=mask.dtype, device=mask.device)
+        hidden = torch.cat([hidden[:, :1], words, hidden[:, 1:patches], picture, hidden[:, patches:]], 1)
+        return hidden, torch.cat([mask[:, :1], ones, mask[:, 1:patches], ones, mask[:, patches:]], 1)
+
+    def patch_embeddings(self, image: Tensor) -> Tensor:
+        """Class token and patches with their positions added, (B, 1 + patches, d)."""
+        embeddings = self.vilt.embeddings
+        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token, self.grid)
+        return embeddings.dropout(x + self._positions())
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        """The pooled representation (B, d) of the last block's output."""
+        pooler: Any = self.vilt.pooler
+        return pooler(self.vilt.layernorm(hidden))
+
+    def pretraining_states(self, batch: Batch) -> States:
+        """What pre-training looks at: the scores, the patches after two blocks, the question after the second."""
+        hidden, mask = self.embed(batch)
+        after: list[Tensor] = []
+        for block in self._blocks:
+            hidden = block(hidden, mask)[0]
+            after.append(hidden)
+        patches = self.grid[0] * self.grid[1]
+        return States(
+            loss_logits=self.classifier(self.pool(hidden)),
+            early=after[0][:, -patches:],
+            late=after[1][:, -patches:],
+            asked=after[1][:, : batch["text"].shape[1]],
+            words=self._word_embeddings.weight,
+        )
+
+    def attention(self, batch: Batch) -> Tensor:
+        """What the model looked at: how strongly the answer depends on each patch, at most 1.
+
+        The squared gradient norm of the answer's log-probability with respect to the patch's embedding
+        (Simonyan et al., "Deep Inside Convolutional Networks", ICLR 2014 workshop, section 3, per patch). On
+        questions about one thing of the built-in benchmark, :func:`confed.models.vilt.vilt_mini` puts the largest
+        value on that thing's patch in 98 cases of 100; attention weights are less telling, as several blocks mix
+        the patches before they are read.
+        """
+        # Callers may evaluate in inference mode, whose tensors cannot take part in a backward pass: copies.
+        with torch.inference_mode(False), torch.enable_grad():
+            inputs = {name: tensor.clone() for name, tensor in batch.items()}
+            hidden, mask = self._inputs(inputs)
+            hidden, mask, count = hidden.detach().requires_grad_(), mask.detach(), views(self.selected, inputs)
+            output = self._score(self.vilt.encoder(hidden, mask)[0], count)
+            best = output.logits.float().log_softmax(1).amax(1).sum()
+            (gradient,) = torch.autograd.grad(best, hidden)
+        relevance = gradient[:, -self.grid[0] * self.grid[1] :].float().square().sum(-1)
+        relevance = relevance.reshape(-1, count, relevance.shape[1])
+        relevance = relevance[:, 0] if self.selected == "nlvr2" else relevance.sum(1)
+        relevance = relevance / relevance.amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        return relevance.reshape(-1, *self.grid)
+
+    def _positions(self) -> Tensor:
+        positions = self.vilt.embeddings.position_embeddings
+        side = math.isqrt(positions.shape[1] - 1)
+        if self.grid == (side, side):
+            return positions
+        plane = positions[:, 1:].transpose(1, 2).reshape(1, -1, side, side)
+        plane = F.interpolate(plane, size=self.grid, mode="bilinear", align_corners=True)
+        return torch.cat([positions[:, :1], plane.flatten(2).transpose(1, 2)], dim=1)
+
+    def places(self, reduction: int = 16) -> Places:
+        """What can be finetuned; adapters are after the residual sum of every feed-forward block."""
+        width, last = self.vilt.config.hidden_size, len(self._blocks) - 1
+        return Places(
+            heads=tuple(self.heads_of_tasks.values()),
+            top=(f"vilt.encoder.layer.{last}.", "vilt.layernorm.", "vilt.pooler."),
+            hosts=[Host(block.output, width) for block in self._blocks],
+            reduction=reduction,
+            lora=("attention.query", "attention.value"),
+            ia3=("attention.key", "attention.value"),
+            ia3_inputs=tuple(f"vilt.encoder.layer.{i}.output.dense" for i in range(last + 1)),
+            prompts={"text": width, "visual": width},
+            prefix="the attention of ViLT in transformers takes no keys and values from outside; 'prompt' does work",
+        )
+
+    @property
+    def _blocks(self) -> Any:
+        return self.vilt.encoder.layer
+
+    @property
+    def _word_embeddings(self) -> Any:
+        return self.vilt.get_input_embeddings()
+
+    def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        model, several = type(self).__name__, self.selected == "choice"
+        image = checked_image(batch, self.image_size, model)
+        words, seen = ("choices", "choices_mask") if several else ("text", "text_mask")
+        for key in (words, seen):
+            if key not in batch:
+                raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch))}")
+        text, mask, longest = batch[words], batch[seen], self.vilt.config.max_position_embeddings
+        if text.ndim != 2 + several or len(text) != len(image) or text.shape[-1] > longest:
+            shape = f"({len(image)}, {'K, ' if several else ''}at most {longest})"
+            raise ValueError(f"{words} must have shape {shape}, got {tuple(text.shape)}")
+        if mask.shape != text.shape:
+            raise ValueError(f"{seen} must have the shape of {words} {tuple(text.shape)}, got {tuple(mask.shape)}")
+        return image, text, mask
+
+
+def _second_picture(body: "ViltModel") -> None:
+    """A token type for second pictures, with the values of the first pictures' (as ViLT's authors do)."""
+    types = body.embeddings.token_type_embeddings
+    if len(types.weight) == 2:
+        wider = nn.Embedding.from_pretrained(torch.cat([types.weight, types.weight[1:]]).detach(), freeze=False)
+        body.embeddings.token_type_embeddings = wider
+        body.config.modality_type_vocab_size = 3
+
+
+# ViLT in five variants, each with weights, tokenizer and finetuning options -----------------------------------
 
 __all__ = [
     "Vilt",

@@ -19,9 +19,7 @@ from torch.nn import functional as F
 from confed.data.pictures import read_picture, resize
 from confed.data.regions import HeldRegions, grid_boxes
 from confed.models.hub_names import hub_name
-from confed.models.published import checked_folder, unread_because
-
-__all__ = ["PREFIX", "VisionEncoder", "load_vision_encoder"]
+from confed.models.pretrained import checked_folder, unread_because
 
 PREFIX = "transformers:"
 """How regions name an encoder of ``transformers`` that made them: this, its name, ``#`` and the cells per side."""
@@ -29,19 +27,7 @@ _PLAIN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 class VisionEncoder:
-    """A frozen picture encoder.
-
-    Args:
-        model: gives ``last_hidden_state``, (B, 1 + P, d) or (B, P, d) with P a square number, or (B, d, h, w).
-        size: pixels per side that it reads.
-        mean: of each colour channel.
-        std: of each colour channel.
-        grid: most cells per side, G.
-        name: what regions call it.
-
-    Raises:
-        ValueError: ``grid`` is below 1.
-    """
+    """A frozen picture encoder."""
 
     def __init__(
         self, model: nn.Module, size: int, mean: Sequence[float], std: Sequence[float], grid: int, name: str
@@ -76,12 +62,7 @@ class VisionEncoder:
 
 
 def _plane(states: Tensor, patches: int) -> Tensor:
-    """The last states as a picture, (B, d, h, w).
-
-    Args:
-        states: (B, d, h, w) already, or tokens (B, T, d).
-        patches: per side of the picture, as the encoder cuts it; 0 if unknown.
-    """
+    """The last states as a picture, (B, d, h, w)."""
     if states.ndim == 4:
         return states
     tokens = states.shape[1]
@@ -92,16 +73,7 @@ def _plane(states: Tensor, patches: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> VisionEncoder:
-    """A picture encoder of ``transformers``.
-
-    Args:
-        name: a folder, or a name on the Hugging Face hub: ViT, DeiT, Swin, CLIP, SigLIP, ResNet, ConvNeXt ...
-        grid: most cells per side.
-        device: where it computes.
-
-    Raises:
-        ValueError: there is no such model, its checkpoint lacks tensors, or it reads no pictures.
-    """
+    """A picture encoder of ``transformers``."""
     from safetensors import SafetensorError
     from transformers import AutoModel
 

@@ -20,30 +20,18 @@ from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Tra
 from confed.models.heads import count
 from confed.models.inputs import checked_image, patch_tokens
 from confed.models.layers import seeded_linear
-from confed.models.pretrained import States, load_into, weights_file
-from confed.models.published import published, seeded
+from confed.models.pretrained import States, load_into, published, seeded, weights_file
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
 if TYPE_CHECKING:
     from transformers import ViTModel
 
-__all__ = ["Vit", "vit_b16", "vit_mini"]
-
 
 class Vit(Finetunable):
     """A ViT body with a linear classifier on its class token.
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats; text is ignored.
-
-    Args:
-        body: the ``transformers`` model, without pooler.
-        answers: number of classes C.
-        rng: where the head's initial values come from.
-        image_size: (H, W) in pixels if it differs from the body's own; position embeddings are interpolated.
-
-    Raises:
-        ValueError: fewer than one class, or a picture size that is no multiple of the patch size.
     """
 
     answer_head = "classifier"
@@ -67,11 +55,7 @@ class Vit(Finetunable):
         self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
 
     def places(self, reduction: int = 16) -> Places:
-        """What can be finetuned; adapters are after the residual sum of every feed-forward block.
-
-        Args:
-            reduction: the usual one of the adapters.
-        """
+        """What can be finetuned; adapters are after the residual sum of every feed-forward block."""
         layers: Any = self.vit.layers
         width: int = self.vit.config.hidden_size
         return Places(

@@ -19,12 +19,8 @@ from torch import Tensor
 
 from confed.federation.file_names import Name
 from confed.federation.reading import faults_of, read_bounded
-from confed.models.albef import fit
-from confed.models.albef_module import Albef
-from confed.models.albef_names import rename_albef, sizes_of
+from confed.models.albef import Albef, fit, rename_albef, sizes_of
 from confed.models.scene_classifier import Architecture, build_scene_classifier, config_of
-
-__all__ = ["convert_albef", "convert_model", "convert_places365", "rename_resnet"]
 
 _PATTERNS = (
     (r"conv1\.weight", r"resnet.embedder.embedder.convolution.weight"),
@@ -38,19 +34,6 @@ def convert_places365(source: Path, out: Path, architecture: Architecture | None
     """A published Places365 ResNet as a safetensors file that the scene classifier reads.
 
     Beside ``out`` the configuration is written as ``<name>.config.json``, so that ``transformers`` reads it too.
-
-    Args:
-        source: the checkpoint, ``resnet18_places365.pth.tar`` or ``resnet50_places365.pth.tar``.
-        out: the file to write, ending .safetensors.
-        architecture: of the network; default: what the checkpoint says under ``arch``.
-
-    Returns:
-        ``architecture``, ``parameters`` (their number), and SHA-256 of both files, ``source_sha256`` and
-        ``sha256``.
-
-    Raises:
-        ValueError: a file is missing, the checkpoint holds anything but tensors and plain values, or its
-            tensors are not those of the architecture.
     """
     from safetensors.torch import save_file
 
@@ -83,20 +66,6 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
     """A published ALBEF as a safetensors file for :func:`confed.models.albef.albef`.
 
     Beside ``out`` the sizes are written as ``<name>.config.json``.
-
-    Args:
-        source: the checkpoint, pre-trained (``ALBEF.pth``; its decoder is then made from the question encoder's last
-            layers, as ALBEF does) or finetuned for visual question answering (``vqa.pth``).
-        out: the file to write, ending .safetensors.
-        heads: attention heads; default: one per 64 features, as published.
-
-    Returns:
-        ``image_size``, ``decoder`` ("published" or "from the question encoder"), ``parameters`` (their number), and
-        SHA-256 of both files, ``source_sha256`` and ``sha256``.
-
-    Raises:
-        ValueError: a file is missing, the checkpoint holds anything but tensors and plain values, or its tensors
-            are not those of an ALBEF (names the first few).
     """
     from safetensors.torch import save_file
 
@@ -136,18 +105,7 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
 
 
 def convert_model(source: Path, out: Path) -> dict[str, Any]:
-    """A folder of ``transformers`` whose weights are pickles, as one with safetensors, which runs read.
-
-    Args:
-        source: holds ``pytorch_model.bin``, or its parts and their index, beside ``config.json``.
-        out: the folder to write; configuration and tokenizer files are copied into it.
-
-    Returns:
-        ``tensors`` and ``parameters`` (their numbers), and ``sha256`` of the weights.
-
-    Raises:
-        ValueError: the folder has no such weights, ``out`` exists, or a file holds anything but tensors.
-    """
+    """A folder of ``transformers`` whose weights are pickles, as one with safetensors, which runs read."""
     from safetensors.torch import save_file
 
     index = source / "pytorch_model.bin.index.json"

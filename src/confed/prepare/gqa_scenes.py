@@ -31,8 +31,6 @@ from confed.datasets.gqa_scenes.places import (
 from confed.federation.ranges import AT_LEAST_ONE, SHARE, check_fields
 from confed.system.events import Progress, StepProgress, ignore
 
-__all__ = ["Options", "prepare"]
-
 _MAPPING = Path(str(files("confed.datasets.gqa_scenes"))) / "places365_scenes.csv"
 _SHOWN = 5
 
@@ -47,7 +45,6 @@ class Options:
         max_missing: largest share of pictures that may be missing, and of those without a prediction.
         train_cap: most training questions per scene, drawn at random; None: all.
         questions: GQA's balanced questions, or all.
-        seed: of that draw.
     """
 
     threshold: Annotated[float, SHARE] = 0.5
@@ -77,22 +74,6 @@ def prepare(
     Where pictures are missing, ``missing.txt`` has their ids, one per line. Equal inputs give equal bytes. Nothing
     that an earlier call made is touched before all checks have passed. With ``weights``, predictions go to
     ``out/places365-<hash of the weights>.csv`` as they are computed; a second call continues there.
-
-    Args:
-        gqa: folder with GQA's question files.
-        images: folder with ``<image id>.jpg``.
-        out: folder to write to.
-        options: see :class:`Options`.
-        predictions: file of scene predictions (:func:`confed.datasets.gqa_scenes.places.read_predictions`).
-        weights: or a scene classifier (:func:`confed.models.scene_classifier.load_scene_classifier`).
-        device: where the classifier computes.
-        progress: called with every progress event.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        ValueError: an input is missing or damaged, too many pictures are missing, or a scene is left empty.
     """
     options = options or Options()
     if (predictions is None) == (weights is None):

@@ -18,8 +18,6 @@ from confed.models.label_embeddings import (
     write_mini_label_embeddings,
 )
 
-__all__ = ["LISTS", "label_names", "write_label_embeddings"]
-
 LISTS = ("flair", "flair-fine", "coco", "coco-groups", "voc", "ucm", "captions", "scenes")
 """Label lists that have a name; any other is a text file with one label a line."""
 
@@ -27,15 +25,7 @@ Kind = Literal["clip", "sentence", "mini"]
 
 
 def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-    """A list of labels, and of FLAIR's coarse ones their fine names, the most frequent in training first.
-
-    Args:
-        labels: one of :data:`LISTS`, or a text file.
-        root: FLAIR's folder; needed for its fine names, and only for those.
-
-    Raises:
-        ValueError: no such list or file, a file without labels, or files of FLAIR that are missing or faulty.
-    """
+    """A list of labels, and of FLAIR's coarse ones their fine names, the most frequent in training first."""
     from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES
     from confed.data.ml_files.flair import FLAIR_LABELS, flair_fine_labels
     from confed.data.ml_files.records import listed_labels
@@ -75,23 +65,6 @@ def write_label_embeddings(
 
     Underscores and hyphens of names, as FLAIR and UC Merced have them, are spaces in prompts; FedLGT's released code
     leaves FLAIR's underscores.
-
-    Args:
-        labels: see :func:`label_names`.
-        out: where to.
-        encoder: CLIP's text encoder, any sentence encoder of ``transformers``, or the words of ``albef_mini``, which
-            needs no download and knows the built-in benchmark's words alone.
-        source: the encoder's folder or hub name; not of "mini".
-        root: see :func:`label_names`.
-        coarse: see :func:`confed.models.label_embeddings.embed_labels`; the last two need FLAIR's fine names.
-        template: the prompt, with ``{label}`` where the name goes; not of "mini".
-        most: how many fine names a joint prompt has at most.
-        width: dimensions that the model needs; default: the encoder's (see
-            :meth:`confed.models.label_embeddings.LabelEmbeddings.narrowed`); not of "mini".
-
-    Raises:
-        ValueError: the labels, the encoder or an option is not as above, an option is given that the encoder does not
-            have, or two labels get the same vector.
     """
     if coarse != "name" and (labels != "flair" or root is None):
         raise ValueError(f"coarse = {coarse!r} lists fine names, which FLAIR's coarse labels have: it needs --root")

@@ -8,20 +8,10 @@ from confed.federation.specs import model_spec
 from confed.prepare.own_data import Found, stated
 from confed.registry import models
 
-__all__ = ["draft"]
-
 
 @dataclass(frozen=True)
 class _Training:
-    """What a form of data is trained with, in a size that a CPU core learns in minutes.
-
-    Attributes:
-        model: keys of ``[model]``.
-        task: keys of ``[task]``.
-        local: keys of ``[local]``.
-        larger: comment on published models to take on a GPU.
-        methods: rows that are compared.
-    """
+    """What a form of data is trained with, in a size that a CPU core learns in minutes."""
 
     model: Mapping[str, Any]
     task: Mapping[str, Any]
@@ -96,15 +86,7 @@ _KEYS = {
 
 
 def draft(found: Found, name: str, left: str = "", rounds: int = 5, device: str = "cpu") -> str:
-    """The text of a recipe that runs as it is.
-
-    Args:
-        found: the data.
-        name: of the recipe's file.
-        left: what of the folder is not read, in words; empty for nothing.
-        rounds: communication rounds.
-        device: "cpu", "cuda" or "auto".
-    """
+    """The text of a recipe that runs as it is."""
     training = _TRAINING[found.form]
     head = ["Written by `confed init`. What was found:", *(f"- {line}" for line in found.saw)]
     head += [f"- not read: {left}"] if left else []

@@ -8,13 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from confed.data.picture_files import find_pictures
-from confed.data.region_files import REGIONS, RegionIndex, image_number, write_regions
-from confed.data.region_layouts import PictureRegions, read_layout
+from confed.data.region_files import REGIONS, PictureRegions, RegionIndex, image_number, read_layout, write_regions
 from confed.data.vl_files.vqa import vqa_records
 from confed.federation.ranges import AT_LEAST_ONE, check_fields
 from confed.system.events import Progress, StepProgress, ignore
-
-__all__ = ["Options", "prepare"]
 
 SPLITS = ("train2014", "val2014")
 _SHOWN = 5
@@ -52,25 +49,7 @@ def prepare(
     options: Options | None = None,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Check of the official files of VQA v2, and one file with the regions of all their pictures.
-
-    Args:
-        root: folder with the four files of questions and annotations.
-        features: folders or HDF5 files with regions (:mod:`confed.data.region_layouts`).
-        images: folders with COCO's pictures, for ``encoder``.
-        encoder: instead of features, a picture encoder of ``transformers`` that makes grid features.
-        out: the file to write; by default :data:`REGIONS` in ``root``.
-        options: number, width and precision of the features, and device; see :class:`Options`.
-        progress: called with every progress event.
-
-    Returns:
-        What was found: ``questions`` and ``pictures`` per split, ``regions``, ``width``, ``padded``, ``unused``
-        pictures that no question is about, and the ``file``.
-
-    Raises:
-        ValueError: neither or both of features and encoder, annotations of the wrong split or damaged, pictures without
-            features (names the first), or features of other numbers or widths (names the file).
-    """
+    """Check of the official files of VQA v2, and one file with the regions of all their pictures."""
     options = options or Options()
     if bool(features) == (encoder is not None):
         raise ValueError("give either features, or an encoder together with the folders of pictures")

@@ -10,24 +10,9 @@ from confed.models.caption_tokenizer import train_pieces
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
 
-__all__ = ["prepare_pieces"]
-
 
 def prepare_pieces(recipe: str | Path, out: Path, size: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Training of a SentencePiece model on the texts of a recipe's data that no client has.
-
-    Args:
-        recipe: a recipe file, or the name of a packaged one.
-        out: the model file to write; ``model.pieces`` of a recipe.
-        size: number of pieces.
-        overrides: ``section.key=value`` of the recipe.
-
-    Returns:
-        ``file``, ``pieces`` and ``texts``, how many of both.
-
-    Raises:
-        ValueError: a faulty recipe, data without public texts, or too few of them for so many pieces.
-    """
+    """Training of a SentencePiece model on the texts of a recipe's data that no client has."""
     loaded = load_recipe(recipe, overrides)
     options = dict(loaded.sections["data"])
     constructor = datasets[options.pop("name")]

@@ -16,8 +16,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ["Adjacency", "available", "epsilon", "releases_of", "sampled_epsilon"]
-
 Adjacency = Literal["replace", "zero-out"]
 """What two neighbouring data sets differ in: one example is another one, or its rows are zeros."""
 
@@ -36,27 +34,12 @@ def available() -> bool:
 
 
 def releases_of(epochs: int, kinds: int = 2) -> int:
-    """Number of releases of one example's rows: once per epoch and kind of row.
-
-    Args:
-        epochs: passes over the client's examples in the whole run (rounds x local epochs).
-        kinds: kinds of rows that cross the cut: 2 for v_MHA and v_APN.
-    """
+    """Number of releases of one example's rows: once per epoch and kind of row."""
     return epochs * kinds
 
 
 def epsilon(noise: float, releases: int, delta: float, adjacency: Adjacency = "replace") -> float:
-    """The smallest epsilon for which the releases are (epsilon, delta)-private.
-
-    Args:
-        noise: noise multiplier: the standard deviation divided by the clipping norm. 0 gives infinity.
-        releases: how many rows of an example are released, all with this multiplier; 0 gives 0.
-        delta: in (0, 1); well below one over the number of examples.
-        adjacency: "replace" doubles the sensitivity, so that half of ``noise`` counts.
-
-    Raises:
-        ValueError: an argument outside its range, or dp-accounting is not installed.
-    """
+    """The smallest epsilon for which the releases are (epsilon, delta)-private."""
     if not noise >= 0:
         raise ValueError(f"noise must not be negative, got {noise}")
     _check(releases, delta, adjacency)
@@ -77,15 +60,6 @@ def sampled_epsilon(noise: float, rounds: Mapping[tuple[int, int], int], delta: 
     2019, theorem 27, for neighbours in which one client is replaced by another (the sensitivity is twice the norm).
     Of cohorts of nearly all clients the bound without sampling, of a client that is in all of them, is the smaller
     one; both hold, and the smaller counts.
-
-    Args:
-        noise: noise multiplier: the standard deviation of the sum divided by the clipping norm. 0 gives infinity.
-        rounds: (clients in the cohort, clients it was drawn from) -> in how many rounds; whether the client was in
-            these cohorts does not matter.
-        delta: as in :func:`epsilon`.
-
-    Raises:
-        ValueError: an argument outside its range, or dp-accounting is not installed.
     """
     if not noise >= 0:
         raise ValueError(f"noise must not be negative, got {noise}")

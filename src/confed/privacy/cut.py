@@ -51,8 +51,6 @@ from torch import Tensor, nn
 
 from confed.federation.keyed_noise import Noise, noise_for
 
-__all__ = ["CutPrivacy", "ProtectsCut", "cut_privacy", "first_of_each", "refuse_mixing"]
-
 
 @dataclass(frozen=True)
 class CutPrivacy:
@@ -94,11 +92,6 @@ class CutPrivacy:
 
         The result is a differentiable function of ``v``: a client keeps it and starts its backward pass there, so
         that the gradients which come back are taken through the clipping.
-
-        Args:
-            v: (B, ...), one row per example.
-            rng: for the noise; one stream per kind of row, client and step, or None for the operating system's. Not
-                drawn from where ``noise`` is 0.
         """
         return _release(v, self.clip, self.noise, rng)
 
@@ -107,25 +100,12 @@ class CutPrivacy:
         return _release(g, self.gradient_clip, self.gradient_noise, rng)
 
     def rows(self, labels: Tensor) -> Tensor | None:
-        """Which examples of a batch are sent: positions (int64, ascending), or None for all of them.
-
-        Args:
-            labels: (B,), answers as the client knows them. Called before anything is computed; a batch in which a
-                single row is left has no negatives.
-        """
+        """Which examples of a batch are sent: positions (int64, ascending), or None for all of them."""
         return first_of_each(labels) if self.distinct else None
 
 
 def refuse_mixing(privacy: CutPrivacy, part: nn.Module) -> None:
-    """Check that no layer before the noise mixes the examples of a batch: its epsilon would be of no single row.
-
-    Args:
-        privacy: what is done at the cut.
-        part: the layers on the client's side.
-
-    Raises:
-        ValueError: rows are noised, and the part has batch normalisation.
-    """
+    """Check that no layer before the noise mixes the examples of a batch: its epsilon would be of no single row."""
     if not (privacy.noise or privacy.gradient_noise):
         return
     for name, layer in part.named_modules():
@@ -138,11 +118,7 @@ def refuse_mixing(privacy: CutPrivacy, part: nn.Module) -> None:
 
 
 def first_of_each(labels: Tensor) -> Tensor:
-    """Positions of the first occurrence of every distinct value, ascending, int64.
-
-    Args:
-        labels: (B,).
-    """
+    """Positions of the first occurrence of every distinct value, ascending, int64."""
     inverse = labels.unique(return_inverse=True)[1]
     positions = torch.arange(len(labels), device=labels.device)
     first = torch.full((len(labels),), len(labels), dtype=torch.int64, device=labels.device)

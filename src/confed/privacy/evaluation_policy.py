@@ -25,8 +25,6 @@ from confed.federation.params import Scalar
 from confed.federation.randomness import normal
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields, check_value
 
-__all__ = ["SHARES", "EvaluationPolicy"]
-
 SHARES = (
     "accuracy", "vqa_accuracy", "vqa_any", "example_f1", "exact_match", "exact", "vqa", "anls", "f1", "choice",
 )  # fmt: skip
@@ -52,9 +50,6 @@ class EvaluationPolicy:
         in_all: evaluations at most, of all recipes together; None for any number.
         least: examples of which sums are told at least; parts (by question type) over fewer are left out, and an
             evaluation of fewer is refused. Above 1 counts of labels are left out, too, as some are of few examples.
-
-    Raises:
-        ValueError: a value outside its range.
     """
 
     mode: Mode = "default"
@@ -72,11 +67,7 @@ class EvaluationPolicy:
 
     @classmethod
     def parse(cls, text: str) -> "EvaluationPolicy":
-        """The policy from its text, such as "noise=8,per_round=1,in_all=40,least=50" or "off".
-
-        Raises:
-            ValueError: it is none; says which part.
-        """
+        """The policy from its text, such as "noise=8,per_round=1,in_all=40,least=50" or "off"."""
         values: dict[str, str | int | float] = {}
         for part in (part.strip() for part in text.split(",")):
             key, given, value = part.partition("=")
@@ -109,14 +100,7 @@ class EvaluationPolicy:
         return ",".join([*parts, *(f"{key}={value}" for key, value in given.items() if value != usual[key])])
 
     def release(self, message: Message) -> Message:
-        """The part of an evaluation's reply that may leave the site.
-
-        Args:
-            message: the reply, as :meth:`confed.federation.algorithm.Algorithm.evaluate` makes it.
-
-        Raises:
-            ValueError: nothing of it may.
-        """
+        """The part of an evaluation's reply that may leave the site."""
         if self.mode != "noise" and self.least == 1:
             return message
         sums = _sums(message.scalars)

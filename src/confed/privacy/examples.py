@@ -31,8 +31,6 @@ from torch import Tensor
 from confed.federation.keyed_noise import Noise, noise_for
 from confed.privacy.accountant import Adjacency, epsilon
 
-__all__ = ["ExamplePrivacy", "ProtectsExamples"]
-
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
@@ -69,13 +67,7 @@ class ExamplePrivacy:
             raise ValueError(f"{where}.adjacency must be one of {', '.join(get_args(Adjacency))}, got {self.adjacency}")
 
     def release(self, gradients: Sequence[Tensor], batch_size: int, rng: Noise) -> list[Tensor]:
-        """The noised mean of clipped gradients, tensor by tensor, without the leading dimension.
-
-        Args:
-            gradients: each (N, ...), one row per example.
-            batch_size: B, the same for all batches of a client.
-            rng: for the noise, None for the operating system's; not drawn from where ``noise`` is 0.
-        """
+        """The noised mean of clipped gradients, tensor by tensor, without the leading dimension."""
         flat = torch.cat([g.flatten(1) for g in gradients], dim=1).double()
         norms: Tensor = torch.linalg.vector_norm(flat, dim=1)  # pyright: ignore
         total = (self.clip / norms.clamp(min=self.clip)) @ flat

@@ -3,8 +3,6 @@
 from confed.privacy.cut import cut_privacy
 from confed.privacy.examples import ProtectsExamples
 
-__all__ = ["noise_is_fixed"]
-
 
 def noise_is_fixed(algorithm: object) -> bool:
     """Whether a method's noise at a site is a function of a secret (``Client.fixed_noise``).

@@ -18,19 +18,11 @@ from functools import lru_cache
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import epsilon, sampled_epsilon
 
-__all__ = ["PrivacyLedger"]
-
 Rounds = tuple[tuple[tuple[int, int], int], ...]
 
 
 class PrivacyLedger:
-    """The ledger of one run.
-
-    Args:
-        privacy: how updates are protected.
-        uniform: cohorts are drawn uniformly without replacement.
-        present: whether a client belongs to the federation in a round, counted from 1.
-    """
+    """The ledger of one run."""
 
     def __init__(self, privacy: UpdatePrivacy, uniform: bool, present: Callable[[str, int], bool]) -> None:
         self.privacy, self._present = privacy, present
@@ -44,13 +36,7 @@ class PrivacyLedger:
         return self._uniform and any(len(asked) < there for _, asked, there in self._rounds)
 
     def add(self, round: int, asked: Sequence[str], present: int) -> None:
-        """Entry of a finished round; the same round, and later ones, are replaced.
-
-        Args:
-            round: its number, from 1.
-            asked: the clients that were asked for an update.
-            present: how many clients there were.
-        """
+        """Entry of a finished round; the same round, and later ones, are replaced."""
         self._rounds = [entry for entry in self._rounds if entry[0] < round]
         self._rounds.append((round, frozenset(asked), present))
 

@@ -5,14 +5,19 @@ any method. The method does not know of it: :func:`actions` wraps what a client 
 of messages that an engine provides. Engines call both, and nothing else of this package.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import get_args
+
+import torch
 
 from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.client import Client, SignatureCheck
 from confed.federation.messages import Call, Exchange, Message, Reply
-from confed.federation.params import Scope
+from confed.federation.params import Params, Scope
 from confed.federation.randomness import generator
 from confed.federation.secure_sum import LEAST
 from confed.federation.update_privacy import STATISTICS, UpdatePrivacy
@@ -21,7 +26,93 @@ from confed.privacy.secure_sum import masks
 from confed.privacy.secure_sum.client_actions import actions as secure_actions
 from confed.privacy.secure_sum.exchange import summing
 
-__all__ = ["UPDATE", "actions", "check", "check_layouts", "protect"]
+# Checks of a client's message before it is used ---------------------------------------------------------------
+
+LARGEST = 1e6
+"""How many times the largest value of the initial model, or 1, a value that travels may be."""
+
+SUMMED = 2.0**32
+"""How many times that a sum over examples may be."""
+
+
+def first_non_finite(params: Params) -> str | None:
+    """The name of a tensor that holds a NaN or an infinity, or None.
+
+    A sum is non-finite if any element is; that costs one read of the data and no memory.
+    """
+    for name, tensor in params.items():
+        if tensor.is_floating_point():
+            wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+            if not math.isfinite(tensor.sum(dtype=wide).item()):
+                return name
+    return None
+
+
+@dataclass(frozen=True)
+class ValueBound:
+    """Absolute bound on values that travel, the same at sites and server: adding larger ones would lose all others.
+
+    Attributes:
+        most: the largest absolute value.
+    """
+
+    most: float
+    sums: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, initial: Iterable[torch.Tensor], sums: tuple[str, ...]) -> "ValueBound":
+        """The bound of a run, from the values that every party starts from."""
+        floating = [tensor.detach() for tensor in initial if tensor.is_floating_point() and tensor.numel()]
+        return cls(LARGEST * max([1.0, *(float(tensor.abs().max()) for tensor in floating)]), sums)
+
+    def check(self, params: Params) -> None:
+        """Check of a message."""
+        if (problem := self.problem(params)) is not None:
+            raise ValueError(problem)
+
+    def problem(self, params: Params) -> str | None:
+        """The first tensor with a value beyond the bound, a NaN or an infinity, in words; None where there is none."""
+        for name, tensor in params.items():
+            if not tensor.is_floating_point() or not tensor.numel():
+                continue
+            most = self.most * (SUMMED if any(fnmatchcase(name, glob) for glob in self.sums) else 1.0)
+            low, high = (float(end) for end in tensor.detach().aminmax())
+            if not (-most <= low and high <= most):  # a NaN is in no range
+                return f"{name!r} holds values from {low:.3g} to {high:.3g}, and {most:.3g} is the most in this run"
+        return None
+
+
+def check_reply(call: Call, reply: Reply) -> Reply:
+    """The reply, or an error of the same client where its tensors are not what the call expects.
+
+    Every tensor must be finite. Where the call says what it expects, names, shapes and dtypes must match.
+    """
+    if reply.error is not None:
+        return reply
+    problem = _problem(call, reply.message)
+    return reply if problem is None else replace(reply, message=Message(), error=problem)
+
+
+def _problem(call: Call, message: Message) -> str | None:
+    if call.expects is not None:
+        missing, extra = (
+            call.expects.keys() - message.tensors.keys(),
+            message.tensors.keys() - call.expects.keys(),
+        )
+        if missing or extra:
+            return f"ValueError: update refused: missing {sorted(missing)}, unexpected {sorted(extra)}"
+        for name, wanted in call.expects.items():
+            got = message.tensors[name]
+            if got.shape != wanted.shape or got.dtype != wanted.dtype:
+                return (
+                    f"ValueError: update refused: {name!r} must be {wanted.dtype} of shape {tuple(wanted.shape)}, "
+                    f"got {got.dtype} of shape {tuple(got.shape)}"
+                )
+    name = first_non_finite(message.tensors)
+    return None if name is None else f"ValueError: update refused: {name!r} holds a NaN or an infinity"
+
+
+# Protections of a method --------------------------------------------------------------------------------------
 
 UPDATE = "fit"
 """The action whose reply is an update."""
@@ -36,11 +127,7 @@ Action = Callable[[Client, Message], Message]
 
 
 def check(algorithm: Algorithm) -> None:
-    """Check that a method's protections fit the method and each other.
-
-    Raises:
-        ValueError: they have not, or a library that they need is not installed.
-    """
+    """Check that a method's protections fit the method and each other."""
     name = algorithm.title
     for protection in get_args(Protection):
         reason = algorithm.unsupported_reason(protection) if getattr(algorithm, protection) is not None else ""
@@ -75,16 +162,7 @@ def check(algorithm: Algorithm) -> None:
 
 
 def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) -> None:
-    """Check that the protections fit the tensors that clients send.
-
-    Args:
-        algorithm: the method.
-        layouts: where each tensor of the model lives, for every client.
-
-    Raises:
-        ValueError: noise would fall on running statistics of normalisation layers, where a variance could become
-            negative; or a tensor has too few senders for secure aggregation.
-    """
+    """Check that the protections fit the tensors that clients send."""
     clients = Counter(tuple(n for n, scope in scopes.items() if scope is Scope.SHARED) for scopes in layouts)
     senders: Counter[str] = Counter()
     for names, count in clients.items():
@@ -175,16 +253,7 @@ def protect(
     errors: dict[str, str] | None = None,
     signatures: SignatureCheck | None = None,
 ) -> Exchange:
-    """An engine's exchange under the method's protections; the exchange itself where there are none.
-
-    Args:
-        algorithm: the method.
-        exchange: the engine's.
-        seed: the run's.
-        round: number of the round, from 0.
-        errors: gets the clients that a protection leaves out and why; those whose replies failed the engine knows.
-        signatures: check of the keys' signatures in secure aggregation; None for none.
-    """
+    """An engine's exchange under the method's protections; the exchange itself where there are none."""
     if algorithm.secure_sum is not None:
         return summing(algorithm, algorithm.secure_sum, exchange, round, errors, signatures)
     privacy = algorithm.update_privacy
@@ -208,11 +277,7 @@ def _noised(
     among: Mapping[str, int],
     stream: tuple[int, int],
 ) -> Iterator[Reply]:
-    """Replies with clipped updates and each client's share of the noise; a client that failed sent an update of zero.
-
-    Raises:
-        ValueError: the method does not say what the call sends.
-    """
+    """Replies with clipped updates and each client's share of the noise; a failed client sent an update of zero."""
     for call, reply in answers:
         if call.expects is None:
             raise ValueError(

@@ -1,26 +1,127 @@
-"""Sections of a recipe from Python objects: what has a name and keywords is written with them."""
+"""Sections of a recipe from Python objects: what has a name and keywords is written with them.
 
+A recipe names such an object ``"session:KIND@DIGEST"``; the registry of this process gives it back, and in any other
+process the name is an error that says so. The digest is of the object's values, so that a run goes on with the same
+object, made again or not, and with no other one.
+"""
+
+import hashlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import wraps
 from inspect import isfunction, signature
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from confed.data.examples import FederatedDataset
 from confed.data.labelled import LabelDataset
-from confed.data.tables import is_table
+from confed.data.tables import Tables, is_table, tables_of
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
+from confed.federation.model_contract import check_model_kept
+from confed.federation.params import named_tensors
+from confed.federation.specs import model_spec
 from confed.recipes.overrides import NAMED
 from confed.recipes.run_section import Run
 from confed.recipes.schema import DERIVED, plain
-from confed.recipes.session_objects import session_name
-from confed.registry import allow_code
+from confed.registry import SESSION, allow_code
 
-__all__ = ["content_of", "overrides_of", "section_of"]
+# Names for objects that only this Python session has: modules -------------------------------------------------
+
+
+def session_name(section: str, value: Any) -> str:
+    """The name of an object of this session, which is registered under it."""
+    if isinstance(value, nn.Module):
+        check_model_kept(type(value).__name__, value)
+        name = f"{SESSION}{type(value).__name__}@{digest_of((str(value), named_tensors(value)))}"
+        NAMED[section].add(name, _model(value))
+    elif isinstance(value, FederatedDataset | LabelDataset):
+        name = f"{SESSION}{value.name}@{digest_of(value)}"
+        NAMED[section].add(name, lambda: value)
+    elif is_table(value):
+        tables = tables_of(value)
+        rows = {
+            split: (table.column_names, [table[row] for row in range(len(table))])
+            for split, table in tables.splits.items()
+        }
+        name = f"{SESSION}{tables.name}@{digest_of(rows)}"
+        NAMED[section].add(name, _tabled(tables))
+    else:
+        name = f"{SESSION}{value.__name__}"
+        NAMED[section].add(name, value)
+    return name
+
+
+def _tabled(tables: Tables) -> Any:
+    """Constructor of a federation of tables, with the keywords of the dataset "hub" that are left."""
+    hub = NAMED["data"]["hub"]
+
+    @wraps(hub)
+    def build(**keywords: Any) -> FederatedDataset:
+        return hub(tables, **keywords)
+
+    left = [item for key, item in signature(hub).parameters.items() if key not in ("source", "revision", "config")]
+    named = [item.replace(kind=item.KEYWORD_ONLY) for item in left]
+    build.__signature__ = signature(hub).replace(parameters=named)  # pyright: ignore[reportAttributeAccessIssue]
+    return build
+
+
+def _model(module: nn.Module) -> Any:
+    """Constructor of copies of a module, with what the module declares of itself."""
+
+    def build(answers: Any, vocab_size: int, seed: int = 0) -> nn.Module:
+        del answers, vocab_size, seed  # the module has been made
+        return deepcopy(module)
+
+    build.spec = model_spec(module)  # pyright: ignore[reportFunctionMemberAccess]
+    return build
+
+
+def digest_of(value: object) -> str:
+    """Digest of the values in an object, 8 hexadecimal digits.
+
+    Pictures that are read when they are asked for count by their number and size.
+    """
+    found = hashlib.blake2b(digest_size=4)
+    _add(found, value, {})
+    return found.hexdigest()
+
+
+def _add(found: "hashlib.blake2b", value: object, seen: dict[int, object]) -> None:
+    """Values in an order that depends on nothing but them; large things that come again count once."""
+    if isinstance(value, Tensor):
+        value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
+    if isinstance(value, str | int | float | bool | bytes | type(None)):
+        found.update(repr(value).encode())
+        return
+    if id(value) in seen:
+        found.update(b"again")
+        return
+    seen[id(value)] = value  # kept, so that no other object gets its id
+    found.update(type(value).__name__.encode())
+    if isinstance(value, np.ndarray):
+        found.update(f"{value.dtype}{value.shape}".encode())
+        found.update(np.ascontiguousarray(value).data if value.dtype != object else repr(value.tolist()).encode())
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            found.update(field.name.encode())
+            _add(found, vars(value).get(field.name), seen)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            found.update(repr(key).encode())
+            _add(found, item, seen)
+    elif isinstance(value, Sequence):
+        found.update(f"{len(value)}".encode())
+        for item in value:
+            _add(found, item, seen)
+
+
+# Sections of a recipe from Python objects ---------------------------------------------------------------------
 
 PLAIN = str | int | float | bool | list | dict
 """What TOML can hold."""
@@ -28,9 +129,6 @@ PLAIN = str | int | float | bool | list | dict
 
 def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The content of a recipe file that describes the same.
-
-    Args:
-        given: section -> the object, name or mapping for it; None for the default.
 
     An object of another kind, or with values that no file can hold, is a ValueError.
     """
@@ -42,14 +140,7 @@ def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def overrides_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``section.key`` -> value of overrides that may name sections as a whole, and keys of ``[run]`` alone.
-
-    Args:
-        given: ``section.key`` -> value; section -> name, object or mapping of keys; or a key of ``[run]`` -> value.
-
-    Raises:
-        ValueError: something else is named, or an object cannot be written; see :func:`section_of`.
-    """
+    """``section.key`` -> value of overrides that may name sections as a whole, and keys of ``[run]`` alone."""
     sections, keys = (*NAMED, "local", "run"), [field.name for field in fields(Run)]
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -70,15 +161,7 @@ def overrides_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def section_of(section: str, value: Any) -> dict[str, Any]:
-    """A section of a recipe as its file has it.
-
-    Args:
-        section: its name.
-        value: the object that it describes, the name of a constructor, or keys with values.
-
-    Raises:
-        ValueError: an object of another kind, or with values that no file can hold.
-    """
+    """A section of a recipe as its file has it."""
     if _is_object(section, value):
         return {"name": session_name(section, value)}
     if isinstance(value, Mapping):

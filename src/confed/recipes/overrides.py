@@ -15,8 +15,6 @@ from confed import registry
 from confed.federation.specs import model_spec
 from confed.recipes.schema import plain
 
-__all__ = ["NAMED", "Overrides", "apply_overrides", "kept_keys"]
-
 Overrides = Sequence[str] | Mapping[str, Any]
 """``["section.key=TOML"]``, or ``{"section.key": value}``."""
 
@@ -33,13 +31,7 @@ NAMED = {
 
 @dataclass(frozen=True)
 class _Change:
-    """One override.
-
-    Attributes:
-        text: as messages quote it.
-        parts: section and key, or the way to a key of a section's section.
-        value: the new value; None to take the key away.
-    """
+    """One override."""
 
     text: str
     parts: tuple[str, ...]
@@ -59,11 +51,6 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
     same answers by likelihood, unless the overrides name a task.
 
     Where the rows or models of a study are given, sections of rows that are left out go too.
-
-    Args:
-        content: section -> key -> value.
-        overrides: ``section.key=value`` with a TOML value, or any text as a string; or ``~section.key``. Of a mapping,
-            ``section.key`` -> value.
 
     An override of another form, one that treats a value as a section, and the removal of a key that the recipe does not
     have are refused with a ValueError.
@@ -98,13 +85,7 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
 
 
 def kept_keys(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a section that stay when its constructor changes: of models, those that mean the same for all.
-
-    Args:
-        section: one of :data:`NAMED`.
-        name: the new constructor.
-        values: the section as it was.
-    """
+    """Keys of a section that stay when its constructor changes: of models, those that mean the same for all."""
     if section != "model":
         return {}
     try:

@@ -1,8 +1,8 @@
 """Recipes: a TOML file whose sections name constructors and give exactly their keyword arguments.
 
 ``[algorithm]``, ``[model]``, ``[task]`` and ``[data]`` have a ``name`` and the keywords of that constructor;
-any ``[data]`` may have ``missing`` besides (:mod:`confed.data.missing`), and ``card``, a file in whose terms
-they are put (:mod:`confed.datasets.card_terms`);
+any ``[data]`` may have ``missing`` besides (:mod:`confed.data.imputation`), and ``card``, a file in whose terms
+they are put (:mod:`confed.datasets.card`);
 ``[local]`` are the fields of :class:`confed.federation.local.Local` and ``[run]`` those of
 :class:`confed.recipes.run_section.Run`. A recipe with ``[study] methods = [...]`` runs several methods on the same
 data; ``[methods.NAME]`` are the keywords of one.
@@ -324,16 +324,7 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Overrides = ())
 
 
 def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> Recipe:
-    """A recipe from its text.
-
-    Args:
-        text: TOML.
-        name: of the recipe, where the text gives none.
-        overrides: as for :func:`load_recipe`.
-
-    Raises:
-        ValueError: it is no TOML, or has an unknown key or a wrong type.
-    """
+    """A recipe from its text."""
     try:
         content = tomllib.loads(text)
     except RecursionError as error:
@@ -344,11 +335,7 @@ def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> 
 
 
 def read_text(path: Path) -> str:
-    """A file's text, which must be UTF-8; the mark that some editors put in front is left out.
-
-    Raises:
-        ValueError: it is in another encoding, or too large; names the file.
-    """
+    """A file's text, which must be UTF-8; the mark that some editors put in front is left out."""
     try:
         return read_bounded(path, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

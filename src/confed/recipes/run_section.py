@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, Range, check_fields
 
-__all__ = ["Run"]
-
 SEEDS = Range(-(2**62), 2**62)
 """What torch's generators take, with room for the seeds of a study, which are counted from the first."""
 

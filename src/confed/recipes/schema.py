@@ -10,8 +10,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_origin, get_type_hints
 
-__all__ = ["DERIVED", "plain", "validate"]
-
 DERIVED = {
     "model": {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
     | {"picture_size", "sample_rate", "series_channels"},
@@ -34,17 +32,7 @@ _ELSEWHERE = {
 
 
 def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: str, skip: set[str]) -> dict[str, Any]:
-    """Check of keywords against a constructor's signature; returns them with defaults filled in.
-
-    Args:
-        constructor: a function or class with type hints.
-        values: keyword -> value as read from TOML.
-        where: the section's name, for messages.
-        skip: parameters that a recipe does not give.
-
-    Raises:
-        ValueError: an unknown or missing key or a wrong type; names the key, what came and what is valid.
-    """
+    """Check of keywords against a constructor's signature; returns them with defaults filled in."""
     from pydantic import ValidationError
 
     model, names = _schema(constructor, frozenset(skip))

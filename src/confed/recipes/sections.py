@@ -3,24 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from confed.data.missing import missing_of
+from confed.data.imputation import missing_of
 from confed.recipes.overrides import NAMED
 from confed.recipes.schema import DERIVED, plain, validate
 
-__all__ = ["named_section", "taken_part", "without_local"]
-
 
 def named_section(section: str, values: Mapping[str, Any], where: str | None = None) -> dict[str, Any]:
-    """A section that names a constructor, checked, with defaults filled in.
-
-    Args:
-        section: one of :data:`confed.recipes.overrides.NAMED`.
-        values: its keys as given.
-        where: what messages call it; the section's name by default.
-
-    Raises:
-        ValueError: no name, an unknown key or a wrong type.
-    """
+    """A section that names a constructor, checked, with defaults filled in."""
     values = dict(values)
     where = where or section
     name = values.pop("name", None)
@@ -49,11 +38,7 @@ def without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[st
 
 
 def taken_part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
-    """Takes a row's own section out of its keywords.
-
-    Raises:
-        ValueError: it is no section.
-    """
+    """Takes a row's own section out of its keywords."""
     values = given.pop(part, {})
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}.{part} must be a section of [{part}]'s keys, got {values!r}")

@@ -15,22 +15,6 @@ from confed.federation.traits import GlobalModel
 from confed.results import format as formats
 from confed.results.traits import global_model_of, traits_of
 
-__all__ = [
-    "HEADLINES",
-    "VIEWS",
-    "check_headline",
-    "deployed",
-    "deployed_note",
-    "deploys",
-    "global_note",
-    "is_shown",
-    "personal_note",
-    "public_place",
-    "with_deployed",
-    "without_global",
-    "without_personal",
-]
-
 HEADLINES = ("personal", "global_seen")
 """What may be deployed: each client's own model; what is global, with each client's own head where it has one."""
 

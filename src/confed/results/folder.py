@@ -20,8 +20,6 @@ from confed.federation.reading import faults_of
 from confed.system.folder_lock import without_lock
 from confed.system.plain_text import visible
 
-__all__ = ["FINAL", "MEMBERS", "SWEEPS", "Kind", "RunFolder", "kind_of", "read_jsonl", "run_folders"]
-
 Kind = Literal["run", "federation", "study", "sweep", ""]
 
 MEMBERS = "members.json"
@@ -35,11 +33,7 @@ SWEEPS = ("sweep.json", "models.json")
 
 
 class RunFolder:
-    """Paths and writers of one run.
-
-    Args:
-        root: the folder.
-    """
+    """Paths and writers of one run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,11 +53,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, recipe: str) -> "RunFolder":
-        """A new run folder with its recipe.
-
-        Raises:
-            ValueError: something is there already.
-        """
+        """A new run folder with its recipe."""
         if root.exists() and (not root.is_dir() or without_lock(root)):
             raise ValueError(
                 f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
@@ -125,12 +115,7 @@ def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def kind_of(folder: Path) -> Kind:
-    """Kind of a results folder.
-
-    Returns:
-        "run"; "federation", a run that a server across machines makes; "study", methods and seeds; "sweep", a study
-        for each value of a setting or each of several models; "" for anything else.
-    """
+    """Kind of a results folder."""
     if any((folder / name).is_file() for name in SWEEPS):
         return "sweep"
     if "runs" in _index(folder):
@@ -153,11 +138,7 @@ def _index(folder: Path) -> Mapping[str, Any]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run folders in a run or study folder.
-
-    Raises:
-        ValueError: the folder is neither.
-    """
+    """The run folders in a run or study folder."""
     kind = kind_of(folder)
     if kind == "study":
         with faults_of(folder / "summary.json", "a study's index"):

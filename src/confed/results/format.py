@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["MISSING", "count", "counted", "duration", "names", "p_value", "percent", "points", "size"]
-
 MISSING = "–"
 """What stands where there is no value."""
 

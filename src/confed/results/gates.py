@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from confed.results.headline import is_labelled, label_value
 from confed.results.runs import Run, Study, average, counted, numbers
 
-__all__ = ["LEVEL", "LONGER", "Gate", "Rows", "judge"]
-
 LONGER = 1.5
 """How many times the rounds gate b asks for."""
 POOLING, ADAPTED, HEADROOM, OVER_FLOORS = 5.0, 5.0, 10.0, 10.0
@@ -34,7 +32,6 @@ class Rows:
     """Rows of a study that gates compare; an empty name where the study has none.
 
     Attributes:
-        central: centralised training.
         local: local training of the same model.
         heads: a row that trains the head alone, and the same method with adapters.
         everything: a row that trains all parameters, and the same method with adapters.
@@ -56,8 +53,6 @@ class Gate:
     """One gate, judged.
 
     Attributes:
-        key: "a" to "e".
-        asked: the demand.
         found: what was found, or why it could not be judged.
         passed: None where it could not be judged.
         values: the numbers behind it, in points.
@@ -71,16 +66,7 @@ class Gate:
 
 
 def judge(study: Study, longer: Study | None, rows: Rows, ceilings: Mapping[str, float], modal: bool) -> list[Gate]:
-    """All five gates of a benchmark, in order.
-
-    Args:
-        study: the finished runs at the benchmark's rounds.
-        longer: the same rows and seeds at 1.5 times the rounds; None where there are none.
-        rows: which rows are compared.
-        ceilings: client -> the accuracy that no model can exceed, a fraction; empty where it is unknown.
-        modal: whether clients own different modalities, of which texts are one: answers from words alone are then no
-            floor.
-    """
+    """All five gates of a benchmark, in order."""
     return [
         _pooling(study, rows),
         _converged(study, longer),

@@ -6,20 +6,21 @@ from typing import Any
 from confed.results.runs import Summary, average, counted, number
 from confed.results.traits import traits_of
 
-__all__ = [
-    "HEADLINES",
-    "LABELS",
-    "LABEL_METRICS",
-    "PARTS",
-    "VALIDATION",
-    "headline",
-    "is_bound",
-    "is_labelled",
-    "label_value",
-    "membership",
-    "over_clients",
-]
+# Names of the privacy ledgers' fields in a run's history and summary ------------------------------------------
 
+FIELD = "update_privacy"
+"""Of a line of ``metrics.jsonl`` and of ``summary.json``."""
+
+
+EXAMPLES = "example_privacy"
+"""Of ``summary.json``: the guarantee of single examples."""
+
+
+SHOWN = 8
+"""Rounds in the report's table, spread evenly; and clients, those that paid most, times four."""
+
+
+# Headline values of a run's summary: what tables compare ------------------------------------------------------
 
 """In the order of tables; see :mod:`confed.metrics.multilabel`."""
 
@@ -46,13 +47,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
 
 
 def headline(summary: Summary, name: str) -> float | None:
-    """One of the means that head a summary; worked out from its parts where the summary does not state it.
-
-    Args:
-        summary: a run's summary.
-        name: ``deployed_mean``, ``personal_mean``, ``personal_worst``, ``global_seen_mean``, ``global_unseen_mean`` or
-            one of :data:`LABELS`.
-    """
+    """One of the means that head a summary; worked out from its parts where the summary does not state it."""
     if name in LABELS:
         view, metric = LABELS[name]
         return label_value(summary, metric, view)
@@ -89,14 +84,7 @@ def is_labelled(summary: Summary) -> bool:
 
 
 def label_value(summary: Summary, metric: str, view: str = "", level: str = "") -> float | None:
-    """One value of a run, a fraction; None where there is none.
-
-    Args:
-        summary: the run's.
-        metric: one of :data:`LABEL_METRICS`.
-        view: "global", "personal", "unseen" or "unseen/<place>"; empty for the run's headline.
-        level: one of :data:`LEVELS`, or empty for the labels themselves.
-    """
+    """One value of a run, a fraction; None where there is none."""
     found = summary.get("multilabel")
     if not isinstance(found, Mapping):
         return None

@@ -7,11 +7,6 @@ from confed.results.headline import is_bound, is_labelled
 from confed.results.metric import metric_of, place_metric
 from confed.results.runs import Run, Study, average, number, numbers
 
-__all__ = [
-    "Curve", "curve", "curve_metric", "evaluations", "judged", "judged_curve", "judged_words", "loss", "means",
-    "no_global", "nobody_has_own", "of_place", "over_seeds", "seconds_until", "sent_until", "validation_loss",
-]  # fmt: skip
-
 POOLED = "C-AP-binned"
 """What curves of multi-label runs show: means over labels add up over clients through counts only."""
 
@@ -26,11 +21,6 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
     """Headline metric of every place after each evaluated round, on validation data where there are any.
 
     Places may have different metrics, as where clients have different tasks: each has values of its own metrics.
-
-    Args:
-        run: the run.
-        view: "personal", "global" or "unseen"; unseen places have test data only. "deployed" is one of the first two,
-            the one that the run's method deploys; nothing where the study has no such column.
     """
     if view == "deployed":
         if not is_shown(run.summary):
@@ -77,13 +67,7 @@ def no_global(study: Study) -> bool:
 
 
 def curve(run: Run, view: str) -> Curve:
-    """The headline metric's mean over places; of a multi-label run the average precision of all places together.
-
-    Args:
-        run: the run.
-        view: as for :func:`evaluations`. Of a multi-label run's unseen places the mean, and of those without the
-            validation place unless it is the only one.
-    """
+    """The headline metric's mean over places; of a multi-label run the average precision of all places together."""
     if not is_labelled(run.summary):
         return means(evaluations(run, view))
     return _pooled(run, view)

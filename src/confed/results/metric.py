@@ -6,17 +6,6 @@ import numpy as np
 
 from confed.results.runs import Run
 
-__all__ = [
-    "ONE_ANSWER",
-    "SEVERAL",
-    "metric_note",
-    "metric_of",
-    "metrics_of",
-    "place_metric",
-    "strict_scores",
-    "types_in_order",
-]
-
 SEVERAL = "score"
 """What a run's metric is called where places have several."""
 
@@ -66,15 +55,7 @@ def metric_note(runs: Sequence[Run]) -> str:
 
 
 def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
-    """Name of the headline metric at one place, where clients may have several ("score").
-
-    Args:
-        run: the run.
-        place: a client or an unseen place.
-        values: metrics of that place, by name. An older summary says nothing of places, and a run that was interrupted
-            has none: there it is the metric that has values by type of question, as only the headline metric has, or
-            the only known one; the name "score" where neither tells.
-    """
+    """Name of the headline metric at one place, where clients may have several ("score")."""
     if run.metric != SEVERAL:
         return run.metric
     said = run.summary.get("metric_of")

@@ -1,14 +1,40 @@
-"""Files of a run folder, read as far as they are there and whole."""
+"""Files of a run folder, read as far as they are there and whole.
 
+``predictions.safetensors`` holds ``names/<place>``, int64 (N,), and of questions with answers ``truth/<place>`` and
+``answers/<place>``, int64 (N,), beside the rows of every view. Rows may stand in another order for another seed
+(examples that lack modalities are sorted by what they have), so comparisons pair them by these hashes and never by
+position.
+"""
+
+import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from confed.federation.reading import MOST_JSON, read_bounded
 
-__all__ = ["EXPECTED", "provisional", "read_json", "read_lines", "read_toml"]
+# Which test example each row of a run's predictions is: hashes of names ---------------------------------------
+
+NAMES = "names"
+TRUTH = "truth"
+ANSWERS = "answers"
+
+
+def name_hashes(names: Iterable[str]) -> np.ndarray:
+    """A 64-bit hash of each name, the same on every machine: the first 8 bytes of BLAKE2b, little-endian.
+
+    Returns:
+        int64, shape (N,).
+    """
+    digests = (hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+
+
+# Files of a run folder, read as far as they are there and whole -----------------------------------------------
 
 MOST_HISTORY = 2**30
 """Bytes of a history; one of 100,000 clients has about 10 MB a round."""

@@ -17,19 +17,6 @@ from confed.federation.reading import check_header
 from confed.results.deployed import check_headline, with_deployed
 from confed.results.run_files import EXPECTED, provisional, read_json, read_lines, read_toml
 
-__all__ = [
-    "Run",
-    "Study",
-    "Summary",
-    "average",
-    "counted",
-    "distinct_labels",
-    "load",
-    "number",
-    "numbers",
-    "with_deployed_of",
-]
-
 Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``."""
 
@@ -49,22 +36,13 @@ def numbers(value: object) -> dict[str, float]:
 
 
 def counted(summary: Summary, key: str) -> dict[str, float]:
-    """The finite values per place that means are taken over: those of clients that left before the end are not.
-
-    Args:
-        summary: a run's summary.
-        key: ``personal``, ``global_seen``, ``global_unseen`` or ``deployed``.
-    """
+    """The finite values per place that means are taken over: those of clients that left before the end are not."""
     left = summary.get("left", ())
     return {place: value for place, value in numbers(summary.get(key)).items() if place not in left}
 
 
 def distinct_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Method -> its name as people write it; methods that share one are told apart by their keys.
-
-    Args:
-        labels: method -> a name, perhaps the same for several.
-    """
+    """Method -> its name as people write it; methods that share one are told apart by their keys."""
     names = list(labels.values())
     return {m: label if names.count(label) == 1 or label == m else f"{label} ({m})" for m, label in labels.items()}
 
@@ -80,15 +58,11 @@ class Run:
     """One run folder.
 
     Attributes:
-        folder: where it is.
         method: the method's key within a study; the algorithm's name for a run on its own.
         label: the method's name as people write it.
-        seed: the run's seed.
         summary: content of ``summary.json``; for an interrupted run what its other files tell.
-        recipe: resolved recipe.
         rounds: lines of ``metrics.jsonl`` about rounds.
         evaluations: lines of ``metrics.jsonl`` about evaluations.
-        timings: lines of ``timings.jsonl``.
         missing: files that are not there or cannot be read -> what is lacking without them.
         tuned: setting -> the value that tuning chose for the method, from the study's index.
         deploys: what the study says that the method deploys; see :func:`confed.results.deployed.deploys`.
@@ -161,7 +135,6 @@ class Study:
     """Several methods with one or more seeds each; a run on its own is a study of one.
 
     Attributes:
-        folder: where it is.
         recipe: name of the recipe.
         runs: the runs, methods in order and seeds in order within a method.
         single: whether the folder is a run on its own.
@@ -235,15 +208,7 @@ class Study:
 
 
 def load(folder: Path) -> Study:
-    """Reads a run or a study folder.
-
-    Args:
-        folder: holds a run (``recipe.toml``, ``metrics.jsonl``, ``summary.json`` ...) or a study
-            (``<method>/seed-<n>/`` and ``summary.json``).
-
-    Raises:
-        ValueError: the folder is neither, or its files are damaged.
-    """
+    """Reads a run or a study folder."""
     folder = Path(folder)
     try:
         return _load(folder)
@@ -363,13 +328,7 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
 
 
 def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
-    """The same runs, with summaries as :func:`confed.results.deployed.with_deployed` gives.
-
-    Args:
-        runs: that stand in one table.
-        headline: for all of them, whatever their studies say; empty for what these say. An unknown one is a
-            ValueError.
-    """
+    """The same runs, with summaries as :func:`confed.results.deployed.with_deployed` gives."""
     check_headline(headline, "headline")
     found = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
     return [replace(run, summary=summary) for run, summary in zip(runs, found, strict=True)]

@@ -6,8 +6,6 @@ from typing import Any
 
 from confed.results.runs import Run, distinct_labels
 
-__all__ = ["differing_keys", "flat", "named_apart", "tuning_note"]
-
 # What must agree for two runs to differ in nothing but the algorithm.
 _FAIR = (
     "data.", "model.", "local.", "task.",
@@ -62,11 +60,7 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def tuning_note(runs: Sequence[Run]) -> str:
-    """Which values tuning chose and for which methods it did not, in a sentence; the empty text if it chose none.
-
-    Args:
-        runs: one of each method.
-    """
+    """Which values tuning chose and for which methods it did not, in a sentence; the empty text if it chose none."""
     labels = distinct_labels({run.method: run.label for run in runs})
     words = {
         labels[run.method]: ", ".join(f"{key}={value}" for key, value in run.tuned.items()) for run in runs if run.tuned

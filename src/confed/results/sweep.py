@@ -13,8 +13,6 @@ from confed.federation.file_names import Name
 from confed.federation.reading import read_bounded
 from confed.results.folder import SWEEPS
 
-__all__ = ["MODELS", "Point", "Sweep", "number_of", "read_sweep", "write_sweep_index"]
-
 MODELS = "models"
 """Key of models as an axis of a sweep."""
 

@@ -7,8 +7,6 @@ from typing import Any, get_args
 
 from confed.federation.traits import GlobalModel, Traits
 
-__all__ = ["global_model_of", "traits_of"]
-
 _OLDER: Mapping[str, str] = {
     "has_personal": "has_personal",
     "has_global": "has_global",
@@ -18,11 +16,7 @@ _OLDER: Mapping[str, str] = {
 
 
 def traits_of(summary: Mapping[str, Any]) -> Traits:
-    """What a run's summary states of its method; for older summaries, what the registered method says.
-
-    Args:
-        summary: a run's ``summary.json``.
-    """
+    """What a run's summary states of its method; for older summaries, what the registered method says."""
     stated = summary.get("traits")
     known = Traits() if isinstance(stated, Mapping) else _registered(str(summary.get("algorithm", "")))
     found = {trait: summary[key] for key, trait in _OLDER.items() if isinstance(summary.get(key), bool)}

@@ -12,8 +12,6 @@ from confed.results.runs import Run, average, load, number
 from confed.results.sweep import read_sweep
 from confed.system.folder_lock import holder_of
 
-__all__ = ["RunState", "State", "folders_of", "states_of"]
-
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
 """Not begun; a process is at work; none is; an error was written down; there is a result."""
 
@@ -27,7 +25,6 @@ class RunState:
 
     Attributes:
         name: of the run within its study or sweep.
-        state: see :data:`State`.
         round: the last finished one.
         rounds: of the recipe; 0 where the run has none yet.
         loss: mean training loss of the clients in that round.
@@ -52,14 +49,7 @@ class RunState:
 
 
 def states_of(folder: Path) -> list[RunState]:
-    """State of every run in a run, study or sweep folder, in the order in which they are made.
-
-    Args:
-        folder: where results go.
-
-    Raises:
-        ValueError: the folder is none of these, or a file of it is damaged.
-    """
+    """State of every run in a run, study or sweep folder, in the order in which they are made."""
     if not kind_of(folder):
         raise ValueError(f"{folder} is neither a run, a study nor a sweep (see `confed list runs`)")
     at_work = _held(folder)
@@ -67,12 +57,7 @@ def states_of(folder: Path) -> list[RunState]:
 
 
 def folders_of(folder: Path, before: str = "") -> Iterator[tuple[str, Path]]:
-    """Names and folders of all runs in a run, study or sweep folder, in the order in which they are made.
-
-    Args:
-        folder: of the results.
-        before: what the names begin with.
-    """
+    """Names and folders of all runs in a run, study or sweep folder, in the order in which they are made."""
     if kind_of(folder) == "sweep":
         for point in read_sweep(folder).points:
             if kind_of(folder / point.folder):

@@ -25,8 +25,8 @@ from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.engines.compiled import check_compiler
 from confed.engines.local import Members, Participation, Setup
+from confed.engines.participation import listed
 from confed.engines.perform import Workspace
-from confed.engines.population import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.frozen_features import FeatureSettings
@@ -58,6 +58,8 @@ from confed.runs.checks import (
     check_scores,
     check_whole,
     public_data,
+    warn_of_ignored,
+    warn_of_long_texts,
 )
 from confed.runs.cohorts import check_cohorts
 from confed.runs.combinations import check_combination, combination
@@ -67,10 +69,7 @@ from confed.runs.encode import (
     derived_options,
     load_run_data,
 )
-from confed.runs.ineffective import warn_of_ignored, warn_of_long_texts
 from confed.system.collector import collector_at_rest
-
-__all__ = ["check_device", "load_data", "prepare", "tasks_of"]
 
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
@@ -153,11 +152,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
 
 
 class _Models:
-    """Factory of a run's model that hands out, as the first one, the model that was made for checks before the run.
-
-    Args:
-        build: makes a model with its initial values.
-    """
+    """Factory of a run's model that hands out, as the first one, the model that was made for checks before the run."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self._build, self._first = build, None
@@ -263,16 +258,7 @@ def _features(run: Run) -> FeatureSettings | None:
 
 
 def check_device(recipe: Recipe, *, alone: bool = False) -> None:
-    """Check, before a run begins, that the machine has the device of the recipe; nodes of a cluster may have others.
-
-    Args:
-        recipe: a single-run recipe.
-        alone: whether one process computes, however many workers the recipe says.
-
-    Raises:
-        ValueError: the recipe asks for CUDA and PyTorch finds no device, or for a model over several GPUs where they
-            are not, or where other processes would use them too.
-    """
+    """Check, before a run begins, that the machine has the device of the recipe; nodes of a cluster may have others."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if recipe.run.engine == "local" and recipe.run.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(

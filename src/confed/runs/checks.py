@@ -6,8 +6,10 @@ Those of its model, task and data with one another are the table of :mod:`confed
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
+from inspect import Parameter, signature
+from itertools import chain, islice
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from confed.data.examples import FederatedDataset, TableData
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
 from confed.data.modalities import longest
-from confed.engines.population import listed
+from confed.engines.participation import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo, NamesClients
 from confed.federation.families.public_data import UsesPublicData
@@ -28,41 +30,62 @@ from confed.federation.protocols import ClientData
 from confed.federation.reports import Measured
 from confed.federation.specs import WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
+from confed.models.tokenizer import CountsShortened
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
 from confed.recipes.run_section import Run
-from confed.registry import models, tasks
+from confed.registry import datasets, models, tasks
 
-__all__ = [
-    "check_class_lists",
-    "check_heads",
-    "check_lengths",
-    "check_local",
-    "check_measures",
-    "check_method",
-    "check_modalities",
-    "check_own",
-    "check_scores",
-    "check_whole",
-    "public_data",
-]
+if TYPE_CHECKING:
+    from confed.runs.encode import RunData
+
+# Warnings of settings without effect and of missing test data -------------------------------------------------
+
+LOOKED_AT = 1000
+"""Clients whose test examples are looked for; where none of the first so many has any, more are not asked."""
+
+
+def warn_of_ignored(data: Mapping[str, Any], run: Run, run_data: "RunData") -> None:
+    """Warnings of an ineffective number of clients, of a cohort beyond it, and of missing test data."""
+    there = len(run_data.clients)
+    asked, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
+    default = Parameter.empty if usual is None else usual.default
+    made = there + len(run.without)
+    # A card puts a site's data in the terms of all; whose examples these are is another matter.
+    if isinstance(asked, int) and asked not in (made, default) and run_data.dataset.elsewhere is None:
+        _say(f"data.clients = {asked} has no effect: who the {made} clients are follows from other keys of [data]")
+    if run.cohort >= 1 and run.cohort > there:
+        _say(f"run.cohort = {run.cohort:g} is more than the {_counted(there)}: all take part in every round")
+    # Unseen places first: clients' examples may be made only when they are asked for.
+    places = chain(run_data.unseen.values(), islice(run_data.clients.values(), LOOKED_AT))
+    if run_data.dataset.elsewhere is None and not any(len(data.tables[2]) for data in places):
+        _say("there are no test examples, of clients or unseen places: nothing is measured at the end of the run")
+
+
+def _counted(clients: int) -> str:
+    return "one client there is" if clients == 1 else f"{clients} clients there are"
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+def warn_of_long_texts(run_data: "RunData") -> None:
+    """Warning that counts truncated texts."""
+    cut, texts = run_data.texts_cut
+    if cut and isinstance(run_data.tokenizer, CountsShortened):
+        warnings.warn(
+            f"{cut} of {texts} different texts of {run_data.dataset.name!r} are longer than model.max_length = "
+            f"{run_data.tokenizer.max_length} tokens and lose their end",
+            stacklevel=3,
+        )
 
 
 # Method x data, method x run --------------------------------------------------------------------------------------
 
 
 def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
-    """Check that clients with different answers do not share an answer head.
-
-    Args:
-        algorithm: the method.
-        model: any model of the run.
-        clients: who takes part.
-        dataset: the data, which have answer sets or tasks of the clients' own.
-
-    Raises:
-        ValueError: the method shares the head between clients whose answers differ.
-    """
+    """Check that clients with different answers do not share an answer head."""
     heads = {head: f"{part}." for head, part in heads_of(model).items()}
     names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
     frozen = frozen_names(model)
@@ -81,9 +104,6 @@ def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset | LabelDat
     """Check that clients' examples have the same class lists where a method states the privacy of an example.
 
     A list of the client's own classes comes from its labels: one example changes the losses of all others.
-
-    Raises:
-        ValueError: they have lists of their own.
     """
     noised = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
     if not noised or isinstance(dataset, LabelDataset):
@@ -96,12 +116,7 @@ def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset | LabelDat
 
 
 def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
-    """Check that a method can work with the recipe's section ``[run]``.
-
-    Raises:
-        ValueError: clients leave, or personal models are not kept, and the method does not allow it; or a setting of
-            the method names no client.
-    """
+    """Check that a method can work with the recipe's section ``[run]``."""
     name = algorithm.title
     for setting, named in (algorithm.named_clients() if isinstance(algorithm, NamesClients) else {}).items():
         if unknown := [client for client in named if client not in clients]:
@@ -120,11 +135,7 @@ def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> No
 
 
 def check_local(algorithm: Algorithm, local: Local) -> None:
-    """Check that a method can train as the recipe's section ``[local]`` says.
-
-    Raises:
-        ValueError: a step cannot gather the gradients of several batches, or a library is missing.
-    """
+    """Check that a method can train as the recipe's section ``[local]`` says."""
     if local.accumulate > 1 and (algorithm.traits.splits or algorithm.traits.in_sessions):
         raise ValueError(
             f"local.accumulate must be 1 for {algorithm.title}, got {local.accumulate}: client and server step after "
@@ -146,11 +157,7 @@ def check_local(algorithm: Algorithm, local: Local) -> None:
 
 
 def check_scores(algorithm: Algorithm, task: object) -> None:
-    """Check that answers are chosen from a list, by scores of them, where a method compares such scores.
-
-    Raises:
-        ValueError: they are written.
-    """
+    """Check that answers are chosen from a list, by scores of them, where a method compares such scores."""
     compares = bool(algorithm.traits.answers_compared) or isinstance(algorithm, UsesPublicData)
     if compares and isinstance(task, WritesAnswers) and task.writing is not None:
         raise ValueError(
@@ -160,11 +167,7 @@ def check_scores(algorithm: Algorithm, task: object) -> None:
 
 
 def check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tuple[str, ...]]) -> None:
-    """Check that clients have the same modalities where a method needs all clients in the whole model.
-
-    Raises:
-        ValueError: two clients have different modalities.
-    """
+    """Check that clients have the same modalities where a method needs all clients in the whole model."""
     names = named_tensors(model)
     read = {client: {*names} - unowned(names, own) for client, own in owned.items()}
     first = next(iter(read))
@@ -182,12 +185,7 @@ def public_data(
     unseen: Mapping[str, ClientData],
     owned: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
 ) -> tuple[ClientData | None, Mapping[str, ClientData]]:
-    """Public data that the method needs at every client, and the remaining unseen places.
-
-    Raises:
-        ValueError: the method names no unseen place, the clients' answers are not the same, or a client has no
-            modality in which it could see some of the place's examples.
-    """
+    """Public data that the method needs at every client, and the remaining unseen places."""
     if not isinstance(algorithm, UsesPublicData):
         return None, unseen
     place = algorithm.public_place()
@@ -219,19 +217,7 @@ def public_data(
 
 
 def check_own(recipe: Recipe, model: nn.Module, data: ClientData, task: Any, on_cpu: bool) -> None:
-    """Check of a model or a task that does not come with confed, before it is trained or asked for scores.
-
-    Args:
-        recipe: names both.
-        model: the model; left as it was.
-        data: any client's examples, of which the first two are tried where the run computes on a processor.
-        task: the task.
-        on_cpu: whether it does.
-
-    Raises:
-        ValueError: the model breaks its contract or cannot read the examples, or the task scores what it does not
-            declare.
-    """
+    """Check of a model or a task that does not come with confed, before it is trained or asked for scores."""
     name, task_name = recipe.sections["model"]["name"], recipe.sections["task"]["name"]
     if models.is_own(name):
         check_model_kept(name, model)
@@ -257,14 +243,7 @@ def check_own(recipe: Recipe, model: nn.Module, data: ClientData, task: Any, on_
 
 
 def check_measures(named: Mapping[str, Any]) -> None:
-    """Check that tasks declare what they score (:class:`confed.federation.reports.Measured`).
-
-    Args:
-        named: name -> task.
-
-    Raises:
-        ValueError: one does not.
-    """
+    """Check that tasks declare what they score (:class:`confed.federation.reports.Measured`)."""
     for name, task in named.items():
         if not isinstance(task, Measured):
             raise ValueError(
@@ -277,11 +256,7 @@ def check_measures(named: Mapping[str, Any]) -> None:
 
 
 def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> None:
-    """Check that the model reads something of every client, with a warning for modalities that no client has.
-
-    Raises:
-        ValueError: a client has nothing that the model reads.
-    """
+    """Check that the model reads something of every client, with a warning for modalities that no client has."""
     if isinstance(owned, tuple):
         return
     model = recipe.sections["model"]
@@ -309,11 +284,7 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
 
 
 def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
-    """Check of the lengths of sounds and series against what the model reads.
-
-    Raises:
-        ValueError: a sound or series is too long, or the model reads series and there are none.
-    """
+    """Check of the lengths of sounds and series against what the model reads."""
     if (
         not isinstance(dataset, FederatedDataset)
         or not model_spec(models[recipe.sections["model"]["name"]]).reads_absent

@@ -1,13 +1,38 @@
 """Clients that train in a round of a run, or at any time where its rounds are asynchronous."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from confed.engines.buffered import Buffered, check_buffered
 from confed.engines.participation import Participation
 from confed.federation.algorithm import Algorithm
+from confed.models.hub_names import commit_of
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.recipes.run_section import Run
+from confed.results.folder import RunFolder
 
-__all__ = ["check_cohorts", "cohorts_of", "participation_of"]
+# Recipe with the commit of its model by name ------------------------------------------------------------------
+
+
+def pinned(recipe: Recipe) -> Recipe:
+    """The same recipe with ``model.revision``, where a model by name on a hub leaves it out."""
+    model = recipe.sections["model"]
+    if model.get("revision") != "" or not (commit := commit_of(str(model.get("source", "")))):
+        return recipe
+    return replace(recipe, sections={**recipe.sections, "model": {**model, "revision": commit}})
+
+
+def pinned_as(folder: RunFolder, recipe: Recipe) -> Recipe:
+    """The same recipe with the commit that its run began with, where it leaves it out."""
+    model = recipe.sections["model"]
+    file = folder.begun if folder.begun.is_file() else folder.recipe
+    if model.get("revision") != "" or not file.is_file():
+        return recipe
+    revision = load_recipe(file).sections["model"].get("revision", "")
+    return replace(recipe, sections={**recipe.sections, "model": {**model, "revision": revision}})
+
+
+# Clients that train in a round of a run -----------------------------------------------------------------------
 
 
 def participation_of(run: Run, clients: Collection[str]) -> Participation:
@@ -32,11 +57,6 @@ def check_cohorts(algorithm: Algorithm, run: Run, clients: Collection[str]) -> N
     """Check that every round has clients, and that the method has asynchronous rounds where the run asks for them.
 
     Raises ``ValueError``: a setting of ``run`` does not fit; the message names it.
-
-    Args:
-        algorithm: the method.
-        run: the section ``[run]``.
-        clients: names of all clients.
     """
     participation = participation_of(run, clients)
     participation.check(list(clients), run.rounds)

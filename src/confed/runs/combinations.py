@@ -10,8 +10,6 @@ from confed.federation.specs import ModelSpec, TaskSpec, model_spec, task_spec
 from confed.recipes.recipe import Recipe
 from confed.registry import models
 
-__all__ = ["RULES", "Combination", "Rule", "check_combination", "combination"]
-
 Targets = Literal["answers", "captions", "labels"]
 _MODEL_FOR = {
     "answers": ('a model that answers questions, such as "vilt_mini"', "vqa"),
@@ -190,11 +188,7 @@ def combination(
 
 
 def check_combination(combined: Combination) -> None:
-    """Check of a recipe's combination of model, task, data and method against :data:`RULES`.
-
-    Raises:
-        ValueError: a rule refuses; the message is the rule's.
-    """
+    """Check of a recipe's combination of model, task, data and method against :data:`RULES`."""
     for rule in RULES:
         if rule.refused(combined):
             raise ValueError(rule.message.format(c=combined))

@@ -12,7 +12,7 @@
 
 Values are means of the examples' scores (the headline metric of the place's task). ``constant`` is the most frequent
 training answer; of multi-label data the frequency of every label; ``words`` answers from the question's words alone
-(:class:`confed.data.question_words.WordAnswers`). Both learn from the training data that the model had: a personal
+(:class:`confed.data.controls.WordAnswers`). Both learn from the training data that the model had: a personal
 model's from its client's, a global one's from all. ``passed`` follows from
 :func:`confed.metrics.controls.verdict` and from nothing else. Of multi-label data ``C-AP`` says besides what the mean
 average precision of all places' examples together is under each condition, and this decides
@@ -27,12 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.controls import PERMUTED
+from confed.data.controls import PERMUTED, WordAnswers
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import AnswerTable
 from confed.data.labelled import LabelDataset
 from confed.data.modalities import is_modal
-from confed.data.question_words import WordAnswers
 from confed.data.table import Table
 from confed.engines.perform import Setup
 from confed.federation.protocols import Output
@@ -41,8 +40,6 @@ from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_place
 from confed.results.headline import VALIDATION
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
-
-__all__ = ["KEYS", "summarise_controls"]
 
 KEYS: Mapping[str, str] = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
 """View of an examination -> its key in a summary."""
@@ -57,14 +54,7 @@ Kept = Mapping[str, Mapping[str, Tensor]]
 def summarise_controls(
     setup: Setup, run_data: RunData, examined: Examination, left: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The section ``controls`` of ``summary.json``; empty where no controls were tried.
-
-    Args:
-        setup: the federation.
-        run_data: its data.
-        examined: the final models on all test examples, with their controls.
-        left: clients that left before the end; they are in no mean.
-    """
+    """The section ``controls`` of ``summary.json``; empty where no controls were tried."""
     if not examined.controls and not examined.without_controls:
         return {}
     floors = _Floors(setup, run_data)
@@ -154,13 +144,7 @@ class _Floors:
         self._learned: dict[tuple[str, str], Any] = {}
 
     def scores(self, name: str, view: str, places: Iterable[str]) -> dict[str, np.ndarray]:
-        """Place -> scores of "constant" or "words"; nothing where there is no such answer.
-
-        Args:
-            name: which.
-            view: "personal": learned from the place's own training data; else from all clients'.
-            places: the places.
-        """
+        """Place -> scores of "constant" or "words"; nothing where there is no such answer."""
         dataset = self._dataset
         if isinstance(dataset, LabelDataset):
             if name == "words":

@@ -9,25 +9,18 @@ import numpy as np
 
 from confed.data.card_files import read_card
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.imputation import Fill, impute
+from confed.data.imputation import Fill, drop_modalities, impute, missing_of
 from confed.data.labelled import LabelDataset
-from confed.data.missing import drop_modalities, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
-from confed.datasets.card_terms import aligned_to_card
+from confed.datasets.card import aligned_to_card
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
-
-__all__ = ["Source", "load_dataset", "load_source", "picture_table_id"]
 
 
 class Source:
     """A dataset, and the regions of its pictures once a model asks for them; models of one study share both.
-
-    Args:
-        dataset: made by the recipe's section ``[data]``.
-        fill: what stands in for missing pictures, see :func:`confed.data.imputation.filled`.
 
     Attributes:
         modal: whether there is more to it than pictures with texts that are always there.
@@ -57,12 +50,7 @@ class Source:
 
     @cached_property
     def regions(self) -> dict[int, Regions]:
-        """The dataset's features by the identity of their tables; where it has none, made of each table of pictures.
-
-        Raises:
-            ValueError: some tables have features and others have not, their widths or makers differ, the dataset has
-                pairs of pictures, or features cannot be made of its pictures.
-        """
+        """The dataset's features by the identity of their tables; where it has none, made of each table of pictures."""
         name = self.dataset.name
         if any(np.ndim(part.image_index) > 1 for part in self.parts):
             raise ValueError(f"{name!r} has questions about two pictures; models that read regions look at one")
@@ -90,10 +78,6 @@ def load_dataset(data: str, seed: int) -> FederatedDataset | LabelDataset:
     """A recipe's data as they are before any model reads them.
 
     Raises ``ValueError``: faulty data (the message names the thing).
-
-    Args:
-        data: the section ``[data]`` as JSON.
-        seed: the run's seed, for datasets that sample.
     """
     return load_source(data, seed).dataset
 

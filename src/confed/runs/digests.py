@@ -17,28 +17,18 @@ from confed.data.ragged import Ragged
 from confed.results.folder import RunFolder
 from confed.system.packages import code_digest, digest_of, packages
 
-__all__ = ["LOOKED_AT", "data_digest", "file_digest", "result_digests", "source_digests"]
-
 LOOKED_AT = 64
 """Rows that count for the digest of pictures in files and of features of regions, spread evenly."""
 
 
 def source_digests(dataset: FederatedDataset | LabelDataset) -> dict[str, str]:
-    """Digests of what decides a run's numbers beside its recipe: "code", "packages" and, where they are here, "data".
-
-    Args:
-        dataset: the run's.
-    """
+    """Digests of what decides a run's numbers beside its recipe: "code", "packages" and, if here, "data"."""
     data = {} if dataset.elsewhere is not None else {"data": data_digest(dataset)}
     return {"code": code_digest(), "packages": digest_of(packages()), **data}
 
 
 def result_digests(folder: RunFolder) -> dict[str, str]:
-    """Digests of a finished run's "history", "predictions" and "models", as far as it has them.
-
-    Args:
-        folder: the run folder.
-    """
+    """Digests of a finished run's "history", "predictions" and "models", as far as it has them."""
     found = {"history": folder.metrics, "predictions": folder.predictions}
     digests = {name: file_digest([file]) for name, file in found.items() if file.is_file()}
     models = sorted(folder.models.rglob("*.safetensors"))
@@ -46,12 +36,7 @@ def result_digests(folder: RunFolder) -> dict[str, str]:
 
 
 def file_digest(files: Sequence[Path], root: Path | None = None) -> str:
-    """SHA-256 of files one behind the other.
-
-    Args:
-        files: in the order in which they count.
-        root: below which their paths count too; None for their contents alone.
-    """
+    """SHA-256 of files one behind the other."""
     found = hashlib.sha256()
     for path in files:
         if root is not None:
@@ -67,9 +52,6 @@ def data_digest(dataset: FederatedDataset | LabelDataset) -> str:
 
     Pictures, recordings and series in memory count byte by byte; of pictures in files and of features of regions
     :data:`LOOKED_AT` rows do.
-
-    Args:
-        dataset: whose examples are here.
     """
     parts = _label_parts(dataset) if isinstance(dataset, LabelDataset) else _question_parts(dataset)
     found = hashlib.sha256()

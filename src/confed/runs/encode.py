@@ -22,20 +22,11 @@ from confed.data.picture_tables import NoPictures
 from confed.data.table import Table
 from confed.federation.specs import model_spec
 from confed.models import create_tokenizer
-from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import CountsShortened
 from confed.registry import models
 from confed.runs.combinations import check_combination, combination
 from confed.runs.dataset import Source, load_source, picture_table_id
-
-__all__ = [
-    "TOKENIZER_KEYS",
-    "RunData",
-    "derived_options",
-    "encoded",
-    "load_run_data",
-    "tokenizer_options",
-]
 
 TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces", "source", "revision")
 """Options of models that their tokenizers depend on."""
@@ -52,11 +43,9 @@ class RunData:
     """Data as tensors and what is needed to build the model; shared by all methods of a study.
 
     Attributes:
-        dataset: strings and pictures.
         clients: client -> its examples as tensors; of multi-label data made when they are asked for.
         unseen: scene -> its examples as tensors, in every role.
         types: names of the question types.
-        tokenizer: the model's.
         answer_tokens: for a model that writes its answers, the tokens of all answers, int64 (C, T).
         region_width: features per region, W, for a model that reads regions; else 0.
         encoder: for such a model, what made the regions from pictures; empty if unknown.
@@ -104,11 +93,7 @@ class RunData:
 
     @property
     def questions(self) -> FederatedDataset:
-        """The dataset, where it has questions with answers.
-
-        Raises:
-            ValueError: it has pictures or texts with labels.
-        """
+        """The dataset, where it has questions with answers."""
         if isinstance(self.dataset, LabelDataset):
             raise ValueError(f"this needs questions with answers; the examples of {self.dataset.name!r} have labels")
         return self.dataset
@@ -116,18 +101,7 @@ class RunData:
 
 @lru_cache(maxsize=2)
 def load_run_data(data: str, model: str, seed: int) -> RunData:
-    """A recipe's data as tensors; the methods of a study share one copy.
-
-    Args:
-        data: the section ``[data]`` as JSON.
-        model: the section ``[model]``, or of it the name and ``TOKENIZER_KEYS``, as JSON: its tokenizer reads the
-            questions.
-        seed: the run's seed, for datasets that sample.
-
-    Raises:
-        ValueError: faulty data (the message names the thing), no clients, or a model that reads regions where neither
-            the dataset has any nor can they be made; or stand-ins for a model that reads examples with gaps.
-    """
+    """A recipe's data as tensors; the methods of a study share one copy."""
     options = json.loads(model)
     if "fill" in json.loads(data).get("missing", {}) and model_spec(models[options["name"]]).reads_absent:
         raise ValueError(
@@ -138,16 +112,7 @@ def load_run_data(data: str, model: str, seed: int) -> RunData:
 
 
 def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -> RunData:
-    """Data as tensors.
-
-    Args:
-        source: the data.
-        options: the section ``[model]``, or of it the name and ``TOKENIZER_KEYS``.
-        tokenizer: what reads texts; None for a new one that knows the data's words, as the model has when it begins.
-
-    Raises:
-        ValueError: as :func:`load_run_data`.
-    """
+    """Data as tensors."""
     if isinstance(source.dataset, LabelDataset):
         return _with_labels(source.dataset, options, tokenizer)
     gaps = source.modal and model_spec(models[options["name"]]).reads_absent
@@ -272,14 +237,7 @@ def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: A
 
 
 def derived_options(name: str, region_width: int, words: Sequence[str], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Model options that follow from the data, as far as the model's function takes them.
-
-    Args:
-        name: the model's.
-        region_width: features per region.
-        words: the tokenizer's words, in the order of their token ids (which come behind those of special tokens).
-        shapes: what pictures, sounds and series are like (:attr:`RunData.shapes`).
-    """
+    """Model options that follow from the data, as far as the model's function takes them."""
     known: dict[str, Any] = {"region_width": region_width, "words": tuple(words), **shapes}
     return {key: value for key, value in known.items() if key in signature(models[name]).parameters}
 
@@ -292,15 +250,6 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
     no candidate in evaluations, but its words teach the decoder how sure people were of the others. Answers with the
     same tokens are one. Left out, with their weight, are answers with a word that the tokenizer does not know, and of
     more than :data:`MOST_ANSWERS` different ones the rarer; a question all of whose answers are left out has its label.
-
-    Args:
-        clients: client -> its training examples.
-        tokenizer: the model's.
-
-    Returns:
-        Client -> tokens, int64 (N, K, T), and weights, float32 (N, K), the most frequent answer first, both 0 behind
-        the last answer. K and T are the same for all clients, as their rows may be put together; a client whose
-        questions were answered once has one answer of weight 1 in each row. Empty if no question was answered twice.
     """
     if all(examples.annotations is None for examples in clients.values()):
         return {}
@@ -339,12 +288,7 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
 
 
 def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> dict[str, Any]:
-    """Tokenizer options that must agree with the model's.
-
-    Args:
-        model: the section ``[model]``: the text length, and where a checkpoint or a vocabulary lies.
-        answers: all answers, for the tokenizer of a model that writes them.
-    """
+    """Tokenizer options that must agree with the model's."""
     accepted = signature(model_spec(models[model["name"]]).tokenizer or (lambda words: words)).parameters
     options = {{"pretrained": "path"}.get(key, key): model.get(key) for key in TOKENIZER_KEYS}
     given = {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}

@@ -19,8 +19,6 @@ from confed.runs.modality_subsets import restriction, sets_at, sets_tried, wides
 from confed.system.events import Progress, RunProgress, ignore
 from confed.tasks.vqa import summarise
 
-__all__ = ["Examination", "examine"]
-
 MATRIX_LIMIT = 20
 """Up to this many clients every personal model is tried on every client's data; beyond, at home only."""
 

@@ -16,8 +16,6 @@ from confed.recipes.overrides import NAMED, Overrides
 from confed.recipes.recipe import Recipe
 from confed.registry import granted
 
-__all__ = ["PATHS", "Ask", "asks_of", "check_grants", "local_paths"]
-
 PATHS = frozenset(
     ["root", "file", "images", "patch", "regions", "glove", "pretrained", "language", "vocabulary", "pieces", "source",
      "embeddings", "card"]
@@ -37,12 +35,7 @@ class Ask(NamedTuple):
 
 
 def asks_of(recipe: Recipe, *folders: Path) -> tuple[Ask, ...]:
-    """What a recipe asks for beyond its own folders and the one that the command is given in.
-
-    Args:
-        recipe: with the sections of all its rows and models.
-        folders: its own.
-    """
+    """What a recipe asks for beyond its own folders and the one that the command is given in."""
     inside = [folder.resolve() for folder in (*folders, Path())]
     found = dict[Ask, None]()
     variants = [recipe, *(recipe.method(row) for row in recipe.methods), *map(recipe.with_model, recipe.models)]
@@ -59,17 +52,7 @@ def asks_of(recipe: Recipe, *folders: Path) -> tuple[Ask, ...]:
 
 
 def check_grants(recipe: Recipe, what: str, *folders: Path, given: Overrides = ()) -> None:
-    """Refusal of what a recipe that came from elsewhere asks for and was not granted.
-
-    Args:
-        recipe: as it is about to be used.
-        what: what it is called.
-        folders: its own, where there is one.
-        given: overrides of the user's own and keys or sections that are not read, which need no grant.
-
-    Raises:
-        ValueError: it asks for more; names the first and how to grant it.
-    """
+    """Refusal of what a recipe that came from elsewhere asks for and was not granted."""
     texts = given if isinstance(given, Mapping) else [text.partition("=")[0].strip() for text in given]
     named = tuple(texts)
     for ask in asks_of(recipe, *folders):

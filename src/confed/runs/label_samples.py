@@ -19,8 +19,6 @@ from confed.results.headline import VALIDATION
 from confed.runs.encode import RunData
 from confed.runs.samples import fill, png, written_models
 
-__all__ = ["AtLabels", "gallery", "look", "rounded", "shrunk", "words_of"]
-
 CLIENTS, UNSEEN = 6, 4
 """Places that samples are of: clients spread evenly over all with test examples, and the first unseen places."""
 
@@ -37,13 +35,7 @@ SIDE = 256
 
 
 class AtLabels:
-    """Probabilities of labels, and how each label's token looks at the picture or the text.
-
-    Args:
-        network: gives logits (B, C).
-        model: the run's model, which may have ``attention(batch)``, (B, C, P), and a ``grid`` of P places; the network
-            itself if it is not given.
-    """
+    """Probabilities of labels, and how each label's token looks at the picture or the text."""
 
     def __init__(self, network: nn.Module, model: nn.Module | None = None) -> None:
         self.network, self.model = network, network if model is None else model
@@ -71,20 +63,7 @@ class AtLabels:
 def look(
     at: AtLabels, batch: Batch, labels: Sequence[str], threshold: float, words: Sequence[Sequence[str]] | None = None
 ) -> list[dict[str, Any]]:
-    """Predictions and attention of a model for each example of a batch.
-
-    Args:
-        at: the model.
-        batch: B examples with ``labels`` (B, C).
-        labels: the names.
-        threshold: from which probability on a label is predicted.
-        words: of texts, their tokens: attention is given for as many positions.
-
-    Returns:
-        Per example ``labels``, a list of ``label``, ``probability``, ``there`` (whether the example has it) and, where
-        the model says so, ``attention``, most probable first; and ``others``, how many more labels it has or the model
-        predicts.
-    """
+    """Predictions and attention of a model for each example of a batch."""
     probabilities, maps = at.probabilities(batch), at.attention(batch)
     found: list[dict[str, Any]] = []
     for row, (own, truth) in enumerate(zip(probabilities.cpu(), batch["labels"].bool().cpu(), strict=True)):
@@ -124,22 +103,7 @@ def gallery(
     network: nn.Module | None = None,
     has_personal: bool = True,
 ) -> list[dict[str, Any]]:
-    """``count`` test examples of each of some places, spread over their rows, from the models the run has written.
-
-    Args:
-        folder: the run.
-        workspace: a model to work in.
-        run_data: the run's data, with labels.
-        count: examples per place.
-        threshold: from which probability on a label is predicted.
-        network: what answers, where it is not the model alone.
-        has_personal: clients have models of their own; where they do not, the global one alone is asked.
-
-    Returns:
-        ``place``, ``seen``, ``name``, ``type`` where there are kinds, ``image`` (base64 PNG) or ``text`` with
-        ``words`` (its tokens), ``labels`` (those that the example has), ``threshold``, and ``global`` and ``personal``
-        as :func:`look` has them, or None. Attention of each place's first example only.
-    """
+    """``count`` test examples of each of some places, spread over their rows, from the models the run has written."""
     dataset = run_data.dataset
     assert isinstance(dataset, LabelDataset)
     at = AtLabels(network or workspace.model, workspace.model)

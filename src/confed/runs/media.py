@@ -10,9 +10,6 @@ import numpy as np
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
 
-__all__ = ["CHANNELS", "LONGEST", "STEPS", "kept_series", "kept_sound"]
-
-
 LONGEST = 160_000
 """Bytes of sound that are kept of a sample, at most: 10 s at 8 kHz, 5 s at 16 kHz. The rest is left out and said so."""
 
@@ -22,15 +19,7 @@ STEPS, CHANNELS = 128, 6
 
 
 def kept_sound(sounds: Sounds, row: int) -> dict[str, Any]:
-    """Shortened recording for a gallery.
-
-    Args:
-        sounds: recordings.
-        row: which of them.
-
-    Returns:
-        "wav", the first :data:`LONGEST` bytes of it as a WAV file, base64; and "seconds", the length of all of it.
-    """
+    """Shortened recording for a gallery."""
     clip = sounds.row(row)
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
@@ -42,16 +31,7 @@ def kept_sound(sounds: Sounds, row: int) -> dict[str, Any]:
 
 
 def kept_series(series: Series, row: int) -> dict[str, Any]:
-    """Shortened series for a gallery.
-
-    Args:
-        series: values of sensors.
-        row: which of them.
-
-    Returns:
-        "channels", their names; "values", for each of the first :data:`CHANNELS` some of its values; "steps", how many
-        there are in all.
-    """
+    """Shortened series for a gallery."""
     values = series.row(row)
     chosen = np.linspace(0, len(values) - 1, min(len(values), STEPS)).round().astype(int)
     kept = values[chosen, :CHANNELS].T

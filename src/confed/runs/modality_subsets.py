@@ -14,8 +14,6 @@ from confed.data.modal_tables import ModalTable
 from confed.federation.ownership import MODALITIES, modalities_of
 from confed.federation.params import Scalar
 
-__all__ = ["restriction", "sets_at", "sets_tried", "widest", "written"]
-
 Set = tuple[str, ...]
 """Modalities, in the fixed order."""
 
@@ -32,12 +30,7 @@ def sets_at(data: TableData) -> list[Set]:
 
 
 def sets_tried(sets: Iterable[Set], tensors: Mapping[str, Tensor]) -> list[Set]:
-    """Every set that a model can be shown of examples with the given sets, the smallest first.
-
-    Args:
-        sets: of the examples.
-        tensors: the model's trained tensors; those of a modality say that it reads it.
-    """
+    """Every set that a model can be shown of examples with the given sets, the smallest first."""
     reads = modalities_of(tensors)
     left = {tuple(name for name in own if name in reads) for own in sets}
     every = {part for own in left for size in range(len(own)) for part in combinations(own, size + 1)}
@@ -62,13 +55,6 @@ def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] |
     """Restriction of examples to a set of modalities, as scalars of the action ``examine``.
 
     What its owner does not have its model has never learned to read.
-
-    Args:
-        data: of a place.
-        owned: the owner's modalities; empty for everything.
-
-    Returns:
-        No scalars where all can be shown; None where nothing can.
     """
     there = {name for own in sets_at(data) for name in own}
     left = [name for name in MODALITIES if name in there and name in owned]

@@ -23,8 +23,6 @@ from confed.runs.cohorts import cohorts_of, participation_of
 from confed.runs.encode import RunData
 from confed.runs.plan_measurements import Step, Trial, mean_of, measure, sizes_of
 
-__all__ = ["RunPlan", "makespan", "plan_run"]
-
 BATCHES = (2, 6)
 """Batches of training examples per client in the two short federations; of others, one and three."""
 
@@ -40,11 +38,7 @@ class RunPlan:
     """What a run will take.
 
     Attributes:
-        label: of its method.
-        clients: registered.
         cohort: clients of a round, on average.
-        rounds: of the run.
-        calls: of all rounds.
         bytes_up: sent by clients in all rounds.
         bytes_down: sent to clients in all rounds.
         memory: largest resident memory of a process, in bytes, as measured here.
@@ -102,13 +96,6 @@ def plan_run(recipe: Recipe, clock: Callable[[], float] = time.perf_counter) -> 
     """Plan of a single-run recipe; nothing is kept.
 
     A client that fails in a measured round is a RuntimeError.
-
-    Args:
-        recipe: the recipe.
-        clock: tells seconds; :func:`time.process_time` for a plan in processor time.
-
-    Raises:
-        ValueError: faulty recipe or data, or data that are at other sites.
     """
     torch.set_num_threads(recipe.run.threads)
     keep_freed_memory()

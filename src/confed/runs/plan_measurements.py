@@ -11,7 +11,7 @@ from pathlib import Path
 
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
-from confed.engines.population import Population
+from confed.engines.participation import Population
 from confed.engines.timeline import Timeline
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client_info import ClientInfo
@@ -22,8 +22,6 @@ from confed.recipes.recipe import Recipe
 from confed.runs.cohorts import cohorts_of, participation_of
 from confed.runs.encode import RunData
 from confed.runs.evaluate import examine
-
-__all__ = ["Step", "Trial", "mean_of", "measure", "sizes_of"]
 
 MEASURED = 4
 """Clients that are measured in every step, if one takes less than :data:`SLOW` seconds; one otherwise."""
@@ -67,14 +65,7 @@ class Trial:
 
 
 class _Clock:
-    """Executor that times calls in this process, and repeats replies of some clients for others.
-
-    Args:
-        setup: the federation.
-        workspace: its model.
-        most: clients that are measured per step and kind of client; None for all.
-        clock: tells seconds.
-    """
+    """Executor that times calls in this process, and repeats replies of some clients for others."""
 
     def __init__(self, setup: Setup, workspace: Workspace, most: int | None, clock: Callable[[], float]) -> None:
         self._inner, self._most, self._clock = InProcess(setup, workspace), most, clock
@@ -112,11 +103,11 @@ class _Fewer:
         return len(self._population)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.population.Population`."""
+        """See :class:`confed.engines.participation.Population`."""
         return self._population.info(number)
 
     def data(self, client_id: str) -> ClientData:
-        """See :class:`confed.engines.population.Population`."""
+        """See :class:`confed.engines.participation.Population`."""
         return self._shorten(self._population.data(client_id))
 
 
@@ -126,14 +117,6 @@ def measure(
     """Two rounds, an evaluation, the finish and the examination of a federation with a few batches per client.
 
     A client that fails is a RuntimeError.
-
-    Args:
-        recipe: of the run.
-        setup: made from the recipe.
-        run_data: made from the recipe.
-        workspace: its model.
-        batches: most batches of training examples per client, half as many of its other examples.
-        clock: tells seconds.
     """
     train, others = batches * setup.local.batch_size, batches // 2 * setup.local.eval_batch_size
 

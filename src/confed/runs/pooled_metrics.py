@@ -31,9 +31,6 @@ from confed.results.headline import VALIDATION
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 
-__all__ = ["KEPT", "TOGETHER", "PooledCounts", "kept_probabilities", "summarise_labels"]
-
-
 KEPT = 4_000_000
 """Entries (examples times labels, over all views) up to which a run keeps the probabilities of its test examples."""
 
@@ -43,13 +40,7 @@ TOGETHER = 30
 
 
 class PooledCounts:
-    """The counts of a task, added over places while a round is evaluated.
-
-    Args:
-        task: the run's; nothing is added unless it counts.
-        algorithm: its method.
-        unseen: the names of unseen places.
-    """
+    """The counts of a task, added over places while a round is evaluated."""
 
     def __init__(self, task: object, algorithm: Algorithm, unseen: Iterable[str]) -> None:
         self._task = task if isinstance(task, Counting) else None
@@ -57,7 +48,7 @@ class PooledCounts:
         self._counts: dict[str, dict[str, Tensor]] = {}
 
     def add(self, view: str, place: str, counts: Mapping[str, Tensor]) -> None:
-        """One place's counts of one view; see :meth:`confed.engines.simulation.Simulation.evaluate`."""
+        """One place's counts of one view; see :meth:`confed.engines.local.Simulation.evaluate`."""
         if view == "unseen":
             # Of a pooled run the clients look on too: to them its one model is the global one.
             view = f"unseen/{place}" if place in self._unseen else "global"
@@ -94,25 +85,7 @@ def kept_probabilities(examined: Examination) -> dict[str, Tensor]:
 def summarise_labels(
     setup: Setup, run_data: RunData, examined: Examination, left: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The section ``multilabel`` of ``summary.json``; empty for other runs.
-
-    Args:
-        setup: the federation.
-        run_data: its data.
-        examined: the final models on all test examples.
-        left: clients that are in no mean.
-
-    Returns:
-        View -> :data:`LABEL_METRICS`, with ``examples``, ``classes``, ``without_positives`` (of these), ``omit`` (C-AP,
-        C-P, C-R and C-F1 without these classes) or ``zero`` (with them as 0), whichever is not the task's convention,
-        ``top3`` (at most three labels per example are predicted; no AP), ``flair`` (as FLAIR's benchmark takes them),
-        and ``coarse`` (the metrics of the coarse labels) where there are two levels. Views: ``global`` and
-        ``personal``, all clients' test examples together; ``unseen/<place>``; ``unseen``, all unseen places but
-        :data:`VALIDATION` together. Besides ``headline`` (the view that comes first), ``undefined`` (the convention),
-        ``per_class`` and ``per_class_coarse`` (of the headline view; ``train`` counts all clients' training examples
-        with the label), ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view
-        -> client -> metrics that are sums over examples.
-    """
+    """The section ``multilabel`` of ``summary.json``; empty for other runs."""
     dataset, task = run_data.dataset, setup.task
     if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
         return {}
@@ -213,13 +186,7 @@ def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: f
 def _together_counts(
     scores: Tensor, truth: Tensor, names: Sequence[str], train: np.ndarray, threshold: float
 ) -> dict[str, Any]:
-    """Co-occurrence counts of labels, by the truth and by predictions.
-
-    Returns:
-        ``labels``, up to :data:`TOGETHER` of the C, the most frequent in training first (ties in their order);
-        ``truth`` and ``predicted``, int, one row and one column for each; on the diagonal the examples that have the
-        label.
-    """
+    """Co-occurrence counts of labels, by the truth and by predictions."""
     order = np.argsort(-train, kind="stable")[:TOGETHER]
     chosen = torch.from_numpy(order)
     real, predicted = truth[:, chosen].double(), (scores[:, chosen] >= threshold).double()

@@ -9,19 +9,11 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.run_section import Run as RunSection
-from confed.results.privacy_spent import FIELD, SHOWN
-
-__all__ = ["ledger_of", "line_of", "summary_of"]
+from confed.results.headline import FIELD, SHOWN
 
 
 def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[str, Any]]) -> PrivacyLedger | None:
-    """A run's ledger as its history has it; None where updates are not noised.
-
-    Args:
-        algorithm: the method.
-        run: how it is carried out.
-        history: the lines of ``metrics.jsonl``.
-    """
+    """A run's ledger as its history has it; None where updates are not noised."""
     privacy = algorithm.update_privacy
     if privacy is None or not privacy.noise > 0:
         return None
@@ -40,13 +32,7 @@ def line_of(ledger: PrivacyLedger, round: int, asked: Sequence[str], present: in
 
 
 def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> dict[str, Any]:
-    """The field of ``summary.json``: the guarantee in numbers and words, client by client and round by round.
-
-    Args:
-        ledger: the run's.
-        clients: those that a summary lists.
-        rounds: of the run.
-    """
+    """The field of ``summary.json``: the guarantee in numbers and words, client by client and round by round."""
     privacy = ledger.privacy
     spent = {name: [ledger.epsilon(name, round) for round in _shown(rounds)] for name in clients}
     return {

@@ -1,5 +1,12 @@
-"""Execution of a recipe into a run folder."""
+"""Execution of a recipe into a run folder.
 
+Pictures that cannot be read are left out before the first round, so that one that is damaged or mended between two
+starts would change what is trained on and tested. Of multi-label data the others are dealt to clients after that: it
+could change who owns what, and put training pictures into tests.
+"""
+
+import hashlib
+import json
 import math
 import time
 import warnings
@@ -13,10 +20,13 @@ import torch
 from torch import Tensor
 
 from confed.data.examples import FederatedDataset
-from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
+from confed.data.labelled import LabelDataset, LabelExamples
+from confed.engines.executor import InProcess
+from confed.engines.local import RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.remote.server import Remote
+from confed.engines.setup_source import SetupSource
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
-from confed.engines.workers import Workers
+from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
 from confed.federation.checkpoint_writer import CheckpointWriter
 from confed.federation.device_tables import DeviceCounts
@@ -24,16 +34,13 @@ from confed.federation.frozen_features import FeatureCounts
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.privacy.ledger import PrivacyLedger
-from confed.recipes.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.folder import RunFolder, read_jsonl
+from confed.results.run_files import ANSWERS, NAMES, TRUTH, name_hashes
 from confed.runs.build import check_device, load_data, prepare
-from confed.runs.cohorts import cohorts_of, participation_of
-from confed.runs.data_fingerprint import check_same_data, note_data
+from confed.runs.cohorts import cohorts_of, participation_of, pinned, pinned_as
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
-from confed.runs.example_names import examples_tried
-from confed.runs.executors import local_executor, ray_actors
-from confed.runs.pinned import pinned, pinned_as
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
 from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
@@ -46,6 +53,154 @@ from confed.tasks.vqa import summarise
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors
 
+# Check that a resumed run has the data that it began with -----------------------------------------------------
+
+_HARM = {
+    True: "Clients would own other examples, and tests hold some that were trained on",
+    False: "Clients would train on other examples, or be tested on others",
+}
+_MOST = 5
+"""Names of pictures that are written down."""
+
+
+def note_data(folder: RunFolder, run_data: RunData) -> None:
+    """Record of a new run's rows and unreadable pictures; nothing where no pictures are checked."""
+    if found := _left_out(run_data):
+        folder.write_json(folder.data, found)
+
+
+def check_same_data(folder: RunFolder, run_data: RunData) -> None:
+    """Check of the data against the record of the run's start, if there is one."""
+    found = _left_out(run_data)
+    if not found or not folder.data.is_file():
+        return
+    before = json.loads(folder.data.read_text(encoding="utf-8"))
+    if before == found:
+        return
+    lost, now = (f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, found))
+    raise ValueError(
+        f"{folder.root}: the data are not those that the run began with: then {before['rows']} examples and {lost}, "
+        f"now {found['rows']} and {now}. {_HARM[isinstance(run_data.dataset, LabelDataset)]}; "
+        "put the files back as they were, or begin a new run"
+    )
+
+
+def _left_out(run_data: RunData) -> dict[str, Any]:
+    """Rows of all tables, and which pictures were left out of them; empty where no pictures were checked."""
+    dataset = run_data.dataset
+    if not isinstance(dataset, LabelDataset):
+        return _questions_left_out(dataset)
+    if dataset.elsewhere is not None:
+        return {}
+    parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
+    tables = list({id(part.table): part.table for part in parts}.values())
+    names = [name for table in tables for name in table.unreadable]
+    digest = hashlib.sha256(json.dumps([[*table.unreadable] for table in tables]).encode())
+    for table in tables:
+        digest.update(table.names.values.tobytes())
+    return {
+        "rows": sum(map(len, tables)),
+        "unreadable": len(names),
+        "first": sorted(names)[:_MOST],
+        "digest": digest.hexdigest(),
+    }
+
+
+def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
+    """As :func:`_left_out`; the examples are told by their names, in the order of clients and roles."""
+    if dataset.unreadable is None:
+        return {}
+    parts = [part for s in dataset.clients.values() for part in (s.train, s.validation, s.test)]
+    parts += dataset.unseen.values()
+    names = sorted(dataset.unreadable.pictures)
+    content = [names, [[*part.names] for part in parts]]
+    return {
+        "rows": sum(map(len, parts)),
+        "unreadable": len(names),
+        "first": names[:_MOST],
+        "digest": hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+    }
+
+
+# Names and labels of test examples, for a run's stored predictions --------------------------------------------
+
+
+def examples_tried(run_data: RunData, examined: Examination) -> dict[str, Tensor]:
+    """Names and right answers of the test examples that models were tried on, for ``predictions.safetensors``."""
+    dataset, found = run_data.dataset, dict[str, Tensor]()
+    kept = {
+        place: len(tensors["correct"]) for (_, own, place), (_, tensors) in examined.results.items() if own == place
+    }
+    for place, count in kept.items():
+        examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
+        if len(examples) != count:
+            continue
+        found[f"{NAMES}/{place}"] = torch.from_numpy(name_hashes(examples.names))
+        if not isinstance(examples, LabelExamples):
+            table = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
+            columns: Mapping[str, Tensor] = table.columns
+            if "label" in columns:
+                found[f"{TRUTH}/{place}"] = columns["label"]
+                found[f"{ANSWERS}/{place}"] = torch.from_numpy(name_hashes(examples.answers))
+    return found
+
+
+# Setup of a recipe, for processes that make their own ---------------------------------------------------------
+
+
+def source_of(recipe: Recipe) -> SetupSource:
+    """What another process makes the setup of a single-run recipe from: the recipe's text."""
+    return SetupSource(f"{__name__}:{setup_of.__name__}", {"recipe": recipe.to_toml()})
+
+
+def setup_of(recipe: str) -> Setup:
+    """The federation that a single-run recipe describes, with its data.
+
+    A recipe or data that are faulty in this process are a ValueError.
+    """
+    return prepare(parse_recipe(recipe))[0]
+
+
+# Choice of who computes the clients of a run: this process, worker processes ----------------------------------
+
+
+def local_executor(recipe: Recipe, setup: Setup, workspace: Workspace) -> InProcess | Workers:
+    """Executor on this machine."""
+    settings, places = recipe.run, len(setup.population) + len(setup.observers)
+    count = 1 if settings.batch_clients > 1 else settings.workers or min(free_cores(), places)
+    if count == 1:
+        torch.set_num_threads(settings.threads)
+        return InProcess(setup, workspace if setup.device == "cpu" else None)
+    return Workers(setup, count, settings.threads, settings.start_method, source_of(recipe))
+
+
+def ray_actors(recipe: Recipe, workspace: Workspace, progress: Progress) -> "RayActors":
+    """Actors on the Ray cluster of a recipe."""
+    try:
+        from confed.engines.ray.executor import RayActors
+        from confed.engines.ray.placement import Wanted
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "ray":
+            raise
+        raise ValueError(
+            "run.engine = 'ray' needs Ray, which is not installed: pip install '.[ray]' -c constraints.txt"
+        ) from None
+    import psutil
+
+    settings = recipe.run
+    trained = sum(t.nbytes for t in workspace.tensors.values() if t.requires_grad)
+    wanted = Wanted(
+        settings.workers,
+        settings.threads,
+        {"cpu": False, "cuda": True, "auto": None}[settings.device],
+        psutil.Process().memory_info().rss + 3 * trained,
+    )
+    cores = settings.workers * settings.threads or free_cores()
+    return RayActors(source_of(recipe), wanted, settings.address, cores, progress)
+
+
+# Execution of a recipe into a run folder ----------------------------------------------------------------------
+
 __all__ = ["Runner", "load_data", "load_run", "prepare", "run", "run_locked"]
 
 
@@ -53,19 +208,7 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, progress: Progress 
     """Execution of a single-run recipe into a folder, or its continuation.
 
     Raises ``CorruptCheckpoint``: there are checkpoints and none is sound.
-
-    Args:
-        recipe: the recipe; with ``resume`` the folder's own.
-        root: the run folder.
-        resume: continue from the folder's newest sound checkpoint.
-        progress: called with every progress event.
-
-    Returns:
-        The content of ``summary.json``.
-
-    Raises:
-        ValueError: faulty recipe or data; without ``resume``, the folder exists; another process works in it.
-    """  # noqa: DOC502 (of what is called)
+    """
     with exclusive(root):
         return run_locked(recipe, root, resume=resume, progress=progress)
 
@@ -78,21 +221,7 @@ def run_locked(
     progress: Progress = ignore,
     stopping: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """:func:`run` in a folder that the caller has locked.
-
-    Args:
-        recipe: the recipe; with ``resume`` the folder's own.
-        root: the run folder.
-        resume: continue from the folder's newest sound checkpoint.
-        progress: called with every progress event.
-        stopping: asked after every round; if so, the round is saved and the run ends with a KeyboardInterrupt.
-
-    Returns:
-        The content of ``summary.json``.
-
-    Raises:
-        ValueError: faulty recipe or data; without ``resume``, the folder holds something.
-    """
+    """:func:`run` in a folder that the caller has locked."""
     # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
     apart = recipe.run.workers != 1 or recipe.run.engine == "ray"
     torch.set_num_threads(1 if apart else recipe.run.threads)
@@ -122,18 +251,7 @@ def run_locked(
 
 
 class Runner:
-    """One run from start or checkpoint to summary.
-
-    Args:
-        recipe: what to run.
-        setup: the federation that it describes.
-        run_data: its data.
-        folder: where the results go.
-        progress: called with every progress event.
-        workspace: with the model of it; made by default.
-        stopping: asked after every round whether to stop there.
-        actors: on a cluster, that compute the clients; None for processes of this machine.
-    """
+    """One run from start or checkpoint to summary."""
 
     def __init__(
         self,
@@ -163,11 +281,7 @@ class Runner:
         self.ledger: PrivacyLedger | None = None
 
     def run(self) -> dict[str, Any]:
-        """See :func:`run`.
-
-        Raises:
-            KeyboardInterrupt: the user or ``stopping`` stops the run; its last whole round is saved before.
-        """
+        """See :func:`run`."""
         reset_peak()
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
@@ -392,11 +506,7 @@ class Runner:
 
 
 def load_run(root: Path) -> tuple[Recipe, Setup, RunData, Workspace]:
-    """A finished or interrupted run's recipe, data and model, from its folder.
-
-    Raises:
-        ValueError: the folder is not a run folder.
-    """
+    """A finished or interrupted run's recipe, data and model, from its folder."""
     folder = RunFolder(root)
     if not folder.recipe.is_file():
         raise ValueError(f"{root} is not a run folder: it has no recipe.toml")

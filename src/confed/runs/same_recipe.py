@@ -16,8 +16,6 @@ from confed.results.settings import flat
 from confed.runs.summary import versions
 from confed.system.processor import machine, machine_differences
 
-__all__ = ["INDIFFERENT", "check_same_recipe", "differing_settings", "machine_note", "note_recipe"]
-
 INDIFFERENT = (
     "name", "run.engine", "run.address", "run.workers", "run.start_method", "run.threads", "run.device",
     "run.checkpoint_every", "run.checkpoint_seconds", "run.keep_checkpoints", "run.gallery", "run.modality_matrix",
@@ -27,26 +25,13 @@ INDIFFERENT = (
 
 
 def note_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    """Record of a run's recipe and machine at its start.
-
-    Args:
-        folder: the run's.
-        recipe: its recipe.
-    """
+    """Record of a run's recipe and machine at its start."""
     write_atomically(folder.begun, recipe.to_toml().encode())
     folder.write_json(folder.begun_with, _now())
 
 
 def check_same_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    """Check of a recipe against the record of the run's start, if there is one.
-
-    Args:
-        folder: the run's.
-        recipe: with which it is to go on.
-
-    Raises:
-        ValueError: a setting that makes it another run was changed; the text names it with both values.
-    """
+    """Check of a recipe against the record of the run's start, if there is one."""
     if not folder.begun.is_file() or not (folder.summary.is_file() or any(folder.checkpoint.glob("round-*"))):
         return  # nothing was written down, or nothing is there that it would go on from
     changed = differing_settings(load_recipe(folder.begun), recipe)
@@ -61,13 +46,7 @@ def check_same_recipe(folder: RunFolder, recipe: Recipe) -> None:
 def differing_settings(
     before: Recipe, now: Recipe, indifferent: Collection[str] = INDIFFERENT
 ) -> dict[str, tuple[Any, Any]]:
-    """The settings, by key, that make two single-run recipes different runs; "unset" stands for a missing one.
-
-    Args:
-        before: a recipe.
-        now: the other.
-        indifferent: keys that do not count.
-    """
+    """The settings, by key, that make two single-run recipes different runs; "unset" stands for a missing one."""
     there, here = (flat(tomllib.loads(recipe.to_toml())) for recipe in (before, now))
     if here.get("model.revision") == "":  # left open: the commit that the other one was pinned to will do
         here["model.revision"] = there.get("model.revision", "")

@@ -5,7 +5,7 @@ Where the method filters answers (FedP³), training questions follow, with the a
 
 import base64
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +20,49 @@ from confed.data.examples import Examples, presence
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
 from confed.data.picture_tables import NoPictures
 from confed.engines.local import Workspace
+from confed.federation.algorithm import Algorithm
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.specs import Attends, ComparesCaptions, model_spec
 from confed.federation.teacher import without_answers
 from confed.federation.traits import GlobalModel
+from confed.losses.preference import Filter, FiltersAnswers, forgotten
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.encode import RunData
-from confed.runs.forgotten import filter_of, picked
 from confed.runs.media import kept_series, kept_sound
 
-__all__ = ["answer", "fill", "gallery", "png", "written_models"]
+# Answers that FedP3's filter ranks first, for the gallery -----------------------------------------------------
+
+SHOWN = 3
+"""Answers per question, as in the paper."""
+
+
+def filter_of(algorithm: Algorithm) -> Filter | None:
+    """Answer filter of the method; None for other methods, and for filters that keep all or pick at random."""
+    return algorithm.answer_filter if isinstance(algorithm, FiltersAnswers) else None
+
+
+def picked(student: Tensor, teacher: Tensor, mode: Filter, answers: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """The answers that a filter ranks first, per example."""
+    r = forgotten(student, teacher, mode).softmax(dim=1)
+    best = r.topk(min(SHOWN, len(answers)), dim=1).indices
+    columns = {"r": r, "teacher": teacher.softmax(dim=1), "student": student.softmax(dim=1)}
+    chosen = {name: torch.gather(values, 1, best).tolist() for name, values in columns.items()}
+    return [
+        [
+            {"answer": answers[answer], **{name: float(f"{rows[b][n]:.3g}") for name, rows in chosen.items()}}
+            for n, answer in enumerate(row)
+        ]
+        for b, row in enumerate(best.tolist())
+    ]
+
+
+# Gallery of a run: sample questions with global and personal answers and --------------------------------------
 
 
 def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
-    """Loading of a model into the workspace: the initial values, then the given ones.
-
-    Raises:
-        ValueError: a name the model does not have.
-    """
+    """Loading of a model into the workspace: the initial values, then the given ones."""
     unknown = sorted(set(tensors) - set(workspace.tensors))
     if unknown:
         raise ValueError(f"the model has no tensors {unknown}")

@@ -7,8 +7,6 @@ if TYPE_CHECKING:
     from confed.results.folder import RunFolder
     from confed.runs.encode import RunData
 
-__all__ = ["EXAMPLES", "measure"]
-
 
 EXAMPLES = 32
 """Examples of the batch; more could not be told apart in a drawing."""
@@ -20,13 +18,6 @@ def measure(
     """Content of ``similarity.json`` for a run with stored models; None for models that are not contrastive.
 
     The examples are spread over the test data of the first client that has some.
-
-    Args:
-        folder: the run.
-        workspace: a model to work in.
-        run_data: the run's data.
-        batch_size: examples of a training batch.
-        count: examples at most.
     """
     import torch
     from safetensors.torch import load_file

@@ -7,27 +7,57 @@ from dataclasses import asdict
 from typing import Any
 
 from confed.data.examples import FederatedDataset
-from confed.engines.local import Participation
-from confed.engines.perform import Setup, Workspace, count_parameters
+from confed.engines.local import Participation, Setup
+from confed.engines.perform import Workspace, count_parameters
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.specs import model_spec
+from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
+from confed.results.headline import EXAMPLES
 from confed.results.metric import SEVERAL
 from confed.runs.controls import KEYS, summarise_controls
 from confed.runs.digests import result_digests, source_digests
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
-from confed.runs.example_privacy import spent_on_examples
 from confed.runs.pooled_metrics import summarise_labels
 from confed.runs.privacy_spent import ledger_of, summary_of
 from confed.system.packages import packages
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
-__all__ = ["LISTED", "summarise_run", "versions"]
+# Epsilon of single examples where gradients are noised --------------------------------------------------------
+
+
+def spent_on_examples(setup: Setup, history: Sequence[Mapping[str, Any]], clients: Sequence[str]) -> dict[str, Any]:
+    """The field of ``summary.json``; nothing for methods without such noise."""
+    method = setup.algorithm
+    if not isinstance(method, ProtectsExamples) or not method.example_privacy.noise > 0:
+        return {}
+    privacy = method.example_privacy
+    asked = {name: sum(name in line["bytes_down"] for line in history) for name in clients}
+    epochs = {name: count * setup.local.epochs for name, count in asked.items()}
+    seed = " The noise is a function of the run's seed, which has to stay secret." if privacy.repeatable else ""
+    unit = "is replaced by another one" if privacy.adjacency == "replace" else "has a gradient of zero instead"
+    return {
+        EXAMPLES: {
+            "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency,
+            "steps": epochs,
+            "epsilon": {name: privacy.epsilon(count) for name, count in epochs.items()},
+            "claimed": dict(method.claimed_epsilon(setup.rounds)),
+            "guarantee": (
+                f"ε at δ = {privacy.delta:g} of one example that {unit}, towards everybody who sees what its client "
+                f"sends or its models (clip {privacy.clip:g}, noise multiplier {privacy.noise:g}); every step that "
+                "reads the example counts, one per epoch. Numbers of examples and evaluations are not covered. Not a "
+                f"guarantee of the client with all its data.{seed}"
+            ),
+        }
+    }  # fmt: skip
+
+
+# summary.json: a run's results in one machine-readable file ---------------------------------------------------
 
 LISTED = 1000
 """Clients that a summary lists; of more, the first so many and how many there are besides."""
@@ -56,22 +86,7 @@ def summarise_run(
     device_data: DeviceCounts | None = None,
     engine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of ``summary.json``.
-
-    Args:
-        recipe: what was run.
-        setup: the federation.
-        run_data: its data.
-        folder: its folder, with metrics and timings.
-        workspace: a model of it.
-        examined: the final models on all test examples.
-        cpu: processor seconds.
-        peak: largest resident memory of a process, bytes.
-        features: what keeping features of frozen layers has saved.
-        device_data: what of the clients' examples lies on the device.
-        resumed: the run was interrupted; processor time and memory are those of its last part.
-        engine: further entries, of the cluster that computed the clients.
-    """
+    """The content of ``summary.json``."""
     metrics = {place: setup.task_of(place).metric for place in (*run_data.clients, *run_data.unseen)}
     lines, left, asked = read_jsonl(folder.metrics), _left(recipe, run_data), run_data.dataset
     traffic = [line for line in lines if line["event"] in ("round", "finish")]
@@ -142,15 +157,7 @@ def _results(
     left: Collection[str],
     type_names: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Values of all models on test data, with their means.
-
-    Args:
-        setup: the federation.
-        examined: the final models on all test examples.
-        metrics: client or unseen place -> the metric of its headline.
-        left: clients that left before the end; they are in no mean.
-        type_names: names of question types, where they have some.
-    """
+    """Values of all models on test data, with their means."""
     views: dict[str, dict[str, Mapping[str, float]]] = {key: {} for key in KEYS.values()}
     matrix: dict[str, dict[str, float]] = {}
     traits = setup.algorithm.traits

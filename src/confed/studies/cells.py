@@ -25,8 +25,6 @@ from confed.studies.runner import error_of, note_refusals
 from confed.studies.study import INDIFFERENT, Job, Study, begun, growing
 from confed.system.folder_lock import exclusive, holder_of
 
-__all__ = ["CELLS", "Cell", "CellStatus", "Cells", "find_cell", "number_cells", "read_cells", "statuses", "studies_of"]
-
 CELLS = "cells.json"
 """The list of cells, in the folder of a study or sweep."""
 
@@ -38,10 +36,8 @@ class Cell:
     """One run of a study or sweep.
 
     Attributes:
-        number: counted from 1.
         study: folder of its study within the sweep's; empty in a study.
         method: row of the study.
-        seed: of the run.
         recipe: digest of its recipe when it was listed.
     """
 
@@ -74,12 +70,10 @@ class CellStatus:
     """What is known of a cell from its folder.
 
     Attributes:
-        cell: which one.
         title: its run in words.
         state: "running": a process holds the lease of its folder; "stopped": it was begun, and no process does;
             "failed": it went wrong; "waiting": nothing is there.
         round: number of finished rounds.
-        rounds: of the run.
         text: where it runs, or what went wrong.
     """
 
@@ -92,11 +86,7 @@ class CellStatus:
 
 
 def studies_of(root: Path) -> dict[str, Study]:
-    """Folder within the root -> study that grows: those of a sweep, or the one in the root itself, called "".
-
-    Raises:
-        ValueError: the folder is neither.
-    """
+    """Folder within the root -> study that grows: those of a sweep, or the one in the root itself, called ""."""
     if kind_of(root) == "sweep":
         found = {point.folder: growing(root / point.folder) for point in read_sweep(root).points}
         return {folder: study for folder, study in found.items() if study is not None}
@@ -112,9 +102,6 @@ def number_cells(root: Path) -> Cells:
     Rows that cannot be run get none; why is written into their study's index.
 
     Faulty data and another process that works on the study as a whole are a ValueError.
-
-    Args:
-        root: the folder, as :func:`confed.studies.study.open_study` or :func:`confed.studies.sweep.open_sweep` left it.
     """
     refused: dict[str, str] = {}
     for folder, study in studies_of(root).items():
@@ -142,11 +129,7 @@ def number_cells(root: Path) -> Cells:
 
 
 def read_cells(root: Path) -> Cells:
-    """The cells of a study or sweep.
-
-    Raises:
-        ValueError: there is no list of them, or it is faulty.
-    """
+    """The cells of a study or sweep."""
     file = root / CELLS
     if not file.is_file():
         raise ValueError(
@@ -164,16 +147,7 @@ def read_cells(root: Path) -> Cells:
 
 
 def find_cell(root: Path, number: int) -> tuple[Study, Job, str]:
-    """The study and run of a cell, and a note on versions of libraries that differ, if any do.
-
-    Args:
-        root: folder of the study or sweep.
-        number: of the cell, from 1.
-
-    Raises:
-        ValueError: there is no such cell, the list was written by another version of confed, or the cell's recipe has
-            changed since.
-    """
+    """The study and run of a cell, and a note on versions of libraries that differ, if any do."""
     cells = read_cells(root)
     if not 1 <= number <= len(cells.cells):
         raise ValueError(f"{root} has cells 1 to {len(cells.cells)}, got {number}")

@@ -19,11 +19,6 @@ from pathlib import Path
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
 
-__all__ = [
-    "GRACE", "SCRIPT", "Options", "array_index", "parse_options", "parse_time", "ranges", "requeue", "script_of",
-    "submit", "write_script",
-]  # fmt: skip
-
 SCRIPT = "cells.sh"
 """The job script, in the folder of the study or sweep."""
 
@@ -63,11 +58,7 @@ class Options:
 
 
 def parse_options(texts: Sequence[str]) -> Options:
-    """``partition=gpu,gres=gpu:1,exclusive`` as options of ``sbatch``; a value with commas stands in quotes.
-
-    Raises:
-        ValueError: no such form, an option that confed sets itself, or a time that is none.
-    """
+    """``partition=gpu,gres=gpu:1,exclusive`` as options of ``sbatch``; a value with commas stands in quotes."""
     lines, throttle, lead, seconds = dict[str, str](), "", LEAD, None
     for text in texts:
         for part in _parts(text):
@@ -116,9 +107,6 @@ def parse_time(text: str) -> float | None:
 
     ``MINUTES``, ``MINUTES:SECONDS``, ``HOURS:MINUTES:SECONDS``, ``DAYS-HOURS``, ``DAYS-HOURS:MINUTES`` or
     ``DAYS-HOURS:MINUTES:SECONDS``.
-
-    Raises:
-        ValueError: another form.
     """
     if text.upper() in ("UNLIMITED", "INFINITE", "0", "-1"):
         return None

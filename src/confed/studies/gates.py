@@ -16,8 +16,6 @@ from confed.runs.dataset import load_dataset
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import seed_differences
 
-__all__ = ["judged", "rows_for_gates", "with_references", "with_rounds"]
-
 CENTRAL, LOCAL = "central", "local"
 """Rows that are added where a recipe has none such."""
 
@@ -32,11 +30,7 @@ def with_references(recipe: Recipe) -> Recipe:
 
 
 def rows_for_gates(recipe: Recipe) -> Rows:
-    """Which rows are the references, from their methods' traits and from what of the model each trains.
-
-    Args:
-        recipe: with the rows of a study.
-    """
+    """Which rows are the references, from their methods' traits and from what of the model each trains."""
     single = {row: recipe.method(row) for row in recipe.methods}
     traits = {row: own.construct("algorithm").traits for row, own in single.items()}
     central = next((row for row in single if traits[row].centralised), "")
@@ -67,17 +61,7 @@ def with_rounds(recipe: Recipe, times: float = LONGER) -> Recipe:
 
 
 def judged(recipe: Recipe, folder: Path, longer: Path | None) -> list[Gate]:
-    """The gates of a benchmark, from the finished runs of its study.
-
-    Args:
-        recipe: the benchmark, with the rows of the study.
-        folder: of the study.
-        longer: of the study with more rounds; None where there is none.
-
-    Raises:
-        ValueError: a folder that holds no study or has no finished run, or longer runs that differ from the others in
-            more than the rounds.
-    """
+    """The gates of a benchmark, from the finished runs of its study."""
     dataset = load_dataset(json.dumps(plain(recipe.sections["data"])), recipe.run.seed)
     study = _finished(folder)
     more = None if longer is None else _finished(longer)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confed.studies.cells import CELLS, Cells, CellStatus, find_cell, number_cells, statuses, studies_of
-from confed.studies.pool import attempt
-from confed.studies.progress import headline
+from confed.studies.pool import attempt, headline
 from confed.studies.runner import complete, error_of, leave_error
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, to_json
 from confed.system.folder_lock import Occupied
@@ -16,7 +15,6 @@ from confed.system.folder_lock import Occupied
 if TYPE_CHECKING:
     from confed.engines.ray.placement import Wanted
 
-__all__ = ["carry_out_cell", "compute_on_ray", "shares_folder"]
 
 SEEN = 30.0
 """Seconds after which every node of a network file system sees a file as it is."""
@@ -29,17 +27,6 @@ def compute_on_ray(
 
     A cell whose actor or node is lost goes on elsewhere from its checkpoint. A KeyboardInterrupt is passed on after
     cells were stopped.
-
-    Args:
-        root: the folder, as :func:`confed.studies.study.open_study` or :func:`confed.studies.sweep.open_sweep` left it.
-        address: of the cluster; see :func:`confed.engines.ray.cluster.connected`.
-        workers: cells at a time; 0 for one per core, or per GPU.
-        progress: called with the planned cells, every event of each, and of nodes that come and go.
-        refused: told of every run that is no cell, and why.
-
-    Raises:
-        ValueError: Ray is not installed, the cluster cannot be joined, or its nodes cannot work on the study.
-        ModuleNotFoundError: another module is missing.
     """
     try:
         from confed.engines.ray.job_actor import JobSource
@@ -78,12 +65,7 @@ def compute_on_ray(
 
 
 def shares_folder(root: str, digest: str) -> str:
-    """Why a process cannot work on cells: it does not see their folder as the process that wrote it; or "".
-
-    Args:
-        root: the folder.
-        digest: of its list of cells.
-    """
+    """Why a process cannot work on cells: it does not see their folder as the process that wrote it; or ""."""
     until = time.monotonic() + SEEN
     while (Path(root) / CELLS).is_file():
         if _digest(Path(root)) == digest:
@@ -95,12 +77,7 @@ def shares_folder(root: str, digest: str) -> str:
 
 
 def carry_out_cell(job: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, str]:
-    """Execution or continuation of a cell; returns its outcome as :class:`confed.system.events.JobEnded` has it.
-
-    Args:
-        job: "root" (the folder of the study or sweep) and "number" (of the cell).
-        tell: called with every progress event, as a JSON object.
-    """
+    """Execution or continuation of a cell; returns its outcome as :class:`confed.system.events.JobEnded` has it."""
     outcome, text = attempt(_complete, job, lambda event: tell(to_json(event)))
     return {"outcome": outcome, "text": text}
 

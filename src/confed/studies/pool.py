@@ -35,7 +35,30 @@ from confed.system.events import (
 )
 from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP
 
-__all__ = ["Job", "attempt", "carry_out", "handed_over", "serve"]
+# Result of a finished run in one line, for progress displays --------------------------------------------------
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """A run's results in one line."""
+    names = {
+        "personal_mean": "personal",
+        "personal_worst": "worst client",
+        "global_seen_mean": "global on seen",
+        "global_unseen_mean": "on unseen",
+    }
+    if summary.get("has_personal") is False:
+        del names["personal_mean"]  # it would be the global model's again
+    # CIDEr is written times 100 as is usual, and is no share of anything: it can exceed 100.
+    sign, before = ("", "CIDEr ") if summary.get("metric") == "cider" else ("%", "")
+    values = [
+        f"{before}{text} {100 * summary[key]:.1f}{sign}" for key, text in names.items() if summary.get(key) is not None
+    ]
+    if labelled := summary.get("multilabel"):
+        values = [f"{metric} {labelled[labelled['headline']][metric]:.1%}" for metric in ("C-AP", "O-AP", "O-F1")]
+    return ", ".join([*values, f"{summary['seconds']:.0f} s"])
+
+
+# Process pool for independent jobs ----------------------------------------------------------------------------
 
 PATIENCE = 15.0
 """Seconds that processes have for stopping in good order."""
@@ -57,18 +80,6 @@ def carry_out(
 
     A process that could not start working is a RuntimeError. A KeyboardInterrupt is passed on after all processes have
     stopped, each as its job stops in good order.
-
-    Args:
-        function: ``"module:function"``, called with a job and a progress callback; what it returns is the text of the
-            job's last event.
-        jobs: what to do.
-        workers: processes; with one, everything happens in this one.
-        progress: called with the start, the progress events and the end of every job, in this process.
-        wanted: asked right before a job would start; if not, it is passed over without an event.
-        passing: with one worker, the first error of a job ends all; it is passed on as it is.
-
-    Raises:
-        ValueError: fewer than one worker.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -97,13 +108,7 @@ def _resolve(function: str) -> Callable[..., Any]:
 
 
 def attempt(call: Callable[..., Any], job: Job, progress: Progress) -> tuple[Outcome, str]:
-    """Execution of one job; its outcome, and its result or error.
-
-    Args:
-        call: does it.
-        job: what to do.
-        progress: called with every event.
-    """
+    """Execution of one job; its outcome, and its result or error."""
     began = False
 
     def report(event: Event) -> None:
@@ -234,22 +239,14 @@ class _Member:
 
 
 def handed_over() -> int:
-    """Handle of the socket that the parent describes on standard input: on Windows handles are not inherited.
-
-    Raises:
-        OSError: this is another system.
-    """
+    """Handle of the socket that the parent describes on standard input: on Windows handles are not inherited."""
     if sys.platform != "win32":
         raise OSError("sockets are handed over on Windows only")
     return socket.fromshare(sys.stdin.buffer.read()).detach()
 
 
 def serve(handle: int) -> None:
-    """Loop of a worker process: take a job, carry it out, report its progress.
-
-    Args:
-        handle: file descriptor of the socket to the parent, which first sends the function's name.
-    """
+    """Loop of a worker process: take a job, carry it out, report its progress."""
     pipe = Connection(handle)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     telling = threading.Lock()

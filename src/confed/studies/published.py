@@ -3,6 +3,10 @@
 A row is one method with one or more seeds. ``NAME.json`` holds it, ``NAME.safetensors`` beside it what each seed
 predicted on each test example, so that methods of different files can be compared in pairs. ``docs/reproducing.md``
 describes the keys; :data:`FORMAT` changes with them.
+
+Such a file is made of the CSV files of a finished study whose runs are gone: it has no digests of data, history,
+predictions and models, and its figures have the digits of the CSV files. ``docs/reproducing.md`` describes the keys;
+:data:`TABLE` changes with them.
 """
 
 import json
@@ -17,6 +21,7 @@ from safetensors.numpy import save
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
+from confed.federation.reading import check_entries
 from confed.metrics.statistics import mean
 from confed.results.deployed import deploys
 from confed.results.folder import RunFolder
@@ -24,10 +29,6 @@ from confed.results.metric import place_metric
 from confed.results.runs import Run, Study, average, counted, number, numbers
 from confed.results.settings import flat
 from confed.runs.digests import result_digests
-
-__all__ = [
-    "BITS", "CONFIDENCE", "FORMAT", "LISTED", "MEANS", "PLACES", "row_of", "seed_differences", "stated", "write_rows",
-]  # fmt: skip
 
 FORMAT = "confed-results/1"
 """What the key "format" of a results file says."""
@@ -45,21 +46,7 @@ _MEAN_OF = {"personal_mean": "personal", "global_seen_mean": "global_seen", "glo
 
 
 def write_rows(studies: Study | Sequence[tuple[str, Study]], folder: Path, command: str = "") -> list[Path]:
-    """Results files of studies, one for each method, or of runs on their own; those that differ in the seed are a row.
-
-    Args:
-        studies: one, or several with the name of each one's model (empty where file names need none); each with at
-            least one finished run.
-        folder: where the files go; those of the same names are replaced.
-        command: what made the studies, for readers.
-
-    Returns:
-        The JSON files, in the order of the studies and their methods.
-
-    Raises:
-        ValueError: no run of a study is finished, the seeds of a method differ in more than the seed, or two rows would
-            have one file's name; then nothing is written.
-    """
+    """Results files of studies, one for each method, or of single runs; those that differ in the seed are a row."""
     given = [("", studies)] if isinstance(studies, Study) else studies
     if none := next((study.folder for _, study in given if not any(run.complete for run in study.runs)), None):
         raise ValueError(f"{none} has no finished run, so there is no row to write")
@@ -104,14 +91,7 @@ def _rows(studies: Sequence[tuple[str, Study]]) -> dict[str, list[Run]]:
 
 
 def row_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """Content of a results file: finished runs of one method that differ in the seed alone.
-
-    Args:
-        runs: at least one, each of another seed.
-
-    Raises:
-        ValueError: they differ in another setting as well (names one).
-    """
+    """Content of a results file: finished runs of one method that differ in the seed alone."""
     first = runs[0]
     for run in runs[1:]:
         if found := seed_differences(first.recipe, run.recipe):
@@ -187,13 +167,7 @@ def _stated(values: Sequence[float], alone: tuple[float, float] | None) -> dict[
 
 
 def stated(average: float, sd: float, n: int) -> dict[str, Any]:
-    """A figure over seeds: mean, standard deviation, the interval of the mean and that of one more run.
-
-    Args:
-        average: mean over seeds.
-        sd: standard deviation with the divisor n - 1; of a single seed it does not matter.
-        n: number of seeds; of a single one nothing but the mean is known.
-    """
+    """A figure over seeds: mean, standard deviation, the interval of the mean and that of one more run."""
     if n < 2:
         return {"mean": average, "sd": None, "interval": None, "one_run": None}
     from scipy import stats
@@ -280,3 +254,77 @@ def _text(row: Mapping[str, Any]) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+# Results files of whole tables: rows that share a recipe, with means and --------------------------------------
+
+TABLE = "confed-table/1"
+"""What the key "format" of a table's results file says."""
+DIGITS = 17
+"""Most significant digits that a figure may be said to have: those of a float."""
+_KEYS: Mapping[str, type] = {"recipe": str, "command": str, "digits": int, "resolved": dict, "rows": list}
+_ROW_KEYS: Mapping[str, type] = {
+    "method": str, "label": str, "resolved": dict, "seeds": list, "metrics": dict, "figures": dict,
+}  # fmt: skip
+
+
+def row_in(table: Mapping[str, Any], method: str, source: str) -> dict[str, Any]:
+    """One row of a table's file in the form of a results file of its own."""
+    check_entries(table, _KEYS, source)
+    if not table["rows"]:
+        raise ValueError(f"{source} has no rows")
+    for position, row in enumerate(table["rows"]):
+        check_entries(row, _ROW_KEYS, f"{source}: rows[{position}]")
+    found = next((row for row in table["rows"] if method in ("", row["method"], row["label"])), None)
+    if found is None:
+        raise ValueError(f"{source} has no row {method!r}; it has {', '.join(row['method'] for row in table['rows'])}")
+    of_seeds = found["figures"]
+    if of_seeds and set(of_seeds) != {str(seed) for seed in found["seeds"]}:
+        listed, there = (", ".join(map(str, names))[:80] for names in (found["seeds"], of_seeds))
+        whose = f"{source}: figures of {found['method'][:40]}"
+        raise ValueError(f"{whose} must be those of its seeds {listed}, or none, got {there}")
+    return {
+        "format": FORMAT,
+        **{key: found[key] for key in ("method", "label", "seeds", "metrics")},
+        **({"deploys": found["deploys"]} if "deploys" in found else {}),
+        "metric": "",
+        "recipe": table["recipe"],
+        "resolved": {**table["resolved"], **found["resolved"]},
+        "packages": {},
+        "digits": table["digits"],
+        "runs": [
+            {
+                "seed": seed,
+                "figures": of_seeds.get(str(seed), {}),
+                "digests": {},
+                "versions": {},
+                "machine": {},
+                "history": [],
+            }
+            for seed in found["seeds"]
+        ],
+    }
+
+
+def heads(figures: Mapping[str, Any]) -> list[str]:
+    """The figures that are judged: means; of labelled examples those over all of them in the first view."""
+    labelled = [key for key in figures if key.startswith("multilabel/")]
+    first = "/".join(labelled[0].split("/")[:2]) + "/" if labelled else ""
+    return [key for key in figures if key in MEANS] + [key for key in labelled if key.startswith(first)]
+
+
+def check_digits(digits: Any, source: str) -> None:
+    """Check of the number of significant digits that a file says its figures have."""
+    if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= DIGITS:
+        raise ValueError(f"{source}: digits must be a whole number from 1 to {DIGITS}, got {str(digits)[:40]!r}")
+
+
+def same(one: float | None, other: float | None, digits: int | None) -> bool:
+    """Whether two figures are equal, as far as the published one has digits: to half a unit of its last one.
+
+    Zero and what is not finite have no last digit, and are equal to themselves alone.
+    """
+    if one is None or other is None or digits is None or one == 0 or not math.isfinite(one):
+        return one == other
+    unit = 10.0 ** (math.floor(math.log10(abs(one))) + 1 - digits)
+    return abs(one - other) <= 0.5000001 * unit

@@ -24,10 +24,7 @@ from confed.results.deployed import check_headline
 from confed.results.folder import kind_of
 from confed.results.runs import Run, load
 from confed.runs.grants import check_grants
-from confed.studies.published import BITS, FORMAT, MEANS, row_of
-from confed.studies.published_tables import DIGITS, TABLE, check_digits, heads, row_in
-
-__all__ = ["MOST_BYTES", "MOST_SECONDS", "Published", "read_published"]
+from confed.studies.published import BITS, DIGITS, FORMAT, MEANS, TABLE, check_digits, heads, row_in, row_of
 
 MOST_BYTES = 256 * 2**20
 """Largest file that is read, here or from an address."""
@@ -87,13 +84,6 @@ class Published:
         """The recipe of a seed's run, to be computed on this machine.
 
         An unknown seed, a recipe that is not valid here and a faulty override are a ValueError.
-
-        Args:
-            seed: one of the row's.
-            overrides: as of ``confed run``.
-
-        Raises:
-            ValueError: an override sets another seed.
         """
         self.run(seed)
         with faults_of(f"{self.source}: resolved", "a recipe"):
@@ -110,14 +100,6 @@ def read_published(source: str, method: str = "") -> Published:
     """A published row from wherever it is.
 
     An address that cannot be fetched is a RuntimeError.
-
-    Args:
-        source: a results file of a row or of a table, a run folder, its ``summary.json``, or the address (http, https)
-            of a results file or of a ``summary.json``.
-        method: row of a table, by its name or label; empty for its first. Of a single row it must be that row.
-
-    Raises:
-        ValueError: there is nothing, or something else.
     """
     if _is_address(source):
         content = _fetched(source)
@@ -305,9 +287,6 @@ def _fetched(address: str) -> bytes:
 
     It is fetched in a thread of its own, which is left behind where the headers alone take too long: the library bounds
     the time between two bytes only.
-
-    Raises:
-        RuntimeError: it cannot be fetched, is too large or takes too long.
     """
     found: list[bytes | str] = []
 

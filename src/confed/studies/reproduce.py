@@ -10,15 +10,12 @@ import numpy as np
 from confed.results.runs import Run, load
 from confed.results.settings import flat
 from confed.runs.same_recipe import INDIFFERENT
-from confed.studies.published import BITS, row_of, seed_differences
+from confed.studies.published import BITS, heads, row_of, same, seed_differences
 from confed.studies.published_sources import Published
-from confed.studies.published_tables import heads, same
 from confed.studies.runner import run_single
 from confed.system.events import Progress, ignore
 from confed.system.packages import packages
 from confed.system.processor import machine_differences
-
-__all__ = ["Figure", "Verdict", "Word", "judge", "repeat"]
 
 Word = Literal["equal bits", "equal figures", "within the interval", "different"]
 _EQUAL: tuple[Word, ...] = ("equal bits", "equal figures")
@@ -61,10 +58,6 @@ class Verdict:
     """What a repetition showed.
 
     Attributes:
-        word: the verdict.
-        label: the method.
-        seed: of the run.
-        folder: of the repetition.
         compared: what was compared bit by bit: "history", "predictions", "models"; empty where the published result has
             no digests, and its figures alone were compared.
         figures: means on test data.
@@ -87,18 +80,7 @@ class Verdict:
 def repeat(
     published: Published, seed: int, folder: Path, overrides: Sequence[str] = (), progress: Progress = ignore
 ) -> Verdict:
-    """One run of a published row again.
-
-    Args:
-        published: the row.
-        seed: one of its seeds.
-        folder: for the run; must not exist.
-        overrides: settings that are to differ, as of ``confed run``, such as where the data are.
-        progress: called with every progress event.
-
-    Raises:
-        ValueError: the row has no such seed, the folder exists, or the run is refused here.
-    """
+    """One run of a published row again."""
     recipe = published.recipe(seed, [*overrides])
     if folder.exists():
         raise ValueError(f"{folder} exists already; give another folder with --out")
@@ -108,12 +90,7 @@ def repeat(
 
 
 def judge(published: Published, run: Run) -> Verdict:
-    """Verdict on a run that repeats one of a published row; one without that seed is a ValueError.
-
-    Args:
-        published: the row.
-        run: the finished repetition, with a seed of the row.
-    """
+    """Verdict on a run that repeats one of a published row; one without that seed is a ValueError."""
     run = replace(run, deploys=published.row.get("deploys", ""))
     before, (now,) = published.run(run.seed), row_of([run])["runs"]
     if not before["figures"] and len(published.seeds) == 1:  # a mean over one seed is that seed's figure

@@ -16,15 +16,10 @@ from confed.runs.encode import load_run_data
 from confed.runs.run import load_data, prepare, run, run_locked
 from confed.runs.same_recipe import check_same_recipe
 from confed.studies import pool
-from confed.studies.progress import headline
+from confed.studies.pool import headline
 from confed.studies.study import Job, Study, begun, differing, read_study
 from confed.system.events import Event, JobEnded, JobsPlanned, JobStarted, Progress, ignore, of_job
 from confed.system.folder_lock import Occupied, exclusive, without_lock
-
-__all__ = [
-    "Outcome", "borrow", "complete", "error_of", "gather", "note_refusals", "refusals", "resume", "run_cell",
-    "run_single", "run_study",
-]  # fmt: skip
 
 ERROR = "error.txt"
 """In the folder of a run that went wrong: the error in one line, then the traceback."""
@@ -35,7 +30,6 @@ class Outcome:
     """Outcome of a study.
 
     Attributes:
-        folder: where it is.
         summaries: of all finished runs.
         errors: "row/seed-n" -> why it is not there.
         failed: those of ``errors`` that broke on the way, instead of being refused beforehand.
@@ -55,11 +49,6 @@ def run_study(root: Path, progress: Progress = ignore, workers: int = 1) -> Outc
     Faulty data, a faulty index and another process in the folder are a ValueError. A run that goes wrong is marked in
     the index of a study that grows; of another study it ends the command. A KeyboardInterrupt is passed on after every
     run under way has been stopped in good order.
-
-    Args:
-        root: a folder made by :func:`confed.studies.study.create_study` or :func:`confed.studies.study.open_study`.
-        progress: called with the planned runs, and with every event of each.
-        workers: runs at a time of a study that grows, each in a separate process; with one, all in this process.
     """
     with exclusive(root):
         remove_unfinished(root, ".*.tmp")  # of the study's own files; every run sees to its own
@@ -82,9 +71,6 @@ def gather(root: Path) -> Outcome:
     Nothing is run. What went wrong is written into the study's index, as :func:`run_study` does.
 
     A faulty index and another process that works on the study as a whole are a ValueError.
-
-    Args:
-        root: a folder made by :func:`confed.studies.study.open_study`.
     """
     with exclusive(root):
         study = read_study(root)
@@ -201,13 +187,6 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
     """Copies of finished runs of other studies that would be run here with the same settings.
 
     Another process that is working in the folder is a ValueError.
-
-    Args:
-        root: a folder made by :func:`confed.studies.study.open_study`.
-        others: other such folders.
-
-    Returns:
-        The runs that were copied, as "row/seed-n".
     """
     found: list[str] = []
     with exclusive(root):
@@ -229,15 +208,7 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
 
 
 def run_cell(job: Mapping[str, Any], progress: Progress) -> str:
-    """Execution or continuation of one run of a study; returns its results in one line.
-
-    Args:
-        job: "root" (the study's folder), "method", "seed" and "folder" (within the root).
-        progress: called with every progress event.
-
-    Raises:
-        RuntimeError: another process is at work on this run.
-    """
+    """Execution or continuation of one run of a study; returns its results in one line."""
     study = read_study(Path(job["root"]))
     try:
         return headline(complete(study, Job(job["method"], job["seed"], job["folder"]), progress))
@@ -256,19 +227,6 @@ def complete(
     """Execution or continuation of one run of a study, in this process, alone in the run's folder.
 
     What goes wrong is left there as ``error.txt``: the error in one line, then the traceback.
-
-    Args:
-        study: the study.
-        job: one of its runs.
-        progress: called with every progress event.
-        outlast: as for :func:`confed.system.folder_lock.exclusive`.
-        stopping: as for :func:`confed.runs.run.run_locked`.
-
-    Returns:
-        The run's summary; that of an earlier process if it has finished the run.
-
-    Raises:
-        ValueError: the run's folder leads out of the study's, or another process is at work in it.
     """
     folder = study.root / job.folder
     if folder.exists() and not folder.resolve().is_relative_to(study.root.resolve()):
@@ -307,16 +265,7 @@ def _empty(folder: Path) -> None:
 
 
 def run_single(recipe: Recipe, folder: Path, progress: Progress = ignore) -> dict[str, Any]:
-    """Execution or continuation of a single-run recipe, with events as those of a study of one run.
-
-    Args:
-        recipe: what to run.
-        folder: the run folder.
-        progress: called with the planned run, and with every event.
-
-    Returns:
-        The run's summary.
-    """
+    """Execution or continuation of a single-run recipe, with events as those of a study of one run."""
     label = recipe.label(recipe.sections["algorithm"]["name"])
     progress(JobsPlanned([f"{label}, seed {recipe.run.seed}"]))
     progress(JobStarted(0))
@@ -326,11 +275,7 @@ def run_single(recipe: Recipe, folder: Path, progress: Progress = ignore) -> dic
 
 
 def resume(root: Path, progress: Progress = ignore) -> Sequence[Mapping[str, Any]]:
-    """Continuation of a run or study folder; returns the summaries of its runs.
-
-    Raises:
-        ValueError: the folder is neither.
-    """
+    """Continuation of a run or study folder; returns the summaries of its runs."""
     kind = kind_of(root)
     if kind == "study":
         return run_study(root, progress).summaries

@@ -19,30 +19,11 @@ from confed.registry import algorithms
 from confed.results.folder import kind_of
 from confed.results.runs import distinct_labels
 from confed.runs.build import check_device
-from confed.runs.pinned import pinned
+from confed.runs.cohorts import pinned
 from confed.runs.run import load_data, prepare
 from confed.runs.same_recipe import differing_settings
 from confed.studies.tuned import apply
 from confed.system.folder_lock import alone, exclusive, without_lock
-
-__all__ = [
-    "INDIFFERENT",
-    "Job",
-    "Study",
-    "begun",
-    "cell_folder",
-    "create_study",
-    "differing",
-    "free_folder",
-    "growing",
-    "is_free",
-    "joined",
-    "load_rows",
-    "open_study",
-    "read_study",
-    "rows_of",
-    "write_study",
-]
 
 INDIFFERENT = (
     "name", "run.engine", "run.address", "run.workers", "run.start_method", "run.checkpoint_every",
@@ -77,10 +58,8 @@ class Study:
     """A study folder's recipe and index.
 
     Attributes:
-        root: the folder.
         recipe: whose rows are the methods.
         jobs: the runs, finished or not.
-        index: content of ``summary.json``.
     """
 
     root: Path
@@ -129,16 +108,7 @@ def is_free(root: Path) -> bool:
 
 @alone
 def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
-    """A new study's index and recipe; no run is started.
-
-    Args:
-        recipe: with ``[study]`` methods, or of a single method that is to run with several seeds.
-        root: the study folder.
-        seeds: number of seeds, counted from the recipe's.
-
-    Raises:
-        ValueError: the folder exists, fewer than one seed, or a row that cannot be run with this recipe.
-    """
+    """A new study's index and recipe; no run is started."""
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     recipe = pinned(recipe)
@@ -159,14 +129,7 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
 
 
 def write_study(recipe: Recipe, root: Path, jobs: Sequence[Job], **more: Any) -> None:
-    """Write a study's recipe and index.
-
-    Args:
-        recipe: whose rows are the methods, in the order of tables.
-        root: the study folder.
-        jobs: its runs.
-        more: further entries of the index.
-    """
+    """Write a study's recipe and index."""
     root.mkdir(parents=True, exist_ok=True)
     methods = _rows(recipe)
     index = {
@@ -186,11 +149,7 @@ def write_study(recipe: Recipe, root: Path, jobs: Sequence[Job], **more: Any) ->
 
 
 def read_study(root: Path) -> Study:
-    """Recipe and index of a study folder.
-
-    Raises:
-        ValueError: there is no recipe, or the index has runs that are not the recipe's or lie elsewhere.
-    """  # noqa: DOC501 (the TypeError is caught here)
+    """Recipe and index of a study folder."""
     with faults_of(root / "summary.json", "a study's index"):
         index = json.loads(read_bounded(root / "summary.json").decode())
         jobs = tuple(Job(**entry) for entry in index["runs"])
@@ -220,17 +179,7 @@ def _rows(recipe: Recipe) -> tuple[str, ...]:
 
 
 def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
-    """Rows that a command's ``--methods`` names.
-
-    Args:
-        recipe: the recipe.
-        wanted: names with commas between them, "all" among them for the recipe's table, for its study's methods where
-            it has no table, or for every registered method where it has neither; None for its table, its study's
-            methods, or its one method: the first that there is.
-
-    Raises:
-        ValueError: no name at all.
-    """
+    """Rows that a command's ``--methods`` names."""
     if wanted is None:
         return recipe.table or _rows(recipe)
     names: dict[str, None] = {}
@@ -249,18 +198,7 @@ def load_rows(
     headline: str = "",
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Recipe, dict[str, dict[str, Any]]]:
-    """A recipe with the rows that a command names.
-
-    Args:
-        source: a recipe; see :func:`confed.recipes.recipe.load_recipe`.
-        overrides: of the command line.
-        methods: as for :func:`rows_of`.
-        headline: which model is judged; see :mod:`confed.results.deployed`.
-        tuned: row -> values that tuning chose.
-
-    Returns:
-        The recipe, and row -> the tuned values in use.
-    """
+    """A recipe with the rows that a command names."""
     recipe = load_recipe(source, overrides)
     recipe = replace(recipe.with_rows(rows_of(recipe, methods)), headline=headline or recipe.headline)
     return apply(recipe, tuned or {}, overrides)
@@ -285,13 +223,6 @@ def open_study(
 
     A folder that holds something else or in which another process works, faulty data, and a run that was made with
     other settings are a ValueError.
-
-    Args:
-        recipe: with the wanted rows as its methods; see :meth:`confed.recipes.recipe.Recipe.with_rows`.
-        root: the study folder.
-        seeds: of the wanted runs.
-        tuned: row -> values that tuning chose; they are in ``recipe`` already, and kept here to be shown.
-        judged: how methods are judged, for a later command that goes on.
     """
     if growing(root) is None:
         _check_free(root)
@@ -348,11 +279,7 @@ def _check_settings(study: Study) -> None:
 
 
 def differing(before: Recipe, now: Recipe) -> str:
-    """The settings in which two single-run recipes differ, as "key=before, not now", those apart that change no figure.
-
-    Returns:
-        The empty text if there are none.
-    """
+    """Settings in which two runs' recipes differ, as "key=before, not now"; those that change no figure apart."""
     found = differing_settings(before, now, INDIFFERENT)
     return ", ".join(f"{key}={then}, not {wanted}" for key, (then, wanted) in found.items())
 

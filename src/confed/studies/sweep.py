@@ -23,17 +23,10 @@ from confed.results.sweep import MODELS, Point, Sweep, number_of, read_sweep, wr
 from confed.studies.study import differing, growing, load_rows, open_study
 from confed.system.folder_lock import without_lock
 
-__all__ = ["Axis", "models_of", "open_sweep", "parse_axis", "points_of", "points_of_models", "recipes_of"]
-
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and its values, in order.
-
-    Attributes:
-        key: ``section.key``.
-        values: each as TOML.
-    """
+    """A setting and its values, in order."""
 
     key: str
     values: tuple[str, ...]
@@ -115,11 +108,7 @@ def recipes_of(
     headline: str = "",
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
-    """Folder of each point -> its recipe and the tuned values in it; see :func:`confed.studies.study.load_rows`.
-
-    Raises:
-        ValueError: every row has its own value of the setting, so that all points would be the same runs.
-    """
+    """Folder of each point -> its recipe and the tuned values in it; see :func:`confed.studies.study.load_rows`."""
     found: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
     for point in points:
         recipe, used = load_rows(source, [*overrides, *point.overrides], methods, headline, tuned)
@@ -149,20 +138,6 @@ def open_sweep(
 
     No run is started. All studies are opened first, so that what does not fit is said at once, and ``confed resume``
     knows everything that was asked for.
-
-    Args:
-        root: the sweep's folder.
-        sweep: what is wanted.
-        recipes: folder of a point -> its recipe, with the wanted rows, and the tuned values in it.
-        seeds: number of seeds, counted from the recipes'.
-        judged: how methods are judged; see :func:`confed.studies.study.open_study`.
-        models_from: the recipe that names the models of a sweep over models.
-
-    Returns:
-        The sweep with all its points, those of earlier commands included.
-
-    Raises:
-        ValueError: the folder holds something else, or points there with other settings.
     """
     if kind_of(root) == "sweep":
         before = read_sweep(root)

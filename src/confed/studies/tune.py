@@ -1,7 +1,7 @@
 """Hyper-parameter tuning: equally many configurations for every method, chosen on the clients' validation data.
 
 What is tried is the learning rate that all methods share, crossed with what the method itself names as worth trying
-(``Traits.search``; see :mod:`confed.studies.search`). Every one is trained to the end unless stopping early is
+(``Traits.search``; see :mod:`confed.studies.tune`). Every one is trained to the end unless stopping early is
 asked for: then one stops whose best score so far lies below the median of the earlier ones' best (the median rule of
 Golovin et al., "Google Vizier", KDD 2017) by more than two standard errors of a validation score, in two rounds in a
 row. Scores are the mean over clients of the validation
@@ -15,26 +15,33 @@ configuration is trained with each, and its score after a round is the mean.
 
 A tuning folder holds ``trials/<row>.jsonl`` (a head, then one line per configuration: what a later call goes on
 from), ``scores.csv`` and ``tuned.toml`` (:mod:`confed.studies.tuned`).
+
+The first configuration is always the recipe's own. The next ones come from Optuna's tree-structured Parzen estimator
+(Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011).
 """
 
+import itertools
 import json
 import math
+import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
+from confed.federation.randomness import derive
+from confed.federation.specs import task_spec
 from confed.recipes.recipe import Recipe, load_recipe
+from confed.results.deployed import deployed
 from confed.results.folder import read_jsonl
 from confed.runs.encode import load_run_data
 from confed.runs.run import load_data
 from confed.studies import pool
 from confed.studies.runner import refusals
-from confed.studies.search import RANDOM_FIRST, next_choice, search_space
 from confed.studies.study import differing, joined
 from confed.studies.tuned import (
     Trial,
@@ -46,11 +53,225 @@ from confed.studies.tuned import (
     standard_error,
     tuned_toml,
 )
-from confed.studies.validation import validation_scores, validation_sizes
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, RunProgress
 from confed.system.folder_lock import exclusive
 
-__all__ = ["clearly_worse", "tune", "tune_row"]
+if TYPE_CHECKING:
+    from confed.data.examples import TableData
+    from confed.engines.local import Members, Setup
+    from confed.runs.encode import RunData
+
+# Validation scores of a method after each round ---------------------------------------------------------------
+
+NOTHING = "tuning chooses on the clients' validation examples, and there are none; see data.validation"
+
+LOOKED_AT = 1000
+"""Clients whose validation examples judge a configuration, of multi-label data; the first so many."""
+
+
+def validation_scores(recipe: Recipe) -> Iterator[float]:
+    """Validation scores of a single-run recipe, one after every round of its training; nothing is stored.
+
+    A method that does something after the last round (fine-tuning) yields once more after it.
+    """
+    import torch
+
+    from confed.data.label_tables import Both, LazyTables
+    from confed.engines.local import Participation, Simulation, Workspace, simulate
+    from confed.federation.protocols import Counting
+    from confed.federation.state import MemoryStore
+    from confed.results.headline import VALIDATION
+    from confed.runs.cohorts import cohorts_of
+    from confed.runs.pooled_metrics import PooledCounts
+    from confed.runs.run import prepare
+    from confed.tasks.vqa import summarise
+
+    run = recipe.run
+    torch.set_num_threads(run.threads)
+    setup, run_data = prepare(recipe)
+    pooled = setup.algorithm.traits.centralised
+    clients: Mapping[str, TableData]
+    observers: Mapping[str, TableData] = {}
+    most: int | None = None
+    if isinstance(run_data.clients, LazyTables):
+        clients, population = run_data.clients.without_tests(), setup.population
+        if not pooled:
+            population = _looking_on(setup, clients.masked(task_spec(setup.task).known or 0.0))
+        place = None if _any_validation(clients) else run_data.unseen.get(VALIDATION)
+        observers = {} if place is None else {VALIDATION: place}
+        observers = Both(clients, observers) if pooled else observers
+        most = LOOKED_AT
+    else:
+        clients = {name: _without_test(data) for name, data in run_data.clients.items()}
+        # A method that trains on all clients' data has one member; the clients only look on.
+        population = setup.population if pooled else _looking_on(setup, clients)
+        observers = clients if pooled else {}
+    setup = replace(setup, population=population, observers=observers)
+    there = {} if pooled else clients
+    participation = Participation(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
+    workspace = Workspace(setup.model(), setup.device)
+    store, by_size = MemoryStore(), run.sampling == "size"
+    cohort, buffered = cohorts_of(run, setup.algorithm)
+    with Simulation(setup, store, None, cohort, participation, by_size, buffered=buffered) as simulation:
+        for record in simulate(simulation, simulation.start(workspace)):
+            for client, error in record.errors.items():
+                raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
+            counts = PooledCounts(setup.task, setup.algorithm, run_data.unseen)
+            views = simulation.evaluate(record.servers, record.round, split="validation", most=most, counted=counts.add)
+            if isinstance(setup.task, Counting):
+                yield _pooled_score(recipe, setup, counts.values())
+                continue
+            # The same rule as of tables (results/deployed.py): what is chosen by is what will be judged.
+            wanted = recipe.headline or deployed(setup.algorithm.global_model)
+            first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
+            places = views["unseen"] if pooled else views[first] or views[second]
+            scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
+            if not scores:
+                raise ValueError(NOTHING)
+            yield sum(scores) / len(scores)
+
+
+def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
+    """Numbers of validation examples of the places that judge a configuration."""
+    from confed.data.label_tables import LazyTables
+    from confed.results.headline import VALIDATION
+
+    if isinstance(run_data.clients, LazyTables):
+        there = run_data.clients.without(without)
+        # Counts of all clients' examples are added up before there is a metric: as one place with all of them.
+        sizes = [sum(len(data.tables[1]) for data, _ in zip(there.values(), range(LOOKED_AT), strict=False))]
+        if not sizes[0] and VALIDATION in run_data.unseen:
+            return [len(run_data.unseen[VALIDATION].tables[1])]
+    else:
+        sizes = [len(data.tables[1]) for name, data in run_data.clients.items() if name not in without]
+    if not any(sizes):
+        raise ValueError(NOTHING)
+    return sizes
+
+
+def _any_validation(clients: "Mapping[str, TableData]") -> bool:
+    """Whether one of the first clients has validation examples."""
+    return any(len(data.tables[1]) for data, _ in zip(clients.values(), range(LOOKED_AT), strict=False))
+
+
+def _without_test(data: "TableData") -> "TableData":
+    """A client's training and validation examples."""
+    from confed.data.examples import TableData
+
+    train, validation, _ = data.tables
+    return TableData(train, validation, validation.take(0))
+
+
+def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
+    """The metric that selects multi-label configurations, of the view that the method is judged by."""
+    from confed.results.headline import VALIDATION
+
+    wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]
+    view = next((name for name in [*wanted, f"unseen/{VALIDATION}"] if values.get(name)), None)
+    if view is None:
+        raise ValueError(NOTHING)
+    score = recipe.score or task_spec(setup.task).score
+    if score not in values[view]:
+        raise ValueError(f"study.score must be one of {', '.join(values[view])}, got {score!r}")
+    return values[view][score]
+
+
+def _looking_on(setup: "Setup", clients: "Mapping[str, TableData]") -> "Members":
+    from confed.engines.local import Members
+
+    infos = [setup.population.info(number) for number in range(len(setup.population))]
+    sizes = [info.num_examples for info in infos]
+    return Members(clients, {info.id: info.modalities for info in infos}, {info.id: info.head for info in infos}, sizes)
+
+
+# Search spaces of tuning, and the next configuration to try ---------------------------------------------------
+
+FACTORS = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
+"""Learning rates tried, as multiples of the recipe's, where it names none itself."""
+
+RANDOM_FIRST = 3
+"""Configurations before the estimator has something to go by; also before any is stopped early."""
+
+LR = "local.lr"
+
+
+def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
+    """Search space of a row: knob -> the values that are tried, the recipe's own among them."""
+    single = recipe.method(row)
+    own = single.local.lr
+    rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
+    algorithm, method = single.sections["algorithm"], single.construct("algorithm")
+    space = {LR: _with(rates, own)} if method.traits.has_steps else {}
+    for name, values in method.search_space().items():
+        if name not in algorithm:
+            raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
+        # None may stand for one of the values: as a separate value it would be tried twice.
+        space[name] = _with(values, method.effective_value(name))
+    return space
+
+
+def _with(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
+    """The values, each once, the row's own among them; it takes the place of one that is equal but for rounding."""
+    taken = [own if _same(value, own) else value for value in values]
+    there = tuple(dict.fromkeys(taken))
+    return there if own in there else (own, *there)
+
+
+def _same(first: Any, second: Any) -> bool:
+    numbers = isinstance(first, float | int) and isinstance(second, float | int)
+    if numbers and not isinstance(first, bool) and not isinstance(second, bool):
+        return math.isclose(first, second, rel_tol=1e-5)
+    return type(first) is type(second) and first == second
+
+
+def own_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """Positions of the recipe's own values in a row's search space."""
+    single = recipe.method(row)
+    method = single.construct("algorithm")
+    values = {knob: single.local.lr if knob == LR else method.effective_value(knob) for knob in space}
+    return {knob: choices.index(values[knob]) for knob, choices in space.items()}
+
+
+def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], done: Sequence[Trial]) -> dict[str, int]:
+    """The next configuration: the recipe's own first, then what the estimator proposes and was not tried yet.
+
+    It depends on what was found, not on when it was found.
+    """
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
+    from optuna.trial import TrialState, create_trial
+
+    if not done:
+        return own_choice(recipe, row, space)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = derive(recipe.run.seed, len(done), row, "tune") % 2**32
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_FIRST)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    distributions: dict[str, BaseDistribution] = {
+        knob: CategoricalDistribution(range(len(values))) for knob, values in space.items()
+    }
+    states = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+    for trial in done:
+        sound = trial.score is None or math.isfinite(trial.score)
+        study.add_trial(
+            create_trial(
+                state=states[trial.state] if sound else TrialState.FAIL,
+                value=trial.score if sound else None,
+                params=dict(trial.choice),
+                distributions=distributions,
+                intermediate_values=dict(enumerate(trial.scores, 1)),
+            )
+        )
+    choice = dict(study.ask(distributions).params)
+    tried = [trial.choice for trial in done]
+    if choice not in tried:
+        return choice
+    points = [dict(zip(space, at, strict=True)) for at in itertools.product(*(range(len(v)) for v in space.values()))]
+    left = [point for point in points if point not in tried]
+    return random.Random(json.dumps([*tried, choice])).choice(left)
+
+
+# Hyper-parameter tuning: equally many configurations for every method -----------------------------------------
 
 BELOW = 2.0
 """Standard errors of a validation score below the median at which a configuration may be stopped early."""
@@ -70,23 +291,7 @@ def tune(
     prune: bool = False,
     seeds: int = 1,
 ) -> list[Tuned]:
-    """Tuning of every row of a recipe; configurations that a folder holds already are not tried again.
-
-    Args:
-        recipe: with the rows as its methods; see :meth:`confed.recipes.recipe.Recipe.with_rows`.
-        root: the tuning folder.
-        budget: configurations per row, the recipe's own included; fewer where there are not so many.
-        seed: the first of the tuning runs' seeds.
-        workers: rows at a time, each in a separate process. The figures are the same for any number.
-        progress: called with the planned rows, and with every event of each.
-        prune: stop configurations early that are clearly worse than the median one.
-        seeds: how many seeds each configuration is trained with; scores are means over them.
-
-    Raises:
-        ValueError: a budget or number of seeds below 1, stopping early with several seeds, faulty data or no validation
-            examples, or a folder that was tuned with other settings or whose other rows had another budget, number of
-            seeds or rule for stopping early.
-    """
+    """Tuning of every row of a recipe; configurations that a folder holds already are not tried again."""
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
     if seeds < 1:
@@ -135,13 +340,7 @@ def tune(
 
 
 def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
-    """Tuning of one row; returns the best configuration in one line.
-
-    Args:
-        job: "root" (the tuning folder), "row", "budget", "seeds" and "stop_below": the number of validation questions
-            that the margin for stopping early goes by, or empty where every configuration is trained to the end.
-        progress: called after every round.
-    """
+    """Tuning of one row; returns the best configuration in one line."""
     root, row = Path(job["root"]), str(job["row"])
     recipe = load_recipe(root / "tuning.toml")
     file, space = _file(root, row), search_space(recipe, row)
@@ -199,13 +398,7 @@ def _try(
 
 
 def clearly_worse(scores: Sequence[float], earlier: Sequence[Trial], questions: float) -> bool:
-    """Whether a configuration lies far below the earlier ones in its two last rounds, beyond what is noise.
-
-    Args:
-        scores: its score after each round so far.
-        earlier: the configurations before it; those that were trained to the end count.
-        questions: what a score is a mean over, see :func:`confed.studies.tuned.effective_questions`.
-    """
+    """Whether a configuration lies far below the earlier ones in its two last rounds, beyond what is noise."""
     finished = [trial.scores for trial in earlier if trial.score is not None]
     if len(finished) < RANDOM_FIRST - 1 or len(scores) < 2:
         return False
@@ -237,18 +430,7 @@ def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
 
 
 def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], again: bool) -> list[dict[str, Any]]:
-    """Lines of a row's file with the terms of this call, so that all choices of a folder are on equal terms.
-
-    Args:
-        recipe: the recipe.
-        row: one of its rows.
-        root: the tuning folder.
-        terms: budget and rule for stopping early.
-        again: whether this call tunes the row; others must have had its budget.
-
-    Raises:
-        ValueError: the file holds trials with another budget, rule for stopping early, number of seeds or search space.
-    """
+    """Lines of a row's file with the terms of this call, so that all choices of a folder are on equal terms."""
     file, space = _file(root, row), {knob: list(values) for knob, values in search_space(recipe, row).items()}
     head, *trials = read_jsonl(file) or [{"space": space}]
     # A folder of an earlier version says at least how much was tried, and does not name its rule.

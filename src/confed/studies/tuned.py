@@ -16,11 +16,6 @@ from confed.recipes.recipe import Recipe
 from confed.results.settings import flat
 from confed.system.plain_text import cell_text
 
-__all__ = [
-    "Trial", "Tuned", "apply", "effective_questions", "in_words", "merge", "read_tuned", "scores_csv",
-    "standard_error", "tuned_toml",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -28,11 +23,9 @@ class Trial:
 
     Attributes:
         choice: knob -> position among its values.
-        values: knob -> value.
         state: "complete", "pruned" (stopped early) or "failed".
         scores: validation score after each round; with several seeds the mean over them.
         seconds: how long it took.
-        error: what went wrong.
         by_seed: with several seeds, the last score of each.
     """
 
@@ -55,7 +48,6 @@ class Tuned:
     """Result of tuning one row.
 
     Attributes:
-        row: its name.
         label: how tables write it.
         trials: in order; the first is the recipe's own configuration.
         error: why there are none, or no more.
@@ -108,9 +100,6 @@ def effective_questions(sizes: Sequence[int]) -> float:
 
     With K clients of n_k questions, the variance of the mean is s^2 / K^2 * sum_k 1 / n_k, that of K^2 / sum_k 1 / n_k
     questions; this is all of them where clients have equally many.
-
-    Args:
-        sizes: validation questions per client; those without any have no part.
     """
     there = [size for size in sizes if size > 0]
     return len(there) ** 2 / sum(1 / size for size in there) if there else 0.0
@@ -121,10 +110,6 @@ def standard_error(score: float, questions: float) -> float | None:
 
     sqrt(p (1 - p) / n) is exact for right and wrong, and an upper bound for values in between. Of a metric that is no
     mean over examples (average precision) it is a rough guide.
-
-    Args:
-        score: the mean p.
-        questions: n.
     """
     if questions <= 0 or not 0 <= score <= 1:
         return None
@@ -175,11 +160,7 @@ def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int, seeds: int =
 
 
 def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], range]:
-    """Content of ``tuned.toml``: row -> knob -> value, and the seeds it was chosen with; none where it does not say.
-
-    Raises:
-        ValueError: there is no such file, or it is not one of ``confed tune``'s.
-    """
+    """Content of ``tuned.toml``: row -> knob -> value, and the seeds it was chosen with; none where it does not say."""
     try:
         content = tomllib.loads(read_bounded(path).decode())
         rows = {str(row): flat(values) for row, values in content["methods"].items()}
@@ -194,16 +175,7 @@ def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], range]:
 def apply(
     recipe: Recipe, tuned: Mapping[str, Mapping[str, Any]], explicit: Sequence[str] = ()
 ) -> tuple[Recipe, dict[str, dict[str, Any]]]:
-    """A recipe with tuned values in its rows.
-
-    Args:
-        recipe: with rows as its methods.
-        tuned: row -> knob -> value, of :func:`read_tuned`.
-        explicit: overrides of the command line, which win.
-
-    Returns:
-        The recipe, and row -> the tuned values in use.
-    """
+    """A recipe with tuned values in its rows."""
     named = {override.partition("=")[0].strip().removeprefix("~") for override in explicit}
     overrides, used = dict(recipe.overrides), dict[str, dict[str, Any]]()
     for row in recipe.methods:

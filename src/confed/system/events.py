@@ -4,25 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "Caution",
-    "Event",
-    "JobEnded",
-    "JobProgress",
-    "JobStarted",
-    "JobsPlanned",
-    "Note",
-    "Progress",
-    "RunProgress",
-    "SiteStates",
-    "SiteStatus",
-    "StepProgress",
-    "from_json",
-    "ignore",
-    "of_job",
-    "to_json",
-]
-
 
 @dataclass(frozen=True)
 class Note:
@@ -164,13 +145,7 @@ def ignore(event: Event) -> None:
 
 
 def of_job(progress: Progress, job: int, worker: int = 0) -> Progress:
-    """Progress callback of one job of a series.
-
-    Args:
-        progress: callback of the series, which is called with a :class:`JobProgress` for each event.
-        job: position of the job.
-        worker: number of the process that works on it.
-    """
+    """Progress callback of one job of a series."""
 
     def report(event: Event) -> None:
         progress(JobProgress(job, worker, event))
@@ -189,11 +164,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(content: Mapping[str, Any]) -> Note | Caution | RunProgress:
-    """The event that :func:`to_json` wrote.
-
-    Raises:
-        ValueError: the object is not such an event.
-    """
+    """The event that :func:`to_json` wrote."""
     fields = dict(content)
     kind = _PORTABLE.get(str(fields.pop("event", "")))
     if kind is None:

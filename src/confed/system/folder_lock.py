@@ -12,6 +12,8 @@ import json
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,17 +21,95 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from confed.system.heartbeat import BEAT, heartbeat, silence, status
-from confed.system.processes import exists
+from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP, exists
+
+# Heartbeat of a lock's file -----------------------------------------------------------------------------------
+
+BEAT = 5.0
+"""Seconds between two heartbeats."""
+
+# The process that beats: it ends with its parent, or when the lock is no longer its parent's. Where workers are forked,
+# they hold the other end of its standard input, so that only the parent's id tells; Windows never changes that id, but
+# standard input ends with the parent. A thread reads it, as Windows cannot wait for pipes with a time limit. Signals
+# that batch systems send to every process of a job before its end are the parent's to handle.
+_HEART = """
+import os, signal, sys, threading, time
+for name in ("SIGUSR1", "SIGUSR2", "SIGALRM"):
+    if hasattr(signal, name):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+path, token, parent, beat = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+ended = threading.Event()
+def read():
+    try:
+        os.read(0, 1)
+    finally:
+        ended.set()
+threading.Thread(target=read, daemon=True).start()
+last = time.monotonic()
+while os.getppid() == parent and not ended.wait(min(beat, 1.0)):
+    if time.monotonic() - last >= beat:
+        try:
+            with open(path, encoding="utf-8") as file:
+                if token not in file.read():
+                    break
+            os.utime(path)
+        except OSError:
+            pass
+        last = time.monotonic()
+os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def heartbeat(path: Path, token: str) -> Iterator[None]:
+    """Heartbeat of a lock from a separate process, not a thread, as workers are forked from this process."""
+    heart = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _HEART, str(path.resolve()), token, str(os.getpid()), str(BEAT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        creationflags=CREATION_FLAGS,  # Ctrl-C on the terminal is not meant for it
+        process_group=PROCESS_GROUP,
+    )
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:
+            heart.kill()
+            heart.wait()
+            if heart.stdin is not None:
+                heart.stdin.close()
+
+
+def silence(path: Path) -> float | None:
+    """Seconds since a lock's last heartbeat, by the clock of the file system that it is on; None if it is gone."""
+    probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+    try:
+        return max(now - status(path).st_mtime, 0.0)
+    except FileNotFoundError:
+        return None
+
+
+def status(path: Path) -> os.stat_result:
+    """A file's status at present, also on a network file system."""
+    # Opening a file is what makes a network file system ask its server for the file's present times.
+    with path.open("rb") as file:
+        return os.fstat(file.fileno())
+
+
+# Folder locks for runs, studies and servers: one process at a time --------------------------------------------
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = [
-    "LOCK", "STALE", "Holder", "Occupied", "alone", "check_held", "exclusive", "holder_of", "without_lock",
-]  # fmt: skip
 
 LOCK = "lock.json"
 """The lock's file, in the folder that it locks."""
@@ -70,9 +150,6 @@ def check_held(folder: Path) -> None:
     """Check that no other process took the folder over, as happens after this one was suspended for minutes.
 
     A folder that this process has not locked passes.
-
-    Raises:
-        RuntimeError: another process did, or the lock's file is gone.
     """
     token = _tokens.get(folder.resolve())
     if token is None:
@@ -126,15 +203,6 @@ def exclusive(folder: Path, patience: float | None = None, *, outlast: bool = Fa
     The folder is made if it is missing, and taken away again if nothing was put into it.
 
     A folder that cannot be written to is an OSError.
-
-    Args:
-        folder: a run's, a study's, a server's or a site's.
-        patience: seconds to wait for another process to leave; None for a moment.
-        outlast: also wait for a holder that gives no sign of life, until its lock can be taken over; it may be an
-            earlier attempt of this job on a machine that failed. One that is seen to be alive is not waited for.
-
-    Raises:
-        Occupied: another process is in there; the text says which.
     """
     until, first = time.monotonic() + (PATIENCE if patience is None else patience), _sign_of_life(folder)
     while True:
@@ -152,12 +220,7 @@ def exclusive(folder: Path, patience: float | None = None, *, outlast: bool = Fa
 
 
 class _Taken(Exception):
-    """Another process works in the folder.
-
-    Args:
-        text: which one.
-        alive: whether the kernel vouches for it.
-    """
+    """Another process works in the folder."""
 
     def __init__(self, text: str, alive: bool = False) -> None:
         super().__init__(text)
@@ -287,7 +350,7 @@ def _put_aside(folder: Path, alone_here: bool) -> None:
     """Removal of a lock whose holder has ended.
 
     Where its holder is at work, or may be, this raises a _Taken.
-    """  # noqa: DOC501 (a _Taken, made by _taken)
+    """
     path = folder / LOCK
     holder = _read(path)
     silent = silence(path)

@@ -7,8 +7,6 @@ formula.
 
 import re
 
-__all__ = ["cell_text", "visible", "without_password"]
-
 # C0 but for tab and line feed, DEL and C1; marks that reorder what is read; halves of surrogate pairs; no characters.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
@@ -16,11 +14,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible(text: str) -> str:
-    r"""The text with control characters as ``\u001b``, as JSON writes them; tabs and line feeds stay.
-
-    Args:
-        text: for a terminal, a log, or a file of Markdown, CSV, HTML or SVG.
-    """
+    r"""The text with control characters as ``\u001b``, as JSON writes them; tabs and line feeds stay."""
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -33,11 +27,7 @@ def cell_text(text: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """The text with every address in it without user name and password: ``https://ann:secret@host`` as ``https://host``.
-
-    Args:
-        text: an address, or a message that may quote one.
-    """
+    """The text with every address in it without user name and password: ``https://ann:secret@host`` as ``https://host``."""
     return _CREDENTIALS.sub("", text)
 
 

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-__all__ = ["CREATION_FLAGS", "PROCESS_GROUP", "exists"]
-
 CREATION_FLAGS = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
 """Argument ``creationflags`` of ``subprocess.Popen`` for a process that Ctrl-C on the terminal does not reach."""
 
@@ -14,11 +12,7 @@ PROCESS_GROUP = None if sys.platform == "win32" else 0
 
 
 def exists(process: int) -> bool:
-    """Whether a process of this machine exists; also one that belongs to another user.
-
-    Args:
-        process: its id.
-    """
+    """Whether a process of this machine exists; also one that belongs to another user."""
     if sys.platform == "win32":  # where os.kill(process, 0) is Ctrl-C
         import psutil
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHOICES", "check_pinned", "machine", "machine_differences", "pin"]
-
 CHOICES: Mapping[str, Mapping[str, str]] = {
     "default": {
         "ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41",
@@ -29,23 +27,14 @@ VARIABLE = "CONFED_CPU"
 
 
 def pin(environment: MutableMapping[str, str] | None = None) -> None:
-    """Instruction set that ``CONFED_CPU`` allows the libraries; settings made by hand stay.
-
-    Args:
-        environment: the variables of the process by default.
-    """
+    """Instruction set that ``CONFED_CPU`` allows the libraries; settings made by hand stay."""
     environment = os.environ if environment is None else environment
     for name, value in CHOICES.get(environment.get(VARIABLE, "").lower(), {}).items():
         environment.setdefault(name, value)
 
 
 def check_pinned() -> None:
-    """Check that the instruction set of ``CONFED_CPU`` is the one in use.
-
-    Raises:
-        ValueError: the value is none of the three, the processor lacks the instructions, or PyTorch was imported before
-            the variable was read.
-    """
+    """Check that the instruction set of ``CONFED_CPU`` is the one in use."""
     wanted = os.environ.get(VARIABLE, "").lower()
     if not wanted:
         return
@@ -65,15 +54,7 @@ def machine() -> dict[str, str]:
 
 
 def machine_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Differences of two runs' machines and libraries in what decides the last digits.
-
-    Args:
-        before: entries "machine" and "versions" of a summary; what it lacks is not compared.
-        now: those of another.
-
-    Returns:
-        Name -> "value, not value" with the first one's first.
-    """
+    """Differences of two runs' machines and libraries in what decides the last digits."""
     found: dict[str, str] = {}
     for part, names in (("machine", ("instructions", "system")), ("versions", ("torch", "transformers", "tokenizers"))):
         mine, other = before.get(part), now.get(part)

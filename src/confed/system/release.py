@@ -2,8 +2,6 @@
 
 from importlib.metadata import PackageNotFoundError, distribution
 
-__all__ = ["DISTRIBUTION", "VERSION"]
-
 VERSION = "0.2.0"
 
 

@@ -18,8 +18,6 @@ from confed.federation.reports import LOSS
 from confed.metrics.captions import BLEU, ORDER, Cider, bleu_tally, load_sacrebleu
 from confed.registry import register_task
 
-__all__ = ["Captioning", "Decoder"]
-
 
 class Decoder(Protocol):
     """Protocol of tokenizers that decode tokens to texts."""
@@ -77,11 +75,6 @@ class Captioning:
         """The same task for some data.
 
         Raises ``ValueError``: no picture, or one without a caption.
-
-        Args:
-            decoder: the model's tokenizer.
-            references: the captions of every picture that evaluations ask about; CIDEr weights words by how many of
-                these have them, the same for all places, so that values of places can be compared.
         """
         task = replace(self)
         object.__setattr__(task, "decoder", decoder)

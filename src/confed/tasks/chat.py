@@ -25,8 +25,6 @@ from confed.registry import register_task
 from confed.tasks.captioning import Decoder
 from confed.tasks.generation import answers_there
 
-__all__ = ["Chat", "Metric"]
-
 Metric = Literal["exact", "vqa", "anls", "f1", "cider", "choice"]
 """How answers are scored: the same text in the VQA challenge's normal form; the official VQA accuracy over annotators;
 ANLS; token F1; CIDEr-D; or the same text, chosen among the dataset's answers by likelihood instead of written."""
@@ -91,16 +89,7 @@ class Chat:
         return None if self.metric == "choice" else Writing(self.max_new_tokens, self.beams, self.length_penalty)
 
     def reading(self, decoder: Decoder, references: Sequence[Sequence[str]]) -> "Chat":
-        """The same task for some data.
-
-        Args:
-            decoder: the model's tokenizer.
-            references: right answers of every validation and test example; CIDEr weights words by how many of these
-                have them, the same for all places.
-
-        Raises:
-            ValueError: the official VQA accuracy of questions with fewer than four annotators.
-        """
+        """The same task for some data."""
         fewest = min(map(len, references), default=_FEWEST)
         if self.metric == "vqa" and fewest < _FEWEST:
             raise ValueError(
@@ -115,11 +104,7 @@ class Chat:
         return task
 
     def choosing(self, candidates: Tensor) -> "Chat":
-        """The same task with these candidates, int64 (C, T).
-
-        Raises:
-            ValueError: answers are to be chosen, and there are none to choose from.
-        """
+        """The same task with these candidates, int64 (C, T)."""
         if self.metric == "choice" and not len(candidates):
             raise ValueError(
                 'task.metric = "choice" needs a list of answers to choose from, and the data have too many different '
@@ -145,11 +130,7 @@ class Chat:
         return (surprise * weight).sum() / weight.sum().clamp_min(torch.finfo(surprise.dtype).tiny)
 
     def batch_weight(self, batch: Batch) -> float:
-        """Number of answer tokens of a training batch, each counted by its weight: what :meth:`loss` divides by.
-
-        Args:
-            batch: with ``answer_tokens``.
-        """
+        """Number of answer tokens of a training batch, each counted by its weight: what :meth:`loss` divides by."""
         there = answered(batch["answer_tokens"][..., 1:]).sum(-1)
         given = batch.get("answer_weight")
         return float(there.sum() if given is None else (there * given).sum())
@@ -211,12 +192,7 @@ class Chat:
         ]
 
     def score(self, text: str, references: Sequence[str]) -> float:
-        """Score of one answer.
-
-        Args:
-            text: the model's.
-            references: right ones.
-        """
+        """Score of one answer."""
         if self.metric == "vqa":
             return vqa_accuracy(text, references, "always")
         if self.metric == "cider":
@@ -227,11 +203,7 @@ class Chat:
         return float(normalise_answer(text) in map(normalise_answer, references))
 
     def texts(self, output: Output) -> list[str]:
-        """Answers as texts.
-
-        Raises:
-            ValueError: there are no candidates or no decoder.
-        """
+        """Answers as texts."""
         tokens = output.logits
         if self.decoder is None or (tokens.is_floating_point() and self.candidates is None):
             raise ValueError("answers are compared with those of people: reading and choosing come first")

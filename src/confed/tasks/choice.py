@@ -9,8 +9,6 @@ from confed.federation.protocols import Batch, Output, Tally
 from confed.registry import register_task
 from confed.tasks.vqa import VQA
 
-__all__ = ["Choice"]
-
 
 @register_task
 @dataclass(frozen=True)

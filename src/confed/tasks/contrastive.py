@@ -21,8 +21,6 @@ from confed.models.contrastive import ContrastiveAnswerer
 from confed.registry import register_task
 from confed.tasks.vqa import VQA, Headline
 
-__all__ = ["PRESETS", "Contrastive", "Preset", "same_answer_share"]
-
 Preset = Literal["paper", "code"]
 """The paper as written, or its authors' released code."""
 
@@ -147,17 +145,7 @@ class Contrastive:
         )
 
     def wrap(self, model: nn.Module, answers: Sequence[str], rng: torch.Generator) -> ContrastiveAnswerer:
-        """The backbone with what this task needs in the place of its answer head.
-
-        Args:
-            model: the backbone; changed in place.
-            answers: the texts of all answers.
-            rng: where the initial values come from.
-
-        Raises:
-            ValueError: another number of answers, the model does not name its answer head or has heads of other
-                tasks, or too many answers have no known word.
-        """
+        """The backbone with what this task needs in the place of its answer head."""
         if len(answers) != self.answers:
             raise ValueError(f"the task has {self.answers} answers, got the texts of {len(answers)}")
         return ContrastiveAnswerer(
@@ -189,11 +177,7 @@ class Contrastive:
         return same_answers(self.labels(batch)) if self.mask_same_answer else None
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
-        """InfoNCE of similarities within the batch, a scalar: with the preset "paper" the sum over the batch.
-
-        Raises:
-            ValueError: the logits are not similarities within the batch, (B, B), or it is too small for the loss.
-        """
+        """InfoNCE of similarities within the batch, a scalar: with the preset "paper" the sum over the batch."""
         size = len(self.labels(batch))
         if output.logits.shape != (size, size):
             raise ValueError(
@@ -234,20 +218,7 @@ class Contrastive:
 
 
 def same_answer_share(labels: Tensor, batch_size: int, rng: torch.Generator) -> float:
-    """Share of false negatives in one epoch: negatives with the same answer as their example.
-
-    Args:
-        labels: a client's training labels, int64, shape (N,).
-        batch_size: examples per batch; the last one may be smaller.
-        rng: shuffles the examples.
-
-    Returns:
-        Pairs (i, j), i and j different examples of one batch, with equal labels, over all such pairs; 0 where there
-        are no pairs.
-
-    Raises:
-        ValueError: the batch size is below 1.
-    """
+    """Share of false negatives in one epoch: negatives with the same answer as their example."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     same = pairs = 0

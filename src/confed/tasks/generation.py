@@ -13,8 +13,6 @@ from confed.federation.protocols import Batch, Output, Tally
 from confed.registry import register_task
 from confed.tasks.vqa import VQA
 
-__all__ = ["Generation", "Scores", "answers_there", "token_loss"]
-
 _T = TypeVar("_T")
 
 ANY = "vqa_any"
@@ -167,15 +165,7 @@ def token_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def answers_there(logits: Tensor, batch: Batch) -> Tensor:
-    """Tokens that the scores (R, T - 1, V) of R answers are about, int64 (R, T - 1).
-
-    Args:
-        logits: the scores.
-        batch: with ``answer_tokens``, and ``answer_weight`` where questions have several answers.
-
-    Raises:
-        ValueError: the tokens are missing or of another shape, or there are several answers without weights.
-    """
+    """Tokens that the scores (R, T - 1, V) of R answers are about, int64 (R, T - 1)."""
     tokens, weight = batch.get("answer_tokens"), batch.get("answer_weight")
     expected = (logits.shape[0], logits.shape[1] + 1)
     if tokens is not None and tokens.ndim == 3:

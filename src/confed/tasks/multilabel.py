@@ -209,12 +209,7 @@ class Multilabel:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def values(self, counts: Mapping[str, Tensor]) -> dict[str, float]:
-        """Metrics of added :meth:`counts`.
-
-        Returns:
-            ``C-P``, ``C-R``, ``C-F1``, ``O-P``, ``O-R``, ``O-F1``, and average precision at ``thresholds`` thresholds,
-            ``C-AP-binned`` and ``O-AP-binned``.
-        """
+        """Metrics of added :meth:`counts`."""
         host = {name: value.cpu().numpy() for name, value in counts.items()}
         found = LabelCounts(host["true_positives"], host["predicted"], host["positives"])
         per_class = binned_average_precision(host["bins"])

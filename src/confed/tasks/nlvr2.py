@@ -6,8 +6,6 @@ from typing import ClassVar
 from confed.registry import register_task
 from confed.tasks.vqa import VQA
 
-__all__ = ["NLVR2"]
-
 
 @register_task
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from confed.losses.info_nce import Contrast, same_answers
 from confed.metrics.retrieval import ranks_of_relevant
 from confed.registry import register_task
 
-__all__ = ["CUTS", "Retrieval"]
-
 CUTS = (1, 5, 10)
 """k of recall at k."""
 

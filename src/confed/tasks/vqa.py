@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from confed.federation.offered import among_offered
+from confed.federation.actions import among_offered
 from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.reports import LOSS
 from confed.metrics.calibration import calibration_names, calibration_tally, expected_calibration_error
 from confed.metrics.captions import BLEU, bleu4
 from confed.registry import register_task
-
-__all__ = ["VQA", "Headline", "Objective", "summarise"]
 
 Objective = Literal["ce", "bce", "kl"]
 """Softmax cross-entropy on the one right answer, binary cross-entropy on soft scores of all answers, or the
@@ -87,11 +85,7 @@ class VQA:
         return self.objective == "ce"
 
     def labels(self, batch: Batch) -> Tensor:
-        """The right answers, int64, shape (B,); implements :class:`confed.federation.protocols.SingleLabel`.
-
-        Raises:
-            ValueError: the batch has no labels.
-        """
+        """The right answers, int64, shape (B,); implements :class:`confed.federation.protocols.SingleLabel`."""
         if "label" not in batch:
             raise ValueError(f"single answers need batch['label'], got keys {sorted(batch)}")
         return batch["label"]
@@ -236,9 +230,6 @@ class VQA:
 
         With n_a the annotators who answered as a did, ``sum_c p_c (log p_c - log q_c)`` is
         ``sum_a (log(n_a / A) - log q_a) / A`` over the annotators whose answer is in the vocabulary.
-
-        Raises:
-            ValueError: ``annotated`` has another shape than (B, annotators).
         """
         q = logits.log_softmax(1)
         if annotated is None:

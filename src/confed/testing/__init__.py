@@ -92,11 +92,7 @@ def check_model(model: nn.Module, batch: Batch | None = None) -> list[tuple[str,
 
 
 def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
-    """The checks of the contract that apply to a method, by name, for a test runner that reports each by itself.
-
-    Args:
-        algorithm: the method with the hyper-parameters to check.
-    """
+    """The checks of the contract that apply to a method, by name, for a test runner that reports each by itself."""
     return ((name, check) for name, check in CHECKS.items() if exemption(algorithm, name) is None)
 
 

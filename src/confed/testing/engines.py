@@ -30,12 +30,7 @@ def simulator_equals_flare(algorithm: Algorithm) -> None:
 
 
 def flower_in(setup: Setup, folder: Path) -> Transport:
-    """Flower's applications and messages in this process.
-
-    Args:
-        setup: the run.
-        folder: where sites keep their states.
-    """
+    """Flower's applications and messages in this process."""
     from confed.engines.flower.loopback import sites_in
     from confed.engines.flower.transport import FlowerTransport
 
@@ -43,24 +38,14 @@ def flower_in(setup: Setup, folder: Path) -> Transport:
 
 
 def flare_in(setup: Setup, folder: Path) -> Transport:
-    """FLARE's Collab objects and serialiser in this process.
-
-    Args:
-        setup: the run.
-        folder: where sites keep their states.
-    """
+    """FLARE's Collab objects and serialiser in this process."""
     from confed.engines.flare.loopback import transport_in
 
     return transport_in(setup, folder)
 
 
 def run_through(setup: Setup, transport: Callable[[Setup, Path], Transport]) -> Outcome:
-    """A run whose clients answer behind a transport, with states in the sites' folders.
-
-    Args:
-        setup: the run.
-        transport: makes the transport, such as :func:`flower_in`.
-    """
+    """A run whose clients answer behind a transport, with states in the sites' folders."""
     with TemporaryDirectory() as folder:
         sites = Path(folder)
         return run(setup, lambda s: _ThroughSites(s, transport(s, sites)), store=_SitesStore(sites))

@@ -28,18 +28,7 @@ def one_global_model(algorithm: Algorithm) -> None:
 def check_global_model(
     setup: Setup, servers: Mapping[str, ServerState], states: Mapping[str, ClientState], tolerance: float = 1e-6
 ) -> None:
-    """Check of ``Algorithm.global_model`` on a federation that has been trained.
-
-    Args:
-        setup: the federation; models must give scores for test examples, not texts.
-        servers: its servers' last states.
-        states: client -> what it keeps.
-        tolerance: largest difference of scores.
-
-    Raises:
-        ContractViolation: a global model that is said to answer alone gives other scores in an unseen place, from its
-            file, or where private values are others; or one that is said to need these gives the same with any.
-    """
+    """Check of ``Algorithm.global_model`` on a federation that has been trained."""
     said, gaps = setup.algorithm.global_model, list[float]()
     for number in range(len(setup.population)):
         client = setup.population.info(number).id

@@ -43,11 +43,7 @@ def stacked_equals_one_by_one(algorithm: Algorithm) -> None:
 
 
 def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
-    """One full-batch step on every client and a weighted mean is one step on all clients' data.
-
-    Raises:
-        ContractViolation: the values differ.
-    """
+    """One full-batch step on every client and a weighted mean is one step on all clients' data."""
     check = "one full step equals gradient descent"
     if isinstance(algorithm.traits.neutral, str):
         return

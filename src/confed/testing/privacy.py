@@ -16,11 +16,7 @@ from confed.testing.trial import ROUNDS, ContractViolation, Recording, run, toy,
 
 
 def sends_only_what_is_shared(algorithm: Algorithm) -> None:
-    """No private or frozen tensor travels up, by name or by value.
-
-    Raises:
-        ContractViolation: a reply has a private or frozen tensor.
-    """
+    """No private or frozen tensor travels up, by name or by value."""
     check = "sends only what is shared"
     setup = toy(algorithm)
     outcome = undisturbed(algorithm)
@@ -38,11 +34,7 @@ def sends_only_what_is_shared(algorithm: Algorithm) -> None:
 
 
 def nothing_leaks(algorithm: Algorithm) -> None:
-    """Another client's data cannot be seen in what a client sends and keeps in the same round.
-
-    Raises:
-        ContractViolation: a reply depends on another client's data.
-    """
+    """Another client's data cannot be seen in what a client sends and keeps in the same round."""
     check = "nothing leaks from client to client"
     clients, other = (toy_clients(seed, kind=algorithm.traits.made_for) for seed in (0, 5))
     mixed = {**clients, "client-0": other["client-0"]}
@@ -58,9 +50,6 @@ def servers_see_their_own_part(algorithm: Algorithm) -> None:
     """Where there are several servers, what one asks and what it is told holds no tensor of another's.
 
     Neither by its name nor by its values: those that another server holds, or was sent or told in the same round.
-
-    Raises:
-        ContractViolation: a server sees a tensor of another one.
     """
     check = "servers see their own part only"
     setup = toy(algorithm)
@@ -100,11 +89,7 @@ def _same_values(one: Tensor, other: Tensor) -> bool:
 
 
 def keeps_frozen_tensors(algorithm: Algorithm) -> None:
-    """Frozen tensors hold the same bits after a run.
-
-    Raises:
-        ContractViolation: a frozen tensor changed.
-    """
+    """Frozen tensors hold the same bits after a run."""
     initial = toy(algorithm).model().state_dict()
     for name, tensor in undisturbed(algorithm).frozen.items():
         if not torch.equal(tensor, initial[name]):

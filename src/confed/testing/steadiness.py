@@ -23,11 +23,7 @@ DESCENT = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd")
 
 
 def finite_and_deterministic(algorithm: Algorithm) -> None:
-    """Two runs give the same bits, all of them finite.
-
-    Raises:
-        ContractViolation: the runs differ, or hold a value that is not finite.
-    """
+    """Two runs give the same bits, all of them finite."""
     check = "finite and deterministic"
     one, other = undisturbed(algorithm), run(toy(algorithm))
     same(check, one, other)
@@ -84,11 +80,7 @@ def ignores_the_workspace(algorithm: Algorithm) -> None:
 
 
 def a_failure_changes_nothing(algorithm: Algorithm) -> None:
-    """An action that raises leaves its client's state as it was, and the others go on.
-
-    Raises:
-        ContractViolation: the failure was not reported, changed the client's state, or stopped the others.
-    """
+    """An action that raises leaves its client's state as it was, and the others go on."""
     check = "a failure changes nothing"
     clients = toy_clients(kind=algorithm.traits.made_for)
     broken = _Broken(clients["client-1"])

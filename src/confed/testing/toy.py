@@ -33,32 +33,13 @@ from confed.tasks.multilabel import Multilabel
 from confed.testing.toy_modalities import OWNED, ToyModalModel, modal_clients
 from confed.testing.toy_prompts import ToyPromptModel
 
-__all__ = [
-    "ToyModel",
-    "ToyTask",
-    "toy_clients",
-    "toy_contrastive_model",
-    "toy_contrastive_task",
-    "toy_model",
-    "toy_setup",
-]
-
 WIDTH, CLASSES = 6, 3
 ANSWERS = ("red", "dark red", "blue")
 SIZES = (12, 20, 16)
 
 
 class ToyModel(nn.Module):
-    """A frozen random projection and a small classifier.
-
-    Args:
-        noisy: with BatchNorm and dropout, as real models have.
-        rng: where initial values come from.
-        adapters: with two adapters below the head (none in front of the BatchNorm, which would cancel its bias) and
-            nothing else that is trained below the head than the BatchNorm.
-        lora: with LoRA in the layer below the head, which is frozen then.
-        states: with a layer that reads label states, ``batch["known"]`` (B, 3).
-    """
+    """A frozen random projection and a small classifier."""
 
     def __init__(
         self, noisy: bool, rng: torch.Generator, adapters: bool = False, lora: bool = False, states: bool = False
@@ -131,22 +112,12 @@ def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False, st
 
 
 def toy_contrastive_task(noisy: bool = True, **options: Any) -> Contrastive:
-    """The task of :func:`toy_contrastive_model`.
-
-    Args:
-        noisy: with the head adapter's BatchNorm.
-        options: other options than the preset's.
-    """
+    """The task of :func:`toy_contrastive_model`."""
     return Contrastive(CLASSES, width=5, hidden=7, answer_words=3, embedding=4, batch_norm=noisy, **options)
 
 
 def toy_contrastive_model(noisy: bool = True, **options: Any) -> ContrastiveAnswerer:
-    """The toy model in a :class:`ContrastiveAnswerer` with three answers of one or two words, the same at every call.
-
-    Args:
-        noisy: with BatchNorm and dropout, in the backbone and in the head adapter.
-        options: as for :func:`toy_contrastive_task`.
-    """
+    """The toy model in a :class:`ContrastiveAnswerer` with three answers of one or two words, always the same."""
     rng = torch.Generator().manual_seed(8)
     return toy_contrastive_task(noisy, **options).wrap(toy_model(noisy), ANSWERS, rng)
 

@@ -15,8 +15,6 @@ from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.federation.protocols import Batch, Output
 
-__all__ = ["OWNED", "ToyModalModel", "modal_clients"]
-
 OWNED = {"client-0": ("image", "text"), "client-1": ("text",), "client-2": ("image", "audio")}
 """Client -> the modalities of its examples."""
 
@@ -48,12 +46,7 @@ class _Map(nn.Module):
 
 
 class ToyModalModel(nn.Module):
-    """Maps per modality, their mean over what is there, and a small classifier behind a frozen layer.
-
-    Args:
-        noisy: with BatchNorm and dropout, as real models have.
-        rng: where initial values come from.
-    """
+    """Maps per modality, their mean over what is there, and a small classifier behind a frozen layer."""
 
     answer_head = "head"
     reads_absent: ClassVar[bool] = True
@@ -74,11 +67,7 @@ class ToyModalModel(nn.Module):
             cast(_Map, part).personalise(lam)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores (B, 3) and features (B, 8) of the given ones of ``image``, ``text`` and ``audio`` (B, 4).
-
-        Raises:
-            ValueError: the batch has none of them.
-        """
+        """Scores (B, 3) and features (B, 8) of the given ones of ``image``, ``text`` and ``audio`` (B, 4)."""
         tokens = [self.embed[m](batch[m]) for m in MODALITIES if m in batch]
         if not tokens:
             raise ValueError(f"a batch must have one of {', '.join(MODALITIES)}, got {sorted(batch)}")
@@ -88,13 +77,7 @@ class ToyModalModel(nn.Module):
 
 
 def modal_clients(seed: int, sizes: Sequence[int], owned: Sequence[tuple[str, ...]] = ()) -> dict[str, TableData]:
-    """Clients of the given sizes, whose examples have the modalities of :data:`OWNED`.
-
-    Args:
-        seed: of the examples.
-        sizes: examples per client.
-        owned: instead of :data:`OWNED`, each client's modalities.
-    """
+    """Clients of the given sizes, whose examples have the modalities of :data:`OWNED`."""
     rng = torch.Generator().manual_seed(seed)
     truth = torch.randn(VIEW, CLASSES, generator=rng)
     views = {m: torch.randn(VIEW, VIEW, generator=rng) for m in MODALITIES}

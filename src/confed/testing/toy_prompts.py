@@ -7,18 +7,12 @@ from torch.nn import functional
 from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.protocols import Batch, Output
 
-__all__ = ["ToyPromptModel"]
-
 WIDTH, CLASSES = 6, 3
 TOKENS, TOKEN, SPACE, PATCHES = 2, 5, 4, 3
 
 
 class ToyPromptModel(nn.Module):
-    """A frozen projection of ``batch["x"]`` (B, 6) and of three class names, behind learned context (2, 5).
-
-    Args:
-        rng: where initial values come from.
-    """
+    """A frozen projection of ``batch["x"]`` (B, 6) and of three class names, behind learned context (2, 5)."""
 
     answer_head = None
 

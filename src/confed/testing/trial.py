@@ -112,16 +112,7 @@ def run(
     stop: int | None = None,
     buffered: Buffered | None = None,
 ) -> Outcome:
-    """Runs a federation in this process.
-
-    Args:
-        setup: the federation.
-        recording: what answers its calls.
-        start: servers and the round to go on from; from the beginning if None.
-        store: where clients keep their states; in memory if None.
-        stop: the round to stop after; the last one if None.
-        buffered: asynchronous rounds, with two of the clients in training; synchronous ones if None.
-    """
+    """Runs a federation in this process."""
     store = MemoryStore() if store is None else store
     executor = recording(setup)
     # A buffer that holds everyone's update needs everyone in training.
@@ -162,11 +153,7 @@ def undisturbed(algorithm: Algorithm) -> Outcome:
 
 
 def same(check: str, one: Outcome, other: Outcome, tolerance: float = 0.0) -> None:
-    """Check that the same tensors survive both runs, equal to the bit or within a tolerance.
-
-    Raises:
-        ContractViolation: a tensor is missing or differs.
-    """
+    """Check that the same tensors survive both runs, equal to the bit or within a tolerance."""
     first, second = one.tensors(), other.tensors()
     if first.keys() != second.keys():
         raise ContractViolation(f"{check}: different tensors survive: {sorted(first.keys() ^ second.keys())}")

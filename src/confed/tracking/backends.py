@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from confed.tracking.records import TrackedRun
 
-__all__ = ["BACKENDS", "Backend", "Send", "Sent", "backend_of"]
-
 
 @dataclass(frozen=True)
 class Sent:
@@ -36,7 +34,6 @@ class Backend:
     Attributes:
         send: module and function, of type :data:`Send`, imported when used.
         needs: module that must be installed.
-        package: that has it.
         place: what ``--at`` means, and the default.
         show: command that shows the results; ``{where}``, ``{project}`` are filled in.
         whole_rounds: whether a round can be given only once, so that an unfinished one has to wait.
@@ -87,14 +84,7 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 def backend_of(name: str) -> Backend:
-    """A tracking tool by name, if it is installed.
-
-    Args:
-        name: a key of :data:`BACKENDS`.
-
-    Raises:
-        ValueError: an unknown name, or a package that is missing.
-    """
+    """A tracking tool by name, if it is installed."""
     if name not in BACKENDS:
         raise ValueError(f"the tracking tool must be one of {', '.join(BACKENDS)}, got {name!r}")
     found = BACKENDS[name]

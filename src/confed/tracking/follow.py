@@ -8,18 +8,13 @@ from pathlib import Path
 from confed.tracking.backends import backend_of
 from confed.tracking.records import Names, TrackedRun, tracked_runs
 
-__all__ = ["Tracked", "track"]
-
 
 @dataclass(frozen=True)
 class Tracked:
     """What was sent of one run.
 
     Attributes:
-        project: of the tool.
         name: of the run, after its group and a slash.
-        state: of the run.
-        round: the last one.
         values: number of values that were new to the tool.
         where: where the tool keeps the run.
     """
@@ -42,23 +37,7 @@ def track(
     follow: bool = False,
     every: float = 2.0,
 ) -> Iterator[Tracked]:
-    """Runs of a folder sent to a tracking tool; what it has already is not sent again.
-
-    Args:
-        folder: a run, study or sweep.
-        to: name of the tool.
-        at: where it keeps runs; empty for its own choice.
-        names: other names than those of folder and recipe.
-        files: whether recipe, summary and report go along.
-        follow: whether to go on until no process is at work in the folder.
-        every: seconds between looks at the files.
-
-    Yields:
-        A note for every run that was looked at first or had something new.
-
-    Raises:
-        ValueError: an unknown, missing or broken tool, or a folder without runs.
-    """
+    """Runs of a folder sent to a tracking tool; what it has already is not sent again."""
     backend = backend_of(to)
     send = backend.load()
     seen: dict[str, TrackedRun] = {}

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from confed.results.folder import kind_of, read_jsonl
-from confed.results.headline import HEADLINES
+from confed.results.headline import FIELD, HEADLINES
 from confed.results.metric import place_metric
-from confed.results.privacy_spent import FIELD
 from confed.results.runs import Run, Summary, average, load, number, numbers
 from confed.results.settings import flat
 from confed.results.watching import RunState, folders_of, states_of
-
-__all__ = ["MANY_PLACES", "Names", "TrackedRun", "tracked_runs"]
 
 Values = dict[str, float]
 
@@ -60,10 +57,7 @@ class TrackedRun:
             read, and another one where a folder's name is used again for another recipe.
         project: of the tool, by default the recipe's name.
         group: the study's name; empty for a run on its own.
-        name: within the group.
-        state: as in :class:`confed.results.watching.RunState`.
         parameters: key of the recipe -> value: a text, number or truth value.
-        tags: short facts.
         rounds: round -> metric -> value; the metrics of the final test stand at the last round.
         times: round -> when it ended, in seconds since 1970, estimated from the age of the files.
         files: those to be kept with the run.
@@ -100,16 +94,7 @@ class TrackedRun:
 
 
 def tracked_runs(folder: Path, names: Names | None = None, files: bool = True) -> list[TrackedRun]:
-    """The runs of a run, study or sweep folder that have begun, finished or not, and the study itself for its files.
-
-    Args:
-        folder: the folder.
-        names: other names than those of folder and recipe.
-        files: whether files are listed.
-
-    Raises:
-        ValueError: the folder is none of these, a file of it is damaged, or a name is given for several runs.
-    """
+    """The runs of a run, study or sweep folder that have begun, finished or not, and the study itself for its files."""
     names, folder = names or Names(), folder.resolve()
     states = states_of(folder)
     single = kind_of(folder) in ("run", "federation")

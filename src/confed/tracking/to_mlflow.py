@@ -11,7 +11,6 @@ from confed.tracking.records import TrackedRun
 if TYPE_CHECKING:
     from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
-__all__ = ["send"]
 
 ID, FILES = "confed.run", "confed.files"
 """Tags: which run it is, and a digest of its files."""
@@ -23,12 +22,7 @@ STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "runn
 
 
 def send(run: TrackedRun, place: str) -> Sent:
-    """A run in the experiment of the project's name, with parameters, metrics and artifacts.
-
-    Args:
-        run: what is tracked.
-        place: tracking URI; MLflow's own choice where it is empty.
-    """
+    """A run in the experiment of the project's name, with parameters, metrics and artifacts."""
     import mlflow  # pyright: ignore[reportMissingImports]
     from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 

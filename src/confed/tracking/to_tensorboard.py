@@ -11,8 +11,6 @@ from confed.results.run_files import read_json
 from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
-__all__ = ["send"]
-
 MARK = "confed.json"
 """Beside the events: whose they are."""
 
@@ -21,10 +19,6 @@ def send(run: TrackedRun, place: str) -> Sent:
     """Event files in ``<place>/<project>/<group>/<name>``, with scalars, parameters and copies of the files.
 
     A name that is too long for a folder is a ValueError.
-
-    Args:
-        run: what is tracked.
-        place: log folder, ``tensorboard`` by default.
     """
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams

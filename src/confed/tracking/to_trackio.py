@@ -7,22 +7,12 @@ from contextlib import redirect_stdout
 from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
-__all__ = ["send"]
-
 ID = "confed_run"
 """Key of the configuration that says which run it is: Trackio finds runs by name."""
 
 
 def send(run: TrackedRun, place: str) -> Sent:
-    """A run in the project's SQLite database, with its parameters, and its files as a versioned artifact.
-
-    Args:
-        run: what is tracked.
-        place: the folder of the databases; it holds for the whole process, whose first one is kept.
-
-    Raises:
-        ValueError: Trackio is set to a server, which is not asked for what it has.
-    """
+    """A run in the project's SQLite database, with its parameters, and its files as a versioned artifact."""
     for key in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
         if os.environ.get(key):
             raise ValueError(

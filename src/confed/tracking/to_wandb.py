@@ -9,22 +9,12 @@ from confed.results.run_files import read_json
 from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
-__all__ = ["send"]
-
 KEPT = "confed.json"
 """Id of a run -> the last round written, and whether the run was over; beside offline runs, which cannot be asked."""
 
 
 def send(run: TrackedRun, place: str) -> Sent:
-    """A run with the digest as its id, so that it goes on where it was; a round is logged once and as a whole.
-
-    Args:
-        run: what is tracked.
-        place: folder of W&B's files.
-
-    Raises:
-        ValueError: W&B does not know who logs in.
-    """
+    """A run with the digest as its id, so that it goes on where it was; a round is logged once and as a whole."""
     import wandb  # pyright: ignore[reportMissingImports]
 
     folder = Path(place or os.environ.get("WANDB_DIR") or ".")

@@ -13,7 +13,7 @@ pytest.importorskip("cryptography")
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
-from confed.deployment.manifest_serial import ACCEPTED
+from confed.deployment.manifest import ACCEPTED
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.engines.remote.client import SERIALS, Site, client_named

@@ -17,8 +17,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
-from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.noise_secret import NoiseSecret
+from confed.engines.remote.client import NoiseSecret, Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, seal, version_of
 from confed.engines.remote.sites import Timeouts
 from confed.federation import keyed_noise

@@ -19,7 +19,7 @@ from confed.deployment.server import REPLIES, run_server
 from confed.deployment.site import open_site
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, open_body, printable, seal
-from confed.engines.remote.reply_checks import check_content
+from confed.engines.remote.server import check_content
 from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.messages import Message
 from confed.recipes.recipe import Recipe
@@ -192,7 +192,7 @@ def test_a_fault_that_a_reply_brings_to_light_is_its_sites(tmp_path: Path, monke
         turns = 0
 
     letters = Turns(setup, tmp_path)
-    monkeypatch.setattr("confed.engines.remote.reply_reader.check_content", faulty)
+    monkeypatch.setattr("confed.engines.remote.server.check_content", faulty)
     (record,) = rounds(setup, remote_of(letters))
     assert record.errors == dict.fromkeys(
         ("client-1", "client-2"), "ValueError: update refused: TypeError: unhashable type"

@@ -14,8 +14,7 @@ pytest.importorskip("flwr")
 from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
-from confed.deployment.loss_watch import LossCourse
-from confed.deployment.server import MEMBERS, _weight_bound, run_server
+from confed.deployment.server import MEMBERS, LossCourse, _weight_bound, run_server
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.protocol import Limits, open_body, seal
 from confed.engines.remote.server import Remote

@@ -28,7 +28,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message
 from confed.federation.params import Params
 from confed.federation.state import MemoryStore, ServerState
-from confed.privacy.guards import ValueBound
+from confed.privacy.protections import ValueBound
 from confed.registry import algorithms
 from confed.testing.toy import toy_clients, toy_setup
 from hostile_reply import COLD, Tampering

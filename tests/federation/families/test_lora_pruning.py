@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from confed.federation.families.lora_pruning import tail_product
+from confed.federation.families.lora import tail_product
 
 
 def test_the_tail_is_a_product_of_norms_and_its_gradient_is_finite_at_zero() -> None:

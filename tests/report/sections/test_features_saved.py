@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.report.sections.features_saved import features_saved
-from confed.report.sections.general import cost
+from confed.report.sections.general import cost, features_saved
 from confed.results.runs import load
 from synthetic_study import make_run
 

@@ -14,9 +14,8 @@ from confed.recipes.recipe import load_recipe
 from confed.report.report import render, write_report
 from confed.report.sections import fedp3_filter as filter_size
 from confed.results.runs import load
-from confed.runs.forgotten import filter_of, picked
 from confed.runs.run import load_run, run
-from confed.runs.samples import fill
+from confed.runs.samples import fill, filter_of, picked
 from synthetic_study import make_run, picture
 
 ANSWERS = ("airport", "field", "road", "park")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from confed.metrics.unpaired import unpaired_t
+from confed.metrics.statistics import unpaired_t
 from confed.report.statistics.over_models import OVERALL, ModelStudies, model_studies, pairs_over_models
 from confed.report.tables.models import files, model_table, model_tables, pairs_of
 from confed.results.runs import load

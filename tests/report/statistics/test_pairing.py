@@ -14,7 +14,7 @@ from confed.metrics.stratified import sign_flip
 from confed.report.statistics.comparison import Comparison, compare
 from confed.report.statistics.paired import LEVEL, MOST_SIGNS, Difference, by_place_test
 from confed.report.statistics.pairing import Rows, aligned, over_seeds
-from confed.results.example_names import name_hashes
+from confed.results.run_files import name_hashes
 from confed.results.runs import load
 from synthetic_study import CLIENTS, make_run
 

@@ -12,9 +12,9 @@ from confed.federation.messages import Message
 from confed.federation.wire import encode
 from confed.recipes.recipe import load_recipe
 from confed.report.tables.columns import Context, MethodRow, bytes_up, columns_of
+from confed.report.tables.cost import by_backbone
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table
-from confed.report.tables.traffic import by_backbone
 from confed.results.runs import load
 from confed.runs.run import run
 

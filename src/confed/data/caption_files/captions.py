@@ -13,15 +13,9 @@ from confed.data.caption_files.records import Captioned
 from confed.data.vl_files.records import Distinct, number, text
 from confed.data.vl_files.stream import Window, json_items
 
-__all__ = ["caption_records", "coco_caption_records", "karpathy_records", "token_records"]
-
 
 def caption_records(file: Path) -> Iterator[Captioned]:
-    """The pictures of a captions file of any of the known layouts, told apart by what is in it.
-
-    Raises:
-        ValueError: as the reader of the layout, or the file has none of them.
-    """
+    """The pictures of a captions file of any of the known layouts, told apart by what is in it."""
     if not file.is_file():
         raise ValueError(f"the file of captions {file} does not exist")
     if file.suffix.lower() in (".token", ".txt", ".tsv"):
@@ -48,9 +42,6 @@ def coco_caption_records(file: Path) -> Iterator[Captioned]:
     """The pictures of an official ``captions_*.json`` in its order; those without a caption are left out.
 
     The captions are in memory, as those of a picture do not stand together.
-
-    Raises:
-        ValueError: a missing or cut-off file, a faulty entry, an id twice, or a caption of an unknown picture.
     """
     content = _Content()
     for key, row, entry in _two_lists(file):
@@ -116,9 +107,6 @@ def karpathy_records(file: Path) -> Iterator[Captioned]:
     """The pictures of a split file of Karpathy, ``dataset_coco.json`` or ``dataset_flickr30k.json``, one by one.
 
     Its splits are train, restval, val and test; "restval" are pictures of COCO's validation part that are trained on.
-
-    Raises:
-        ValueError: a missing or cut-off file, a faulty entry, or a picture twice.
     """
     distinct = Distinct("filename")
     for row, entry in json_items(file, "images"):
@@ -139,11 +127,7 @@ def karpathy_records(file: Path) -> Iterator[Captioned]:
 
 
 def token_records(file: Path) -> Iterator[Captioned]:
-    """The pictures of Flickr30k's list "file.jpg#n<TAB>caption", whose captions of a picture stand together.
-
-    Raises:
-        ValueError: a missing file, one that is no UTF-8, a faulty line, or captions of a picture in two places.
-    """
+    """The pictures of Flickr30k's list "file.jpg#n<TAB>caption", whose captions of a picture stand together."""
     if not file.is_file():
         raise ValueError(f"the file of captions {file} does not exist")
     distinct = Distinct("picture")

@@ -4,19 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["Captioned", "Piece", "Story", "check_captions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Captioned:
     """A picture with its captions.
 
     Attributes:
-        file: the annotation file.
         row: its row there, from 0.
         name: identifier, distinct within the file.
         picture: a path below the dataset's folder of pictures.
-        captions: one at least.
         split: empty if the file has no splits.
     """
 
@@ -59,9 +55,7 @@ class Story:
     """A document of pictures and texts in the order in which they stand.
 
     Attributes:
-        file: where it stands.
         row: its row there, from 0.
-        pieces: one at least.
     """
 
     file: Path
@@ -81,11 +75,7 @@ class Story:
 
 
 def check_captions(captions: Sequence[str], where: str) -> None:
-    """Check that there are captions and that none is empty.
-
-    Raises:
-        ValueError: there is no caption, or an empty one.
-    """
+    """Check that there are captions and that none is empty."""
     if not captions:
         raise ValueError(f"{where}: expected a caption at least, got none")
     for caption in captions:

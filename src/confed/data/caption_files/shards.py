@@ -22,8 +22,6 @@ from confed.data.picture_files import NamedPictures
 from confed.data.pictures import read_picture, resize
 from confed.data.ragged import PackedTexts
 
-__all__ = ["Place", "ShardPictures", "Shown", "parquet_pairs", "shard_pairs", "tar_pairs"]
-
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 _PICTURES = ("image", "jpg", "png", "image_bytes")
 _CAPTIONS = ("caption", "text", "txt", "TEXT")
@@ -37,7 +35,6 @@ class Place(NamedTuple):
     """Location of a picture's bytes in a shard.
 
     Attributes:
-        file: the shard.
         first: of a tar archive the first byte; of a Parquet file the row.
         size: bytes; -1 in a Parquet file.
     """
@@ -62,11 +59,7 @@ class Shown(NamedTuple):
 
 
 def shard_pairs(file: Path) -> Iterator[Shown]:
-    """The pictures of a shard, ``.tar`` or ``.parquet``, with their captions.
-
-    Raises:
-        ValueError: another ending, or as of the two layouts.
-    """
+    """The pictures of a shard, ``.tar`` or ``.parquet``, with their captions."""
     readers = {".tar": tar_pairs, ".parquet": parquet_pairs}
     if file.suffix.lower() not in readers:
         raise ValueError(f"{file}: expected a shard of pictures with captions, .tar or .parquet")
@@ -74,12 +67,7 @@ def shard_pairs(file: Path) -> Iterator[Shown]:
 
 
 def tar_pairs(file: Path) -> Iterator[Shown]:
-    """The pictures of an uncompressed tar archive whose files of one key stand together.
-
-    Raises:
-        ValueError: the archive is missing or cut off, a picture has no caption or a caption no picture, or a caption is
-            empty or damaged (names archive and key).
-    """
+    """The pictures of an uncompressed tar archive whose files of one key stand together."""
     if not file.is_file():
         raise ValueError(f"the shard {file} does not exist")
     size = file.stat().st_size
@@ -113,12 +101,7 @@ def tar_pairs(file: Path) -> Iterator[Shown]:
 
 
 def parquet_pairs(file: Path) -> Iterator[Shown]:
-    """The pictures of a Parquet file, whose column of captions alone is read, part by part.
-
-    Raises:
-        ValueError: the file is missing or cut off, it has no such columns, a caption is empty, or pyarrow is not
-            installed.
-    """
+    """The pictures of a Parquet file, whose column of captions alone is read, part by part."""
     parquet = _opened(file, _state(file))
     names = parquet.schema_arrow.names
     caption = next((name for name in _CAPTIONS if name in names), None)
@@ -139,13 +122,7 @@ def parquet_pairs(file: Path) -> Iterator[Shown]:
 
 
 class ShardPictures(NamedPictures):
-    """Pictures of shards in one folder; nothing is kept but the last part of a Parquet file that was read.
-
-    Args:
-        places: where they are, M.
-        names: their names, M.
-        size: side of the square pictures in pixels; other proportions are squeezed.
-    """
+    """Pictures of shards in one folder; nothing is kept but the last part of a Parquet file that was read."""
 
     def __init__(self, places: Sequence[Place], names: PackedTexts, size: int) -> None:
         super().__init__(places[0].file.parent if places else Path(), names, size)

@@ -2,17 +2,74 @@
 
 The layouts are those of the Pile and of Common Crawl's cleaned texts (``text``), of OBELICS (Laurençon et al., NeurIPS
 2023: ``images`` and ``texts`` side by side) and of MMC4 (Zhu et al., NeurIPS 2023: ``text_list`` and ``image_info``).
+
+Broder, "On the resemblance and containment of documents", 1997, by the library datasketch: texts are sets of runs of
+words, their Jaccard similarity is estimated from minima of random hashes, and locality-sensitive hashing finds the few
+earlier texts to compare with. Memory grows with the texts that are kept, by some kilobytes each.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.records import Piece, Story
-from confed.data.json_lines import read_jsonl
+from confed.data.record_files import read_jsonl
 from confed.data.vl_files.records import text
 
-__all__ = ["chunks", "story_lines", "text_lines"]
+# Removal of near-duplicate texts ------------------------------------------------------------------------------
+
+_INDEXED = 0.9
+"""The largest similarity that the index is set to."""
+
+
+class NearDuplicates:
+    """Filter of near-duplicate texts that keeps the first one of its kind.
+
+    Attributes:
+        dropped: how many were near duplicates so far.
+    """
+
+    def __init__(self, threshold: float = 0.8, words: int = 3, hashes: int = 128) -> None:
+        if not 0 < threshold <= 1:
+            raise ValueError(f"the similarity of near duplicates must lie in (0, 1], got {threshold}")
+        if words < 1 or hashes < 2:
+            raise ValueError(f"near duplicates need runs of at least 1 word and 2 hashes, got {words} and {hashes}")
+        try:
+            self._library: Any = import_module("datasketch")
+        except ImportError as error:
+            raise ValueError(
+                "near duplicates are found by the package datasketch: pip install '.[captions]' -c constraints.txt"
+            ) from error
+        self.threshold, self.words, self.hashes, self.dropped = threshold, words, hashes, 0
+        # Candidates are compared, so that the index may be less exact than they are; it has no setting near 1.
+        self._index: Any = self._library.MinHashLSH(threshold=min(threshold, _INDEXED), num_perm=hashes)
+        self._sketches: list[Any] = []
+
+    def is_new(self, text: str) -> bool:
+        """Whether no earlier text resembles this one; it is remembered if so."""
+        sketch = self._library.MinHash(num_perm=self.hashes, seed=1)
+        sketch.update_batch([run.encode() for run in self._runs(text)])
+        near = self._index.query(sketch)
+        if any(self._sketches[number].jaccard(sketch) >= self.threshold for number in near):
+            self.dropped += 1
+            return False
+        self._index.insert(len(self._sketches), sketch)
+        self._sketches.append(sketch)
+        return True
+
+    def keep(self, texts: Iterable[str]) -> Iterator[str]:
+        """The texts that are new, one after the other."""
+        return (text for text in texts if self.is_new(text))
+
+    def _runs(self, text: str) -> set[str]:
+        every = re.findall(r"\w+", text.lower())
+        size = min(self.words, len(every))
+        return {" ".join(every[first : first + size]) for first in range(len(every) - size + 1)} or {""}
+
+
+# Streaming readers of texts and documents in JSON lines -------------------------------------------------------
 
 
 def text_lines(file: Path, key: str = "text") -> Iterator[tuple[int, str]]:
@@ -20,10 +77,6 @@ def text_lines(file: Path, key: str = "text") -> Iterator[tuple[int, str]]:
 
     Raises ``ValueError``: the file is missing, cut off or damaged, a line is no JSON object with such a text, or
     zstandard is not installed.
-
-    Args:
-        file: one JSON object a line.
-        key: where the text stands.
     """
     for row, entry in read_jsonl(file):
         yield row, text(entry, key, file, row).strip()
@@ -34,9 +87,6 @@ def story_lines(file: Path) -> Iterator[Story]:
 
     Either ``images`` and ``texts``, equally long lists of which one has null at each place; or ``text_list``, and
     ``image_info`` with ``image_name`` and ``matched_text_index``, the text that the picture stands in front of.
-
-    Raises:
-        ValueError: as :func:`text_lines`, or a line has neither layout, or no text.
     """
     for row, entry in read_jsonl(file):
         where = f"{file}, row {row}"
@@ -53,11 +103,7 @@ def story_lines(file: Path) -> Iterator[Story]:
 
 
 def chunks(words: str, most: int) -> list[str]:
-    """A long text in pieces of up to so many words.
-
-    Raises:
-        ValueError: fewer than one word.
-    """
+    """A long text in pieces of up to so many words."""
     if most < 1:
         raise ValueError(f"a piece of a text must have at least 1 word, got {most}")
     every = words.split()

@@ -15,10 +15,6 @@ from confed.data.ml_files.records import LabelRecord, optional_text
 from confed.data.vl_files.records import Distinct, number, text
 from confed.data.vl_files.stream import Window, json_items
 
-__all__ = [
-    "COCO_GROUPS", "COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_categories", "coco_records",
-]  # fmt: skip
-
 COCO_LABELS = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
     "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
@@ -72,18 +68,6 @@ def coco_records(
     """The pictures of an instances file, in its order; labels are the categories of a picture's objects.
 
     The file is read value by value: outlines, most of its hundreds of megabytes, are never in memory together.
-
-    Args:
-        file: ``instances_*.json``.
-        level: 80 categories or their 12 groups.
-        unlabelled: whether pictures without any object are kept; published multi-label results leave them out
-            (82,081 of the 82,783 training pictures of 2014 remain).
-        crowds: whether groups of objects outlined as one (``iscrowd``) count.
-        split: what to call the split.
-
-    Raises:
-        ValueError: a missing or cut-off file, a faulty entry, an id twice, or an object of an unknown picture or
-            category (names the row).
     """
     if level not in ("category", "supercategory"):
         raise ValueError(f"level must be category or supercategory, got {level!r}")
@@ -100,12 +84,6 @@ def coco_categories(file: Path) -> dict[str, str]:
 
     Raises ``ValueError``: a missing or cut-off file, no list of categories, a name that comes twice, or a faulty entry
     of it (the message names the row).
-
-    Args:
-        file: ``instances_*.json``; it is read through for them.
-
-    Returns:
-        Category -> its group, empty where the file gives none.
     """
     found, distinct = dict[int, tuple[str, str]](), Distinct("category's name")
     for row, entry in json_items(file, "categories"):

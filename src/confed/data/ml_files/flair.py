@@ -16,8 +16,6 @@ from confed.data.ml_files.records import LabelRecord
 from confed.data.vl_files.records import Distinct, text, texts
 from confed.data.vl_files.stream import json_items
 
-__all__ = ["FLAIR_LABELS", "flair_fine_labels", "flair_hdf5_records", "flair_records", "flair_relationship"]
-
 FLAIR_LABELS = (
     "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid",
     "material", "music", "outdoor", "plant", "recreation", "religion", "structure",
@@ -32,9 +30,6 @@ def flair_records(file: Path) -> Iterator[LabelRecord]:
 
     Raises ``ValueError``: a missing or cut-off file, a faulty entry, a picture twice, or a user in two partitions (the
     message names the row).
-
-    Args:
-        file: ``labels_and_metadata.json``; pictures are ``{image_id}.jpg``, in ``small_images``.
     """
     distinct, home = Distinct("image_id"), dict[str, str]()
     for row, entry in json_items(file):
@@ -57,10 +52,6 @@ def flair_relationship(file: Path) -> dict[str, str]:
     """Every fine label's coarse one, from ``label_relationship.txt``: "fine -> coarse" a line.
 
     Where there is no arrow, a comma or a tab between the two, and brackets around them, are understood as well.
-
-    Raises:
-        ValueError: the file is missing, a line has another shape, a coarse label is none of the 17, or a fine label
-            has two coarse ones (names the line).
     """
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
@@ -87,17 +78,7 @@ def flair_fine_labels(file: Path) -> tuple[str, ...]:
 
 
 def flair_hdf5_records(file: Path) -> Iterator[LabelRecord]:
-    """All pictures of an HDF5 file, user by user; labels are read, pictures are not.
-
-    Args:
-        file: ``/{partition}/{user}/{images, image_ids, labels, fine_grained_labels}``, where labels are texts joined
-            by "|", or ``{labels, fine_grained_labels}_{row, col}`` with the names under ``/metadata``; or
-            ``/{partition}/{image}/{image, user_id, labels, fine_grained_labels}``.
-
-    Raises:
-        ValueError: h5py is not installed, the file is missing, damaged or of another shape (names the group), a
-            picture twice, or a user in two partitions.
-    """
+    """All pictures of an HDF5 file, user by user; labels are read, pictures are not."""
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     try:

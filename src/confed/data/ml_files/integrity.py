@@ -20,8 +20,6 @@ import PIL
 from confed.data.preparation import step
 from confed.federation.checkpoint import write_atomically
 
-__all__ = ["cache_folder", "faults"]
-
 _AT_ONCE = 64
 """Pictures that a thread takes at once."""
 _MOST_THREADS = 16
@@ -61,11 +59,7 @@ class CheckedPictures(Protocol):
 
 
 def cache_folder() -> Path:
-    """Folder of the cached results; it need not exist.
-
-    Raises:
-        OSError: there is no home folder to keep them in.
-    """
+    """Folder of the cached results; it need not exist."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if given.is_absolute():  # as its specification has it, others do not count
         return given / "confed" / "pictures"

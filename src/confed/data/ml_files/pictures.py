@@ -12,8 +12,6 @@ from confed.data.ml_files.table import MultiLabelTable
 from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
 from confed.data.pictures import empty_table
 
-__all__ = ["drop_unreadable"]
-
 _CHANGED = "it could be read when all pictures were checked"
 
 
@@ -30,21 +28,6 @@ def drop_unreadable(
 
     Raises ``ValueError``: more than ``at_most`` cannot be read (the message names the first one), the share is outside
     [0, 1], the check is unknown, or there is nothing at ``source``.
-
-    Args:
-        table: rows with pictures.
-        source: where these lie.
-        size: side of the square pictures in pixels.
-        at_most: share of the rows that may be left out.
-        check: "decoded" decodes every picture once and remembers the verdict, see
-            :mod:`confed.data.ml_files.integrity`. "present" only looks whether it is there and not empty: a damaged one
-            then leaves its client out of every round that this one is drawn for, and ends the run in an evaluation,
-            with an error that names it.
-        hold: keep all pictures in memory, as uint8 (M, S, S, 3), if they take at most so many bytes; they are then
-            decoded whatever ``check`` says, and only once.
-
-    Returns:
-        The table without them, with their names in ``unreadable``, and its pictures.
     """
     check_unreadable(at_most, check)
     pictures = open_pictures(source, table.pictures, size)

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from confed.data.json_lines import read_jsonl
 from confed.data.owners import owner_text
+from confed.data.record_files import read_jsonl
 from confed.data.vl_files.records import Distinct, text, texts
-
-__all__ = ["LabelRecord", "line_records", "listed_labels", "optional_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +15,6 @@ class LabelRecord:
     """A picture, a text, or both, with their labels.
 
     Attributes:
-        file: the annotation file.
         row: its row there, from 0.
         name: identifier, distinct within the dataset.
         labels: names of the labels that are present; may be empty.
@@ -78,11 +75,6 @@ def line_records(file: Path, *, user: str = "user", prefix: str = "") -> Iterato
 
     Raises ``ValueError``: a missing or cut-off file, a faulty line, or an identifier twice (the message names file and
     row).
-
-    Args:
-        file: the JSON-lines file.
-        user: under which key the user stands.
-        prefix: what all identifiers begin with.
     """
     distinct = Distinct("id")
     for row, entry in read_jsonl(file):
@@ -103,11 +95,7 @@ def line_records(file: Path, *, user: str = "user", prefix: str = "") -> Iterato
 
 
 def listed_labels(file: Path) -> tuple[str, ...]:
-    """The names of labels in a text file with one a line, in their order; empty lines are left out.
-
-    Raises:
-        ValueError: the file is missing, no UTF-8, or has no label (names it).
-    """
+    """The names of labels in a text file with one a line, in their order; empty lines are left out."""
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     try:

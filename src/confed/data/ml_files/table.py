@@ -11,8 +11,6 @@ import numpy as np
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ragged import PackedTexts, Ragged, offsets_of
 
-__all__ = ["MultiLabelTable", "UserRows", "collect", "multi_hot"]
-
 _LISTED = 5
 """How many offenders a message names."""
 
@@ -24,7 +22,6 @@ class MultiLabelTable:
     Attributes:
         labels: names of the C labels; a label's number is its position.
         present: the numbers of each row's labels, ascending, int32.
-        names: N identifiers.
         pictures: N names of pictures, as :class:`~confed.data.ml_files.records.LabelRecord` has them; empty texts in a
             dataset of texts.
         texts: N texts, where the dataset has texts.
@@ -58,11 +55,7 @@ class MultiLabelTable:
         return np.bincount(self.present.values, minlength=len(self.labels))
 
     def of_users(self) -> "UserRows":
-        """User -> its rows, one client per user.
-
-        Raises:
-            ValueError: the dataset has no users.
-        """
+        """User -> its rows, one client per user."""
         if not len(self.users):
             raise ValueError("the dataset has no users to take as clients: deal its rows instead")
         return UserRows(self.users, self.user_offsets)
@@ -89,11 +82,7 @@ class MultiLabelTable:
         return self.user_offsets.nbytes + sum(part.nbytes for part in parts if part is not None)
 
     def keep(self, mask: np.ndarray) -> "MultiLabelTable":
-        """The rows that a mask (N,) is true for; users without any row are left out.
-
-        Raises:
-            ValueError: the mask has another shape.
-        """
+        """The rows that a mask (N,) is true for; users without any row are left out."""
         if mask.shape != (len(self),):
             raise ValueError(f"the mask must have shape ({len(self)},), got {mask.shape}")
         if mask.all():
@@ -112,11 +101,7 @@ class MultiLabelTable:
         )
 
     def in_order(self, labels: Sequence[str]) -> "MultiLabelTable":
-        """The same rows with label numbers that are positions in another list, matched by name.
-
-        Raises:
-            ValueError: the list has a name twice, or lacks one of the table's labels (names the first few).
-        """
+        """The same rows with label numbers that are positions in another list, matched by name."""
         _check_distinct(labels)
         position = {name: number for number, name in enumerate(labels)}
         missing = [name for name in self.labels if name not in position]
@@ -148,12 +133,7 @@ class MultiLabelTable:
 
 
 class UserRows(Mapping[str, np.ndarray]):
-    """User -> row numbers, ascending; made when asked for, so that tens of thousands of users cost little.
-
-    Args:
-        users: their names.
-        offsets: where each one's rows begin, and at last the number of rows.
-    """
+    """User -> row numbers, ascending; made when asked for, so that tens of thousands of users cost little."""
 
     def __init__(self, users: PackedTexts, offsets: np.ndarray) -> None:
         self._offsets = offsets
@@ -179,18 +159,6 @@ def collect(
     """Records as tables, one per split, with the rows of each user together.
 
     Rows keep their order within a user, users that of their first row. Records are taken one by one.
-
-    Args:
-        records: of any reader.
-        labels: the names of all labels; by default those that occur, in alphabetical order.
-        level: the records' ``labels`` or their ``fine`` ones.
-
-    Returns:
-        Split -> table, in the order of first rows; the key is "" where the file has no splits.
-
-    Raises:
-        ValueError: labels outside the list (the first few of them, each with where it stands), an identifier twice
-            within a split, rows with and without a user, or no record at all.
     """
     if level not in ("labels", "fine"):
         raise ValueError(f"level must be labels or fine, got {level!r}")

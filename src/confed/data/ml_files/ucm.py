@@ -11,8 +11,6 @@ from typing import Literal
 
 from confed.data.ml_files.records import LabelRecord, line_records
 
-__all__ = ["UCM_LABELS", "ucm_records"]
-
 UCM_LABELS = (
     "airplane", "bare-soil", "buildings", "cars", "chaparral", "court", "dock", "field", "grass", "mobile-home",
     "pavement", "sand", "sea", "ship", "tanks", "trees", "water",
@@ -21,15 +19,7 @@ UCM_LABELS = (
 
 
 def ucm_records(folder: Path, user: Literal["scene", "land_use", ""] = "scene") -> Iterator[LabelRecord]:
-    """All pictures in the order of ``labels.jsonl``; they lie in ``images.tar`` or in ``images/``.
-
-    Args:
-        folder: the data set's folder, as :func:`confed.datasets.ucm_vqa.ucm_vqa` reads it.
-        user: what counts as a user: one of six scenes, one of 21 land uses, or nothing.
-
-    Raises:
-        ValueError: the file is missing, cut off or faulty (names the row), or ``user`` is unknown.
-    """
+    """All pictures in the order of ``labels.jsonl``; they lie in ``images.tar`` or in ``images/``."""
     if user not in ("scene", "land_use", ""):
         raise ValueError(f"user must be scene, land_use or empty, got {user!r}")
     for record in line_records(folder / "labels.jsonl", user=user, prefix="ucm-"):

@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 from confed.data.ml_files.records import LabelRecord
 from confed.data.vl_files.records import Distinct
 
-__all__ = ["VOC_LABELS", "voc_records"]
-
 VOC_LABELS = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
@@ -21,16 +19,6 @@ def voc_records(folder: Path, split: str, *, difficult: bool = False) -> Iterato
     """The pictures of one split; an object's class is a label of its picture.
 
     Pictures lie in ``JPEGImages``. For the years 2007 and 2012 together, read both folders; names tell them apart.
-
-    Args:
-        folder: one year's folder (``VOCdevkit/VOC2007``), with ``Annotations`` and ``ImageSets/Main``.
-        split: a list of ``ImageSets/Main``: train, val, trainval or test.
-        difficult: whether objects that are marked as difficult count. By default they do not, so that a picture whose
-            only sofa is difficult has no sofa.
-
-    Raises:
-        ValueError: a missing list or annotation, a picture twice, or XML that is cut off or not of this shape (names
-            the file).
     """
     listed = folder / "ImageSets" / "Main" / f"{split}.txt"
     if not re.fullmatch(r"\w+", split) or not listed.is_file():

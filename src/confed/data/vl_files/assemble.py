@@ -14,8 +14,6 @@ from confed.data.partitions import hold_out, iid
 from confed.data.picture_files import Check, PictureFiles
 from confed.data.vl_files.records import Record
 
-__all__ = ["Amount", "Source", "assemble", "frequent_answers"]
-
 
 @dataclass(frozen=True)
 class Amount:
@@ -25,9 +23,6 @@ class Amount:
         count: at most so many.
         share: that share of them.
         per_answer: so many of each answer.
-
-    Raises:
-        ValueError: a limit is not positive, or a share above 1.
     """
 
     count: int | None = None
@@ -62,8 +57,6 @@ class Source:
     """One dataset, that of one client or, in shards, of several.
 
     Attributes:
-        train: training questions.
-        test: test questions.
         pictures: where a picture may lie below the root, tried in this order: paths with ``{path}`` for its name and
             ``{name}`` for the name's last part.
         validation: validation questions; where there are none, a share of the training pictures is held out, which
@@ -85,11 +78,7 @@ class Source:
 
 
 def frequent_answers(records: Sequence[Record], count: int) -> tuple[str, ...]:
-    """The most frequent right answers, most frequent first, equals in alphabetical order.
-
-    Raises:
-        ValueError: ``count`` is less than 1.
-    """
+    """The most frequent right answers, most frequent first, equals in alphabetical order."""
     if count < 1:
         raise ValueError(f"answers must be at least 1, got {count}")
     counts = Counter(record.answer for record in records if record.answer)
@@ -117,24 +106,6 @@ def assemble(
     are dropped; then examples are drawn. The seed chooses training and validation examples; test examples are the
     same for all seeds. With shards, the pictures of every dataset are dealt to ``shard_count`` clients and
     the first ``shards`` of them take part; these share an answer set and the test questions.
-
-    Args:
-        name: the dataset's registered name.
-        root: what the picture paths of the sources are below.
-        sources: client -> what reads its dataset; one dataset after the other, so that only one is in memory.
-        answers: size of the answer sets that are made.
-        validation: share of the training pictures held out, where a dataset has no validation questions.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
-        shards: clients per dataset; by default one, with all of it.
-        shard_count: shards that a dataset is dealt into, where ``shards`` is given.
-        seed: see above.
-        facts: further facts about the data.
-
-    Raises:
-        ValueError: an option is out of range, an answer set shares no answer with a client's questions, a client
-            has no validation questions, or a picture is in none of its places (names the annotation file and its row).
     """
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share of the pictures in (0, 1), got {validation}")

@@ -9,8 +9,6 @@ from typing import Any, Literal, get_args
 
 from confed.data.vl_files.stream import Readable, Window
 
-__all__ = ["Question", "Questions", "Source", "question_files"]
-
 Questions = Literal["balanced", "all"]
 """GQA's balanced question files, or all questions (the training file then comes in parts)."""
 
@@ -20,9 +18,6 @@ class Question:
     """One entry.
 
     Attributes:
-        id: GQA's question id.
-        image: GQA's image id.
-        question: its text.
         answer: the one right answer.
         type: GQA's structural type (query, verify, logical, choose or compare), "other" where none is given.
     """
@@ -95,15 +90,7 @@ class _Read:
 
 
 def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list[Source]]:
-    """The official files "train" and "val" of a GQA folder, also in its subfolder ``questions1.2`` or ``questions``.
-
-    Args:
-        folder: where the question archive was unpacked.
-        kind: "balanced", or "all": then ``train_all_questions/`` holds the training questions in parts.
-
-    Raises:
-        ValueError: the folder or one of the files is missing.
-    """
+    """The official files "train" and "val" of a GQA folder, also in its subfolder ``questions1.2`` or ``questions``."""
     if kind not in get_args(Questions):
         raise ValueError(f"questions must be one of {', '.join(get_args(Questions))}, got {kind!r}")
     if not folder.is_dir():

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from confed.data.json_lines import read_jsonl
+from confed.data.record_files import read_jsonl
 from confed.data.vl_files.records import Distinct, Record, check_split, find, text
-
-__all__ = ["LABELS", "nlvr2_records"]
 
 LABELS = ("False", "True")
 """Answers in the order of their labels 0 and 1."""
@@ -17,13 +15,6 @@ def nlvr2_records(folder: Path, split: str) -> Iterator[Record]:
 
     Pictures are ``<identifier without its last part>-img0.png`` and ``-img1.png``, below the training split's numbered
     directories ``<directory>/...``.
-
-    Args:
-        folder: where the files lie, themselves or in ``data`` or ``nlvr2/data``.
-        split: train, dev, test1 or test2.
-
-    Raises:
-        ValueError: an unknown split, a missing or damaged file, an identifier twice, or a faulty row.
     """
     check_split(split, ("train", "dev", "test1", "test2"), "nlvr2")
     file = find(folder, [f"data/{split}.json", f"{split}.json", f"nlvr2/data/{split}.json"], "nlvr2")

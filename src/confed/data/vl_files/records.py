@@ -9,19 +9,6 @@ from typing import Any
 
 from confed.metrics.vqa import normalise_answer
 
-__all__ = [
-    "ANNOTATORS",
-    "Distinct",
-    "Record",
-    "agreed",
-    "annotated",
-    "check_split",
-    "find",
-    "number",
-    "text",
-    "texts",
-]
-
 ANNOTATORS = 10
 """Answers per question in VQA and VizWiz."""
 
@@ -31,13 +18,10 @@ class Record:
     """A question as its file has it.
 
     Attributes:
-        file: the annotation file.
         row: its row there, from 0.
         name: identifier, distinct within the dataset.
         pictures: one picture's name, or two: a path below the dataset's folder of pictures.
-        question: its text.
         answer: the right answer; of several annotators the most frequent, normalised.
-        type: question type.
         annotations: all annotators' answers, normalised, where there are several.
         choices: the texts offered, where ``answer`` is the position of one of them.
     """
@@ -67,32 +51,20 @@ class Record:
 
 
 class Distinct:
-    """Check of identifiers for duplicates.
-
-    Args:
-        what: what it identifies, for messages ("question_id").
-    """
+    """Check of identifiers for duplicates."""
 
     def __init__(self, what: str) -> None:
         self.what, self._rows = what, dict[Any, int]()
 
     def add(self, value: Any, file: Path, row: int) -> None:
-        """Notes an identifier.
-
-        Raises:
-            ValueError: it came before (names both rows).
-        """
+        """Notes an identifier."""
         first = self._rows.setdefault(value, row)
         if first != row:
             raise ValueError(f"{file}, row {row}: the {self.what} {value!r} is that of row {first} already")
 
 
 def text(entry: Any, key: str, file: Path, row: int) -> str:
-    """A text that is not empty.
-
-    Raises:
-        ValueError: there is none under this key (names file, row and key).
-    """
+    """A text that is not empty."""
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{file}, row {row}: expected a text as {key!r}, got {value!r:.80}")
@@ -100,11 +72,7 @@ def text(entry: Any, key: str, file: Path, row: int) -> str:
 
 
 def texts(entry: Any, key: str, file: Path, row: int) -> list[str]:
-    """A list of texts.
-
-    Raises:
-        ValueError: there is none under this key (names file, row and key).
-    """
+    """A list of texts."""
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"{file}, row {row}: expected a list of texts as {key!r}, got {value!r:.80}")
@@ -112,11 +80,7 @@ def texts(entry: Any, key: str, file: Path, row: int) -> list[str]:
 
 
 def number(entry: Any, key: str, file: Path, row: int, *, below: int | None = None) -> int:
-    """An integer that is not negative.
-
-    Raises:
-        ValueError: there is none under this key, or it is not below the limit (names file, row and key).
-    """
+    """An integer that is not negative."""
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (below is not None and value >= below):
         expected = "an integer of at least 0" if below is None else f"an integer from 0 to {below - 1}"
@@ -125,18 +89,7 @@ def number(entry: Any, key: str, file: Path, row: int, *, below: int | None = No
 
 
 def annotated(entry: Any, file: Path, row: int, main: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The answers of ten annotators, normalised, and the one that counts as right.
-
-    Args:
-        entry: a row with ``answers``, ten objects with an ``answer`` each.
-        file: where it stands.
-        row: its number there.
-        main: the right answer where the file names it; by default the annotators' most frequent one, the first of
-            equals.
-
-    Raises:
-        ValueError: not exactly ten answers, or one that is no text (names file and row).
-    """
+    """The answers of ten annotators, normalised, and the one that counts as right."""
     given = entry.get("answers") if isinstance(entry, dict) else None
     if not isinstance(given, list):
         raise ValueError(f"{file}, row {row}: expected a list of annotators as 'answers', got {given!r:.80}")
@@ -150,11 +103,7 @@ def annotated(entry: Any, file: Path, row: int, main: str | None = None) -> tupl
 
 
 def agreed(given: Sequence[str], file: Path, row: int, main: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The same of answers that are bare texts; see :func:`annotated`.
-
-    Raises:
-        ValueError: not exactly ten answers (names file and row).
-    """
+    """The same of answers that are bare texts; see :func:`annotated`."""
     if len(given) != ANNOTATORS:
         raise ValueError(f"{file}, row {row}: expected the answers of {ANNOTATORS} annotators, got {len(given)}")
     answers = [_normal_form(answer) for answer in given]
@@ -169,21 +118,13 @@ def _normal_form(answer: str) -> str:
 
 
 def check_split(split: str, known: Collection[str], dataset: str) -> None:
-    """Check that a dataset has a split with answers.
-
-    Raises:
-        ValueError: the split is unknown.
-    """
+    """Check that a dataset has a split with answers."""
     if split not in known:
         raise ValueError(f"{dataset}: split must be one of {', '.join(known)}, got {split!r}")
 
 
 def find(folder: Path, names: Sequence[str], dataset: str) -> Path:
-    """The first of several possible files that is there.
-
-    Raises:
-        ValueError: none is (names all of them).
-    """
+    """The first of several possible files that is there."""
     for name in names:
         if (folder / name).is_file():
             return folder / name

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from confed.data.json_lines import read_jsonl
+from confed.data.record_files import read_jsonl
 from confed.data.vl_files.records import Distinct, Record, check_split, find, text
-
-__all__ = ["LABELS", "snli_ve_records"]
 
 LABELS = ("entailment", "contradiction", "neutral")
 """Answers in the order of their labels 0, 1 and 2, which is CLiMB's (ALBEF's is another)."""
@@ -16,13 +14,6 @@ def snli_ve_records(folder: Path, split: str) -> Iterator[Record]:
     """The hypotheses (``sentence2``) of a split; a model sees the picture instead of the premise.
 
     Rows on which the annotators did not agree (``gold_label`` "-") are left out.
-
-    Args:
-        folder: with ``snli_ve_{split}.jsonl``.
-        split: train, dev or test.
-
-    Raises:
-        ValueError: an unknown split, a missing or damaged file, a pair twice, or a faulty row.
     """
     check_split(split, ("train", "dev", "test"), "snli_ve")
     file = find(folder, [f"snli_ve_{split}.jsonl"], "snli_ve")

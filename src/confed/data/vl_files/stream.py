@@ -6,25 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Readable", "Window", "json_items", "json_text"]
-
 _CHUNK = 1 << 20
 _LONGEST = 1 << 24
 """Characters of one value above which the file is taken to be damaged."""
 
 
 def json_items(file: Path, key: str | None = None) -> Iterator[tuple[int, Any]]:
-    """The items of a list in a JSON file, with their numbers from 0.
-
-    Args:
-        file: one JSON value.
-        key: where the file is an object: under which of its keys the list stands; by default the file is the list.
-            Other keys are read and dropped.
-
-    Raises:
-        ValueError: the file is missing, cut off, no JSON, or has no such list (names the file, and the row where one
-            is damaged).
-    """
+    """The items of a list in a JSON file, with their numbers from 0."""
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     with file.open("rb") as stream:
@@ -39,16 +27,7 @@ def json_items(file: Path, key: str | None = None) -> Iterator[tuple[int, Any]]:
 
 
 def json_text(file: Path, key: str, until: str) -> str:
-    """A text that stands in a JSON object before a long list; empty if there is none.
-
-    Args:
-        file: one JSON object.
-        key: the text's.
-        until: the list's; nothing is read from there on.
-
-    Raises:
-        ValueError: the file is missing, cut off before, or no JSON.
-    """
+    """A text that stands in a JSON object before a long list; empty if there is none."""
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     with file.open("rb") as stream:
@@ -90,12 +69,7 @@ class Readable(Protocol):
 
 
 class Window:
-    """A JSON file of which only a window is in memory.
-
-    Args:
-        file: its name, for messages.
-        stream: where its bytes come from.
-    """
+    """A JSON file of which only a window is in memory."""
 
     def __init__(self, file: Path, stream: Readable) -> None:
         self.file, self._stream = file, stream
@@ -103,11 +77,7 @@ class Window:
         self._bytes, self._text, self._at = 0, "", 0
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        """The items of the list that starts here, with their numbers from 0.
-
-        Raises:
-            ValueError: the list is cut off or damaged (names the item).
-        """
+        """The items of the list that starts here, with their numbers from 0."""
         self.take()
         number = 0
         separator = self.take() if self.peek() == "]" else ","
@@ -119,11 +89,7 @@ class Window:
             raise ValueError(f"{self.file}: expected ',' or ']' after row {number - 1}, got {separator!r}")
 
     def members(self) -> Iterator[str]:
-        """The keys of the object that starts here; the caller reads the value of each before the next.
-
-        Raises:
-            ValueError: the object is cut off or damaged.
-        """
+        """The keys of the object that starts here; the caller reads the value of each before the next."""
         self.take()
         key: Any = None
         separator = self.take() if self.peek() == "}" else ","
@@ -138,11 +104,7 @@ class Window:
             raise ValueError(f"{self.file}: expected ',' or '}}' behind the value of {key!r:.40}, got {separator!r}")
 
     def peek(self) -> str:
-        """The next character that is no white space; it stays unread.
-
-        Raises:
-            ValueError: the file ends too early.
-        """
+        """The next character that is no white space; it stays unread."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._at += 1
@@ -158,14 +120,7 @@ class Window:
         return character
 
     def value(self, where: str = "") -> Any:
-        """The JSON value that starts here.
-
-        Args:
-            where: what messages add to the file's name.
-
-        Raises:
-            ValueError: it is cut off, no JSON, or longer than any entry of the known files.
-        """
+        """The JSON value that starts here."""
         self.peek()
         while True:
             try:
@@ -189,11 +144,7 @@ class Window:
                 return value
 
     def finish(self) -> None:
-        """Check that nothing follows the last value.
-
-        Raises:
-            ValueError: something follows.
-        """
+        """Check that nothing follows the last value."""
         while not self._text[self._at :].strip():
             if not self._more():
                 return

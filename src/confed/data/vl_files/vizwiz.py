@@ -1,22 +1,230 @@
-"""VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each."""
+"""VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each.
 
+For GQA by scene see :mod:`confed.datasets.gqa_scenes`.
+
+Questions and answers refer to detected objects by their position. Here they become the object's class and its number
+from 1, as in "person 1". Boxes are not drawn into the pictures (CLiMB draws them and gives people invented names), so
+a model has to guess which person is meant.
+
+The release has every file twice: as JSON, and as NumPy files of pickled Python objects, which are refused.
+"""
+
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from confed.data.vl_files.records import Distinct, Record, annotated, check_split, find, text
+from confed.data.record_files import read_jsonl
+from confed.data.vl_files.gqa_questions import question_files
+from confed.data.vl_files.records import Distinct, Record, agreed, annotated, check_split, find, number, text, texts
 from confed.data.vl_files.stream import json_items
 
-__all__ = ["vizwiz_records"]
+# CLOVE (Lei et al., 2023): questions about photographs --------------------------------------------------------
+
+SCENES = (
+    "a#ShopAndDining",
+    "b#Workplace",
+    "c#HomeOrHotel",
+    "d#Transportation",
+    "e#SportAndLeisure",
+    "f#Outdoors",
+)
+"""The six scenes, as file names have them."""
+
+FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation", "scenetext")
+"""The six functions, as file names have them."""
+
+
+def clove_records(folder: Path, stage: str, split: str) -> Iterator[Record]:
+    """The questions of one scene or function; types are the structural ones, pictures ``<image id>.jpg``.
+
+    The questions on scene text have ten annotators each. Elsewhere the one answer of a question is repeated ten times
+    and counts as one, as it is written.
+    """
+    check_split(split, ("train", "val"), "clove")
+    if stage not in (*SCENES, *FUNCTIONS):
+        raise ValueError(f"clove: stage must be one of {', '.join((*SCENES, *FUNCTIONS))}, got {stage!r}")
+    file = _file(folder, stage, split)
+    distinct = Distinct("question_id")
+    for row, entry in json_items(file):
+        key = text(entry, "question_id", file, row)
+        distinct.add(key, file, row)
+        if entry.get("stage", stage) != stage:
+            raise ValueError(f"{file}, row {row}: expected the stage {stage!r}, got {entry['stage']!r}")
+        picture, question = text(entry, "image_id", file, row), text(entry, "question", file, row)
+        answer, answers = text(entry, "answer", file, row), texts(entry, "answers", file, row)
+        several = None
+        if stage == "scenetext" or not set(answers) <= {answer}:
+            answer, several = agreed(answers, file, row, answer)
+        name = f"clove-{stage}-{split}-{key}"
+        yield Record(file, row, name, (f"{picture}.jpg",), question, answer, _type(entry), several)
+
+
+def _type(entry: Any) -> str:
+    types = entry.get("raw_question_type")
+    kind = types.get("structural") if isinstance(types, dict) else None
+    return kind if isinstance(kind, str) and kind else "other"
+
+
+def _file(folder: Path, stage: str, split: str) -> Path:
+    setting = "scene" if stage in SCENES else "function"
+    name = f"fcl_mmf_{stage}_{split}"
+    bases = [folder / part for part in (f"json/{setting}", setting, f"npy/{setting}", ".")]
+    for base in bases:
+        if (base / f"{name}.json").is_file():
+            return base / f"{name}.json"
+    for base in bases:
+        if (base / f"{name}.npy").is_file():
+            raise ValueError(
+                f"{base / name}.npy holds pickled Python objects, which can run code as they are read; "
+                f"expected the same questions from the JSON release, json/{setting}/{name}.json"
+            )
+    raise ValueError(f"clove: expected json/{setting}/{name}.json in {folder}")
+
+
+# Reader of VCR (Zellers et al., 2019), question to answer -----------------------------------------------------
+
+CHOICES = 4
+"""Answers offered with every question."""
+
+
+def vcr_records(folder: Path, split: str) -> Iterator[Record]:
+    """The questions of a split with their four answers."""
+    check_split(split, ("train", "val"), "vcr")
+    file = find(folder, [f"annotation/{split}.jsonl", f"{split}.jsonl"], "vcr")
+    distinct = Distinct("annot_id")
+    for row, entry in read_jsonl(file):
+        key = text(entry, "annot_id", file, row)
+        distinct.add(key, file, row)
+        objects = texts(entry, "objects", file, row)
+        offered = entry.get("answer_choices")
+        if not isinstance(offered, list) or len(offered) != CHOICES:
+            count = len(offered) if isinstance(offered, list) else offered
+            raise ValueError(f"{file}, row {row}: expected {CHOICES} answers as 'answer_choices', got {count}")
+        yield Record(
+            file,
+            row,
+            f"vcr-{key}",
+            (text(entry, "img_fn", file, row),),
+            _words(entry.get("question"), objects, "question", file, row),
+            str(number(entry, "answer_label", file, row, below=CHOICES)),
+            "choice",
+            choices=tuple(_words(tokens, objects, "answer_choices", file, row) for tokens in offered),
+        )
+
+
+def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> str:
+    """Tokens as one text; a list of positions becomes the names of those objects."""
+    if not isinstance(tokens, list) or not tokens:
+        raise ValueError(f"{file}, row {row}: expected a list of tokens as {key!r}, got {tokens!r:.80}")
+    words: list[str] = []
+    for token in tokens:
+        if isinstance(token, str):
+            words.append(token)
+            continue
+        positions = token if isinstance(token, list) else [token]
+        for position in positions:
+            if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position < len(objects):
+                raise ValueError(
+                    f"{file}, row {row}: expected in {key!r} words or lists of positions among the {len(objects)} "
+                    f"objects, got {token!r:.40}"
+                )
+        words.append(" and ".join(f"{objects[position]} {position + 1}" for position in positions))
+    return " ".join(words)
+
+
+# Reader of GQA's balanced questions (Hudson and Manning, 2019) ------------------------------------------------
+
+
+def gqa_records(folder: Path, split: str) -> Iterator[Record]:
+    """The balanced questions of a split; types are the structural ones, pictures ``<image id>.jpg``.
+
+    Raises ``ValueError``: an unknown split, a missing or damaged file, a question twice, or an entry without an answer.
+    """
+    check_split(split, ("train", "val"), "gqa")
+    distinct = Distinct("question id")
+    row = 0
+    for source in question_files(folder)[split]:
+        for question in source:
+            distinct.add(question.id, source.file, row)
+            name, picture = f"gqa-{question.id}", (f"{question.image}.jpg",)
+            yield Record(source.file, row, name, picture, question.question, question.answer, question.type)
+            row += 1
+
+
+# COCO-QA (Ren et al., 2015): four text files per split, aligned line by line ----------------------------------
+
+TYPES = ("object", "number", "color", "location")
+"""Question types by their numbers in ``types.txt``."""
+
+_FILES = ("img_ids.txt", "questions.txt", "answers.txt", "types.txt")
+
+
+def cocoqa_records(folder: Path, split: str) -> Iterator[Record]:
+    """The questions of a split; a picture's name is its COCO number with twelve digits."""
+    check_split(split, ("train", "test"), "cocoqa")
+    columns = {name: _lines(folder / split / name) for name in _FILES}
+    if len({len(lines) for lines in columns.values()}) > 1:
+        counts = ", ".join(f"{name} {len(lines)}" for name, lines in columns.items())
+        raise ValueError(f"{folder / split}: expected files with as many lines each, got {counts}")
+    for row, (image, question, answer, kind) in enumerate(zip(*columns.values(), strict=True)):
+        for name, value, pattern in (
+            ("img_ids.txt", image, r"[0-9]{1,12}"),
+            ("questions.txt", question, r".*\S.*"),
+            ("answers.txt", answer, r".*\S.*"),
+            ("types.txt", kind, r"[0-3]"),
+        ):
+            if not re.fullmatch(pattern, value):
+                expected = {"img_ids.txt": "a COCO number", "types.txt": "a type from 0 to 3"}.get(name, "a text")
+                raise ValueError(f"{folder / split / name}, row {row}: expected {expected}, got {value!r:.80}")
+        file, name = folder / split / "questions.txt", f"cocoqa-{split}-{row}"
+        yield Record(file, row, name, (f"{int(image):012d}",), question, answer, TYPES[int(kind)])
+
+
+def _lines(file: Path) -> list[str]:
+    if not file.is_file():
+        raise ValueError(f"cocoqa: the file {file} does not exist")
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
+    return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+# AQUA (Garcia et al., 2020): questions about paintings of SemArt ----------------------------------------------
+
+
+def aqua_records(folder: Path, split: str) -> Iterator[Record]:
+    """The questions of ``train.json``, ``val.json`` or ``test.json``.
+
+    Types are "visual" and, where the answer needs the comment (external knowledge), "knowledge".
+    """
+    check_split(split, ("train", "val", "test"), "aqua")
+    file = find(folder, [f"{split}.json", f"AQUA/{split}.json"], "aqua")
+    for row, entry in json_items(file):
+        knowledge = entry.get("need_external_knowledge") if isinstance(entry, dict) else None
+        if not isinstance(knowledge, bool):
+            raise ValueError(
+                f"{file}, row {row}: expected true or false as 'need_external_knowledge', got {knowledge!r}"
+            )
+        yield Record(
+            file,
+            row,
+            f"aqua-{split}-{row}",
+            (text(entry, "image", file, row),),
+            text(entry, "question", file, row),
+            text(entry, "answer", file, row),
+            "knowledge" if knowledge else "visual",
+        )
+
+
+# VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people ----------------------------------
 
 
 def vizwiz_records(folder: Path, split: str) -> Iterator[Record]:
     """The questions of ``train.json`` or ``val.json``, one per picture; "unanswerable" is an answer like others.
 
     Raises ``ValueError``: an unknown split, a missing or damaged file, a picture twice, or not ten annotators.
-
-    Args:
-        folder: where the file lies, itself or in its subfolder ``Annotations``.
-        split: train or val; the test split has no answers.
     """
     check_split(split, ("train", "val"), "vizwiz")
     file = find(folder, [f"{split}.json", f"Annotations/{split}.json"], "vizwiz")

@@ -12,8 +12,6 @@ from typing import Literal
 from confed.data.vl_files.records import Distinct, Record, annotated, check_split, find, number, text
 from confed.data.vl_files.stream import json_items, json_text
 
-__all__ = ["Kind", "vqa_records"]
-
 Kind = Literal["vqa_v2", "vqa_abstract"]
 """Photographs of COCO (v2), or clip-art scenes."""
 
@@ -43,17 +41,7 @@ _LAYOUTS: dict[str, _Layout] = {
 
 
 def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Record]:
-    """The questions of one split in the order of the annotation file; question types are the answer types.
-
-    Args:
-        folder: where the two files lie.
-        split: train2014 or val2014; train2015 or val2015 for the abstract scenes. Test splits have no answers.
-        kind: photographs or abstract scenes.
-
-    Raises:
-        ValueError: an unknown split, a missing or damaged file, one of another split, a question twice or without its
-            counterpart in the other file, or not ten annotators.
-    """
+    """The questions of one split in the order of the annotation file; question types are the answer types."""
     if kind not in _LAYOUTS:
         raise ValueError(f"kind must be one of {', '.join(_LAYOUTS)}, got {kind!r}")
     layout = _LAYOUTS[kind]

@@ -13,13 +13,11 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
-from confed.data.json_lines import read_jsonl
 from confed.data.picture_files import Check, PictureFiles, find_pictures
+from confed.data.record_files import read_jsonl
 from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.datasets.gqa_scenes.places import SCENES
 from confed.registry import register_dataset
-
-__all__ = ["SCENARIOS", "gqa_scenes"]
 
 SCENARIOS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "A": (("transport", "sports", "educational", "natural"), ("home", "commercial")),

@@ -4,9 +4,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "digest"]
-
-
 FORMAT = "confed gqa-scenes 1"
 
 

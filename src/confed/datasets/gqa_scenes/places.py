@@ -15,9 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confed.data.json_lines import read_jsonl
-
-__all__ = ["PUBLISHED", "SCENES", "Prediction", "category_name", "read_predictions", "scene_of", "write_predictions"]
+from confed.data.record_files import read_jsonl
 
 SCENES = ("commercial", "educational", "transport", "natural", "sports", "home")
 """In the order of Table 8.1."""
@@ -44,7 +42,6 @@ class Prediction(NamedTuple):
 
     Attributes:
         category: one of the 365, such as ``"forest/broadleaf"``.
-        confidence: its probability.
     """
 
     category: str
@@ -59,11 +56,7 @@ def scene_of() -> Mapping[str, str | None]:
 
 
 def category_name(name: str) -> str:
-    """The category that a name means: ``/a/airfield`` and ``airfield`` are the same.
-
-    Raises:
-        ValueError: it is none of the 365.
-    """
+    """The category that a name means: ``/a/airfield`` and ``airfield`` are the same."""
     plain = name.strip()
     if len(plain) > 3 and plain[0] == plain[2] == "/":
         plain = plain[3:]
@@ -77,10 +70,6 @@ def read_predictions(file: Path) -> dict[str, Prediction]:
 
     Columns or keys: ``image`` (or ``image_id``, ``imageId``; an ending such as .jpg is dropped), ``category``
     (or ``label``) and ``confidence`` (or ``probability``), one line per image.
-
-    Raises:
-        ValueError: the file is missing or unreadable, a column is missing, a category is unknown, a confidence
-            is no number in [0, 1], or an image occurs twice.
     """
     if not file.is_file():
         raise ValueError(f"the file of scene predictions {file} does not exist")

@@ -157,14 +157,6 @@ def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> t
     """Material for pre-training: all nouns, randomised styles, plain wording, no graph of any client.
 
     Raises ``ValueError``: a number is out of its range.
-
-    Args:
-        questions: how many questions.
-        seed: decides everything.
-        questions_per_picture: questions that share a picture.
-
-    Returns:
-        The examples, and what stands where in their pictures.
     """
     _at_least("questions", questions, 1)
     _at_least("seed", seed, 0)

@@ -12,8 +12,6 @@ import numpy as np
 
 from confed.data.seeding import generator
 
-__all__ = ["NEUTRAL", "PICTURE", "PLACES", "STYLES", "Style", "place", "random_backgrounds"]
-
 PICTURE = 64
 VARIANTS = 8
 
@@ -175,13 +173,6 @@ def random_backgrounds(number: int, rng: np.random.Generator) -> np.ndarray:
     """Backgrounds of the public split: a random colour, plain or with stripes, checks or coarse noise.
 
     Dots, gradients and hatching are left to the scenes.
-
-    Args:
-        number: how many.
-        rng: the stream to draw from.
-
-    Returns:
-        float32, shape (number, 64, 64, 3), in [0, 1].
     """
 
     def draw(low: float, high: float) -> np.ndarray:

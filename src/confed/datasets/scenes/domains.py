@@ -21,8 +21,6 @@ from confed.datasets.scenes.programs import Program, execute
 from confed.datasets.scenes.questions import WORDS, Templates, oracle, phrase, words_of
 from confed.datasets.scenes.render import render_over
 
-__all__ = ["DOMAINS", "DOMAIN_WORDS", "UNANSWERABLE", "Domain", "annotate", "blur", "make_domain", "paint"]
-
 UNANSWERABLE = "unanswerable"
 UNANSWERABLE_SHARE = 0.25
 ANNOTATORS = 10
@@ -62,7 +60,6 @@ class Domain:
     Attributes:
         scene: whose things stand in the pictures.
         ground: the backgrounds, float32, shape (V, 64, 64, 3).
-        style: how things look.
         finish: what is done to the drawn pictures.
         templates: its families of questions, in its own words.
         unanswerable: whether a part of the questions is about things that are not there.
@@ -136,17 +133,7 @@ DOMAIN_WORDS: tuple[str, ...] = (*WORDS, *sorted((_OWN_WORDS | {UNANSWERABLE}) -
 
 
 def make_domain(domain: str, role: str, number: int, knobs: Knobs, label: str, stream: str, seen: set[int]) -> Made:
-    """``number`` questions about pictures of one domain.
-
-    Args:
-        domain: a key of :data:`DOMAINS`.
-        role: what the questions are for.
-        number: how many.
-        knobs: the resolved options.
-        label: names the examples.
-        stream: names the random streams.
-        seen: fingerprints of graphs that must not come again; those that are tried are added.
-    """
+    """``number`` questions about pictures of one domain."""
     kind, seed = DOMAINS[domain], knobs.seed_of(role)
     families = tuple(kind.templates)
     nouns = GENERAL_NOUNS + OWN_NOUNS[kind.scene]
@@ -210,11 +197,6 @@ def annotate(examples: Examples, mistakes: float, rng: np.random.Generator) -> l
     """Simulated answers of ten annotators: most of them the truth, at most four something else.
 
     Half of the mistakes about a question are one and the same answer, the others any of its type's answers.
-
-    Args:
-        examples: the questions.
-        mistakes: chance that an annotator answers otherwise.
-        rng: the stream to draw from.
     """
     answers: dict[str, list[str]] = {}
     for kind, answer in sorted(set(zip(examples.types, examples.answers, strict=True))):

@@ -16,8 +16,6 @@ import numpy as np
 
 from confed.datasets.scenes.graph import NOUNS, SIZES
 
-__all__ = ["CELL", "DRAWINGS", "JITTERS", "Sprites", "sprites"]
-
 CELL = 16
 JITTERS = tuple((dx, dy) for dy in (-1, 0, 1) for dx in (-1, 0, 1))
 SCALE = {"small": 0.64, "large": 1.0}

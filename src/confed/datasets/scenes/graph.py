@@ -14,24 +14,6 @@ import numpy as np
 
 from confed.data.seeding import generator
 
-__all__ = [
-    "CELLS",
-    "COLOURS",
-    "GENERAL_NOUNS",
-    "GRID",
-    "NOUNS",
-    "OWN_NOUNS",
-    "ROLES",
-    "SCENES",
-    "SIZES",
-    "Object",
-    "Tags",
-    "colour_prior",
-    "fingerprint",
-    "objects",
-    "sample",
-]
-
 GRID = 4
 CELLS = GRID * GRID
 SCENES = ("transport", "sports", "educational", "natural", "home", "commercial")
@@ -114,15 +96,7 @@ def fingerprint(tags: Tags) -> np.ndarray:
 def sample(
     role: str, nouns: Sequence[str], prior: np.ndarray, rng: np.random.Generator, seen: set[int] | None = None
 ) -> Iterator[Tags]:
-    """Endless stream of new graphs of one role, one at a time (each a :class:`Tags` of one picture).
-
-    Args:
-        role: one of :data:`ROLES`.
-        nouns: what may stand in the picture, each equally likely.
-        prior: probability of each colour, shape (8,).
-        rng: the stream to draw from.
-        seen: fingerprints of graphs that must not come again; those that are yielded are added.
-    """
+    """Endless stream of new graphs of one role, one at a time (each a :class:`Tags` of one picture)."""
     wanted = np.array([NOUNS.index(noun) + 1 for noun in nouns])
     buckets = np.array(list(ROLES[role]), dtype=np.uint64)
     seen = set() if seen is None else seen

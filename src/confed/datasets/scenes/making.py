@@ -11,21 +11,6 @@ from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUN
 from confed.datasets.scenes.questions import ANSWERS, FAMILIES, TEMPLATES, Balance, Templates, ask, oracle
 from confed.datasets.scenes.render import render_neutral, render_public, render_scene
 
-__all__ = [
-    "ROLES",
-    "SETTINGS",
-    "Clients",
-    "Knobs",
-    "Made",
-    "Setting",
-    "make",
-    "make_neutral",
-    "make_public",
-    "make_scene",
-    "own_answers",
-    "scene_answers",
-]
-
 UNIFORM = np.full(len(COLOURS), 1 / len(COLOURS))
 ROLES = ("train", "validation", "test")
 
@@ -82,7 +67,6 @@ class Made:
     """Generated questions with the scene graphs of their pictures.
 
     Attributes:
-        examples: the questions.
         tags: what stands where in their pictures.
         oracle: the right answers from (the texts of) the examples and the tags alone; None takes that of plain
             questions.
@@ -119,23 +103,7 @@ def make(
     families: Sequence[str] = FAMILIES,
     templates: Templates = TEMPLATES,
 ) -> Made:
-    """``number`` questions of one role about new pictures.
-
-    Args:
-        role: what the questions are for.
-        number: how many.
-        label: names the examples.
-        nouns: what may stand in the pictures.
-        prior: how often each colour occurs, shape (8,).
-        per_picture: questions that share a picture.
-        shifted: apply the wording shift.
-        render: draws pictures.
-        seed: decides everything.
-        seen: fingerprints of graphs that must not come again; those that are tried are added.
-        stream: names the random streams; the label by default.
-        families: kinds of questions.
-        templates: how each kind is worded.
-    """
+    """``number`` questions of one role about new pictures."""
     purpose = (role, label if stream is None else stream)
     graphs = sample(role, nouns, prior, generator(seed, "graphs", *purpose), seen)
     rng = generator(seed, "questions", *purpose)
@@ -171,19 +139,7 @@ def make_scene(
     stream: str | None = None,
     prior: np.ndarray | None = None,
 ) -> Made:
-    """``number`` questions about pictures of one scene.
-
-    Args:
-        scene: which place: background, palette and things.
-        role: what the questions are for.
-        number: how many.
-        knobs: the resolved options.
-        client: whose questions they are, where several clients share the scene; it names the examples, and has
-            colour frequencies and random streams of its own. The scene itself by default.
-        seen: fingerprints of graphs that must not come again; those that are tried are added.
-        stream: names the random streams; the client by default.
-        prior: how often each colour occurs; the client's own by default.
-    """
+    """``number`` questions about pictures of one scene."""
     client = scene if client is None else client
     made = make(
         role=role,
@@ -209,13 +165,7 @@ def scene_answers(scene: str) -> tuple[str, ...]:
 
 
 def own_answers(scene: str, share: float, seed: int) -> dict[str, str]:
-    """Answers that a scene gives in words of its own -> those words; never "yes" and "no".
-
-    Args:
-        scene: which place.
-        share: of its other answers, which are drawn at random.
-        seed: decides which ones.
-    """
+    """Answers that a scene gives in words of its own -> those words; never "yes" and "no"."""
     others = [answer for answer in scene_answers(scene) if answer not in ("yes", "no")]
     order = generator(seed, "own answers", scene).permutation(len(others))
     chosen = {others[i] for i in order[: round(share * len(others))].tolist()}

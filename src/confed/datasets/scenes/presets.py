@@ -10,8 +10,7 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.seeding import generator
 from confed.datasets.scenes.domains import DOMAIN_WORDS, DOMAINS, make_domain
-from confed.datasets.scenes.functions import FUNCTIONS, make_function
-from confed.datasets.scenes.graph import SCENES, colour_prior
+from confed.datasets.scenes.graph import COLOURS, NOUNS, SCENES, colour_prior
 from confed.datasets.scenes.making import (
     ROLES,
     SETTINGS,
@@ -19,6 +18,7 @@ from confed.datasets.scenes.making import (
     Knobs,
     Made,
     Setting,
+    make,
     make_neutral,
     make_public,
     make_scene,
@@ -26,7 +26,44 @@ from confed.datasets.scenes.making import (
     scene_answers,
 )
 from confed.datasets.scenes.questions import ANSWERS, TYPE_NAMES, WORDING_SHIFT, WORDS
+from confed.datasets.scenes.render import render_neutral
 from confed.datasets.scenes.tasks import TASK_ANSWERS, TASK_CLIENTS, TASK_WORDS, TASKS, make_task
+
+# The preset "function": plain pictures, and one kind of question per client -----------------------------------
+
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "object": ("qnoun",),
+    "attribute": ("qcolor", "qsize"),
+    "relation": ("qpos", "rel"),
+    "logic": ("exist", "same", "morethan"),
+    "number": ("count",),
+}
+"""Client -> the families of its questions."""
+_EVEN = np.full(len(COLOURS), 1 / len(COLOURS))
+# With all colours alike, hardly anything would be there more than once; half of the colours make counting worth while.
+_FEW = np.where(np.arange(len(COLOURS)) % 2 == 0, 0.22, 0.03)
+
+
+def make_function(function: str, role: str, number: int, knobs: Knobs, label: str, stream: str, seen: set[int]) -> Made:
+    """``number`` questions of a function's families about plain pictures."""
+    families = FUNCTIONS[function]
+    return make(
+        role=role,
+        number=number,
+        label=label,
+        nouns=NOUNS,
+        prior=_FEW if function == "number" else _EVEN,
+        per_picture=min(knobs.questions_per_picture, 2 * len(families)),
+        shifted=knobs.wording,
+        render=render_neutral,
+        seed=knobs.seed_of(role),
+        seen=seen,
+        stream=f"function {stream}",
+        families=families,
+    )
+
+
+# Presets of the built-in benchmark: the clients and their data ------------------------------------------------
 
 __all__ = [
     "PRESETS",
@@ -168,7 +205,6 @@ class Preset:
     """A way in which clients differ.
 
     Attributes:
-        make: the clients' examples.
         pools: how many answers a client's own answer set has by default; 0 if all share the vocabulary.
         unseen: scenes without a client, by default.
         styled: whether pictures have the styles of scenes or domains.

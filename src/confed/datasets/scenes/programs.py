@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from confed.datasets.scenes.graph import GRID, Object
 
-__all__ = ["NUMBERS", "QUADRANTS", "Program", "execute"]
-
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
 NUMBERS = tuple(str(n) for n in range(6))
 
@@ -19,15 +17,7 @@ class Program(NamedTuple):
 
 
 def execute(program: Program, graph: Sequence[Object]) -> str | None:
-    """The program's answer on a scene graph, or None where it has none.
-
-    Args:
-        program: what is asked.
-        graph: the objects of one picture.
-
-    Raises:
-        ValueError: the family is unknown.
-    """
+    """The program's answer on a scene graph, or None where it has none."""
     family, arguments = program
     if family not in _PROGRAMS:
         raise ValueError(f"a question family is one of {', '.join(_PROGRAMS)}, got {family!r}")

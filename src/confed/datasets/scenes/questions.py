@@ -15,22 +15,6 @@ import numpy as np
 from confed.datasets.scenes.graph import COLOURS, NOUNS, SIZES, Object, Tags, objects
 from confed.datasets.scenes.programs import NUMBERS, QUADRANTS, Program, execute
 
-__all__ = [
-    "ANSWERS",
-    "FAMILIES",
-    "TEMPLATES",
-    "TYPE_NAMES",
-    "WORDING_SHIFT",
-    "WORDS",
-    "Balance",
-    "Templates",
-    "ask",
-    "oracle",
-    "parse",
-    "phrase",
-    "words_of",
-]
-
 ANSWERS: tuple[str, ...] = ("yes", "no", *NUMBERS, *COLOURS, *SIZES, *QUADRANTS, *NOUNS)
 
 # C and D stand for colours, N and M for nouns; the order of the arguments is the order in the question.
@@ -96,14 +80,7 @@ WORDS: tuple[str, ...] = _words()
 
 
 def phrase(program: Program, paraphrase: int, shifted: bool = False, templates: Templates = TEMPLATES) -> str:
-    """The program as a question.
-
-    Args:
-        program: what is asked.
-        paraphrase: which of the family's templates.
-        shifted: apply :data:`WORDING_SHIFT`.
-        templates: the wordings to choose from.
-    """
+    """The program as a question."""
     rest = list(program.arguments)
     words = []
     for word in templates[program.family][paraphrase].rstrip("?").split():
@@ -124,15 +101,7 @@ _FAMILY_OF = _skeletons(TEMPLATES)
 
 
 def parse(question: str, family_of: Mapping[str, str] = _FAMILY_OF) -> Program:
-    """The program that a question (in either wording) stands for.
-
-    Args:
-        question: the question.
-        family_of: question without its colours and nouns -> family.
-
-    Raises:
-        ValueError: no template produces this question.
-    """
+    """The program that a question (in either wording) stands for."""
     words, arguments = [], []
     for word in question.rstrip("?").split():
         plain = _PLAIN.get(word, word)
@@ -149,14 +118,7 @@ def parse(question: str, family_of: Mapping[str, str] = _FAMILY_OF) -> Program:
 def oracle(
     questions: Sequence[str], image_index: np.ndarray, tags: Tags, templates: Templates = TEMPLATES
 ) -> list[str | None]:
-    """Answers from question text and scene graphs alone: the ceiling of every model.
-
-    Args:
-        questions: N questions, in either wording.
-        image_index: which picture each is about, int64, shape (N,).
-        tags: what stands in the M pictures.
-        templates: how the questions are worded.
-    """
+    """Answers from question text and scene graphs alone: the ceiling of every model."""
     family_of = _FAMILY_OF if templates is TEMPLATES else _skeletons(templates)
     graphs: dict[int, tuple[Object, ...]] = {}
     answers = []
@@ -231,17 +193,6 @@ def ask(
     """``number`` different questions about one picture, or None where the balance rules leave too few.
 
     Families asked least so far come first, with enough chance that every picture gets its own mixture.
-
-    Args:
-        graph: the picture's objects.
-        number: how many questions.
-        balance: the counts so far; updated where questions were asked.
-        nouns: the scene's nouns.
-        prior: the scene's colours, shape (8,).
-        shifted: apply the wording shift.
-        rng: the stream to draw from.
-        families: kinds of questions to choose from.
-        templates: how each kind is worded.
     """
     luck = rng.random(len(families))
     order = sorted(range(len(families)), key=lambda i: balance.families[families[i]] + 4 * luck[i])

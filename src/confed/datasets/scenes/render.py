@@ -6,8 +6,6 @@ from confed.datasets.scenes.backgrounds import NEUTRAL, PICTURE, STYLES, Style, 
 from confed.datasets.scenes.drawings import CELL, JITTERS, sprites
 from confed.datasets.scenes.graph import GRID, Tags
 
-__all__ = ["WHEEL", "palette", "render_neutral", "render_over", "render_public", "render_scene"]
-
 # Hue (in sixths of a turn), saturation and value at which a person says "red", "orange", and so on.
 WHEEL = np.array([
     (0.00, 0.88, 0.92),
@@ -26,9 +24,6 @@ CHUNK = 256
 def palette(turn: np.ndarray) -> np.ndarray:
     """The eight colours after turning the colour wheel.
 
-    Args:
-        turn: by how many colour names each picture's wheel is turned, shape (M,).
-
     Returns:
         RGB in [0, 1], float32, shape (M, 8, 3).
     """
@@ -43,29 +38,14 @@ def palette(turn: np.ndarray) -> np.ndarray:
 
 
 def render_scene(tags: Tags, scene: str, conflict: float, rng: np.random.Generator) -> np.ndarray:
-    """Pictures of one of the six scenes; see :func:`_render`.
-
-    Args:
-        tags: what stands where, M pictures.
-        scene: which place.
-        conflict: severity of the scene's turn of the colour wheel.
-        rng: the stream to draw from.
-    """
+    """Pictures of one of the six scenes; see :func:`_render`."""
     return render_over(tags, place(scene), STYLES[scene], conflict, rng)
 
 
 def render_over(
     tags: Tags, backgrounds: np.ndarray, style: Style, conflict: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Pictures over one of some backgrounds each; see :func:`_render`.
-
-    Args:
-        tags: what stands where, M pictures.
-        backgrounds: the variants, float32, shape (V, 64, 64, 3).
-        style: how things look.
-        conflict: severity of the style's turn of the colour wheel.
-        rng: the stream to draw from.
-    """
+    """Pictures over one of some backgrounds each; see :func:`_render`."""
     pictures: list[np.ndarray] = []
     for part in _chunks(tags):
         number = len(part)
@@ -117,19 +97,7 @@ def _render(
     noise: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Objects over backgrounds, then pixel noise.
-
-    Args:
-        tags: what stands where, M pictures.
-        ground: backgrounds, float32, shape (M, 64, 64, 3).
-        turn: turn of the colour wheel in steps of one name, shape (M,).
-        gain: brightness of the objects, shape (M,).
-        noise: standard deviation of the noise, shape (M,).
-        rng: the stream to draw from.
-
-    Returns:
-        uint8, shape (M, 64, 64, 3).
-    """
+    """Objects over backgrounds, then pixel noise."""
     number = len(tags)
     table = sprites()
     where = (tags.noun, np.maximum(tags.size - 1, 0), rng.integers(len(JITTERS), size=tags.noun.shape))

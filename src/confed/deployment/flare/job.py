@@ -19,8 +19,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
 from confed.deployment.flare.status import StatusFile
-from confed.deployment.manifest import MANIFEST, check_site, verified
-from confed.deployment.manifest_serial import accept
+from confed.deployment.manifest import MANIFEST, accept, check_site, verified
 from confed.deployment.server import run_server
 from confed.deployment.site import open_site, signatures_by_kit, signer_by_kit, site_recipe
 from confed.engines.flare.transport import FlareTransport, SiteEndpoint
@@ -32,8 +31,6 @@ from confed.recipes.schema import plain, validate
 from confed.system.events import Event
 from confed.system.folder_lock import exclusive
 
-__all__ = ["FlareServer", "FlareSite", "ServerSettings", "SiteSettings"]
-
 ENDING = 30.0
 """Seconds that a site's job waits for the private folder: the process of the job before may not have ended yet."""
 
@@ -43,17 +40,9 @@ class ServerSettings:
     """Settings of the server in a job: ``local/confed_server.toml``. Paths are relative to the workspace.
 
     Attributes:
-        recipe: the recipe's file.
-        state: the run folder.
         bulletin: the folder for what the run says of itself, see :class:`confed.deployment.flare.status.StatusFile`.
         sites: client -> FLARE's name of its site; others may not take part.
-        minimum: see :class:`confed.engines.remote.sites.Timeouts`.
-        deadline: see :class:`confed.engines.remote.sites.Timeouts`.
-        away: see :class:`confed.engines.remote.sites.Timeouts`.
         wait: seconds to wait for the sites of the job to introduce themselves.
-        whole: see :func:`confed.deployment.server.run_server`.
-        update_bound: see :class:`confed.engines.remote.update_bounds.Bounds`.
-        weight_bound: see :class:`confed.engines.remote.update_bounds.Bounds`.
     """
 
     recipe: str
@@ -74,13 +63,11 @@ class SiteSettings:
     """Settings of a site in a job: ``local/confed_site.toml``. Paths are relative to the workspace.
 
     Attributes:
-        recipe: the recipe's file.
         private: the folder for what must not leave this machine.
         site: the client that this is; None where FLARE calls it the same.
         data: ``key=value`` for the recipe's section ``[data]``.
         device: where to compute; None for what the recipe says.
         epsilon: see ``limit`` of :class:`confed.engines.remote.client.Site`.
-        evaluations: see :func:`confed.deployment.site.open_site`.
     """
 
     recipe: str = "recipe.toml"
@@ -97,15 +84,7 @@ _S = TypeVar("_S", ServerSettings, SiteSettings)
 
 
 def read_settings(kind: type[_S], workspace: Path) -> _S:
-    """A party's settings.
-
-    Args:
-        kind: the class of the settings.
-        workspace: the party's FLARE workspace.
-
-    Raises:
-        ValueError: there is no such file, or it does not hold what it must; says which key.
-    """
+    """A party's settings."""
     path = workspace / "local" / _FILES[kind]
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -125,11 +104,7 @@ class FlareServer:
 
     @collab.main
     def run_server(self) -> None:
-        """Leads from the recipe's start, or from the run folder's newest checkpoint, to the end.
-
-        Raises:
-            RunAborted: FLARE has ended the job.
-        """
+        """Leads from the recipe's start, or from the run folder's newest checkpoint, to the end."""
         root = _root(collab.workspace)
         settings = read_settings(ServerSettings, root)
         bulletin = StatusFile(root / settings.bulletin)

@@ -12,8 +12,6 @@ import psutil
 
 from confed.deployment.flare.provision import ORGANISATION
 
-__all__ = ["SupervisedProcess", "client_command", "server_command", "supervised"]
-
 SHORT = 30.0
 """Seconds below which a process has hardly lived."""
 
@@ -22,21 +20,12 @@ HARDLY = 5
 
 
 def server_command(kit: Path) -> list[str]:
-    """Command line of FLARE's server.
-
-    Args:
-        kit: its workspace.
-    """
+    """Command line of FLARE's server."""
     return _command("server.server_train", kit, "fed_server.json", "secure_train=true")
 
 
 def client_command(kit: Path, name: str) -> list[str]:
-    """Command line of FLARE's client.
-
-    Args:
-        kit: its workspace.
-        name: what FLARE calls it.
-    """
+    """Command line of FLARE's client."""
     return _command("client.client_train", kit, "fed_client.json", "secure_train=true", f"uid={name}")
 
 
@@ -48,11 +37,6 @@ def _command(program: str, kit: Path, config: str, *options: str) -> list[str]:
 
 class SupervisedProcess:
     """A process that is started again when it dies.
-
-    Args:
-        command: program and arguments.
-        log: where what it says goes.
-        pause: seconds between a death and the next start.
 
     Attributes:
         starts: how often it was started.
@@ -69,11 +53,7 @@ class SupervisedProcess:
         self._thread.start()
 
     def check(self) -> None:
-        """Check that the process does not die as soon as it is started.
-
-        Raises:
-            RuntimeError: the process died; with the end of its output.
-        """
+        """Check that the process does not die as soon as it is started."""
         if self._failed:
             said = self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
             raise RuntimeError(f"FLARE's process does not start; the end of {self._log}: {said}")

@@ -27,8 +27,6 @@ from confed.deployment.provision import SITES, Federation, hand_out, write_from_
 from confed.engines.flare.transport import SERVER, SERVER_CLASSES, SITE_CLASSES
 from confed.federation.checkpoint import write_atomically
 
-__all__ = ["ADMIN", "ORGANISATION", "check_names", "close_kit", "provision_flare"]
-
 ORGANISATION = "confed"
 ADMIN = "admin@confed.org"
 """FLARE's name of who hands in the job; its kit lies in the server's folder ``admin``."""
@@ -40,13 +38,6 @@ def provision_flare(root: Path, federation: Federation) -> None:
     """Provisioning of the folders ``server``, ``sites/NAME`` and ``provision``.
 
     Where FLARE cannot make the kits, the RuntimeError has its errors.
-
-    Args:
-        root: a folder for them.
-        federation: what is founded. Its sites' names must be FLARE's, too: letters, digits, - and _.
-
-    Raises:
-        ValueError: something is there already, or a name will not do.
     """
     if root.exists() and any(root.iterdir()):
         raise ValueError(f"{root} is not empty; a federation needs a new folder")
@@ -73,11 +64,7 @@ def provision_flare(root: Path, federation: Federation) -> None:
 
 
 def check_names(federation: Federation) -> None:
-    """Check that FLARE accepts the names of all sites.
-
-    Raises:
-        ValueError: a name has other characters, or is the server's.
-    """
+    """Check that FLARE accepts the names of all sites."""
     for name in federation.sites:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise ValueError(f"with FLARE a site's name has letters, digits, - and _, got {name!r}")
@@ -133,15 +120,7 @@ class _Listener:
 
 
 def close_kit(kit: Path, classes: Sequence[str]) -> None:
-    """Restriction of a party's FLARE workspace to some classes; for existing kits, too.
-
-    Args:
-        kit: the workspace, with FLARE's folder ``local``.
-        classes: what a job may name there.
-
-    Raises:
-        ValueError: it is no workspace of FLARE's.
-    """
+    """Restriction of a party's FLARE workspace to some classes; for existing kits, too."""
     local = kit / "local"
     given = [path for path in (local / "resources.json", local / "resources.json.default") if path.is_file()]
     if not given:

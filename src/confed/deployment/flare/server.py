@@ -28,8 +28,6 @@ from confed.recipes.recipe import Recipe
 from confed.results.folder import MEMBERS
 from confed.system.events import Note, Progress, RunProgress, SiteStates, ignore
 
-__all__ = ["JobSupervisor", "serve"]
-
 LOOK = 1.0
 """Seconds between questions to FLARE's server."""
 
@@ -47,15 +45,7 @@ _RUNNING, _OVER = "RUNNING", "FINISHED:"
 
 @dataclass
 class _Job:
-    """A submitted job.
-
-    Attributes:
-        id: FLARE's.
-        starts: how often FLARE's server had been started when it was handed in.
-        since: since when it has run, of the clock :func:`time.monotonic`; None while FLARE waits for sites to run it.
-        without: site that is connected and does not run the job -> since when.
-        over: whether it has ended.
-    """
+    """A submitted job."""
 
     id: str
     starts: int
@@ -75,15 +65,6 @@ def serve(
 
     A faulty recipe, faulty data and a folder that is no kit are a ValueError; a FLARE server that does not start, and a
     run that fails again and again, a RuntimeError.
-
-    Args:
-        recipe: a single-run recipe.
-        kit: the server's FLARE workspace, with the administrator's in its folder ``admin``.
-        settings: how the run is led; the paths are given anew here: the recipe's is ``run/recipe.toml``.
-        progress: called with every progress event of the run, of its sites and of FLARE.
-
-    Returns:
-        The content of ``summary.json``.
     """
     run, text = kit / "run", recipe.to_toml().encode()
     run.mkdir(exist_ok=True)
@@ -122,14 +103,7 @@ def _own_storage(kit: Path, run: Path) -> None:
 
 
 class JobSupervisor:
-    """Supervisor of the jobs of one run.
-
-    Args:
-        kit: see :func:`serve`.
-        settings: how the run is led.
-        server: FLARE's server.
-        progress: called with every progress event.
-    """
+    """Supervisor of the jobs of one run."""
 
     def __init__(
         self,
@@ -151,9 +125,6 @@ class JobSupervisor:
         """Submission of the job, repeated until the run is done.
 
         Faulty input of the run is a ValueError.
-
-        Raises:
-            RuntimeError: it fails again and again.
         """
         fruitless = 0
         try:

@@ -15,8 +15,6 @@ from confed.recipes.recipe import Recipe
 from confed.system.events import Note, Progress, ignore
 from confed.system.folder_lock import exclusive
 
-__all__ = ["join", "missing_class"]
-
 
 def join(
     recipe: Recipe,
@@ -35,21 +33,6 @@ def join(
 
     Where FLARE's client does not start, a RuntimeError has the end of its output. The workspace's folder ``run`` is
     locked meanwhile, and a job's process locks the private folder: a ValueError says which other process has one.
-
-    Args:
-        recipe: the federation's, with this site's data.
-        kit: this site's FLARE workspace.
-        private: the folder for what must not leave this machine.
-        stop: set by the caller to end.
-        site: which of the data's clients this is; None where FLARE calls it the same.
-        epsilon: what this site's updates may cost in all; None for no limit.
-        evaluations: see :func:`confed.deployment.site.open_site`.
-        once: end when the server says that the run is over.
-        patience: seconds without a job after which ``once`` ends with a RuntimeError.
-        progress: called with every progress event.
-
-    Raises:
-        ValueError: the kit is none, or the policy for evaluations is.
     """
     try:
         config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
@@ -97,14 +80,7 @@ def _join(
 
 
 def missing_class(kit: Path) -> str | None:
-    """Deprecation line for a workspace that does not allow the class which jobs of the next release name.
-
-    Args:
-        kit: the site's FLARE workspace.
-
-    Returns:
-        What to change; None where the class is allowed, or the workspace has no list.
-    """
+    """Deprecation line for a workspace that does not allow the class which jobs of the next release name."""
     path = kit / "local" / "resources.json"
     try:
         resources = json.loads(path.read_text(encoding="utf-8"))

@@ -10,18 +10,12 @@ from typing import Any
 from confed.federation.checkpoint import write_atomically
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, from_json, to_json
 
-__all__ = ["StatusFile", "StatusReader"]
-
 OFTEN = 0.5
 """Seconds between two versions of what the sites are doing."""
 
 
 class StatusFile:
-    """Status files as the leading process writes them.
-
-    Args:
-        folder: where to; made if missing.
-    """
+    """Status files as the leading process writes them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,11 +55,7 @@ class StatusFile:
 
 
 class StatusReader:
-    """Status files as the watching process reads them.
-
-    Args:
-        folder: as :class:`StatusFile` has it; what it says already is not news.
-    """
+    """Status files as the watching process reads them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -24,8 +24,6 @@ from confed.engines.flare.transport import Callee, FlareTransport, SiteEndpoint
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 
-__all__ = ["callees_in", "transport_in"]
-
 
 class _Server:
     """Server application that FLARE needs; the caller leads."""
@@ -36,12 +34,7 @@ class _Server:
 
 
 class _Loopback(_InvocationDispatcher):
-    """Hands calls to a site's application in this process, in FLARE's bytes there and back.
-
-    Args:
-        app: the site's.
-        turn: held while it computes: torch's global generators serve one client at a time.
-    """
+    """Hands calls to a site's application in this process, in FLARE's bytes there and back."""
 
     def __init__(self, app: ClientApp, turn: threading.Lock) -> None:
         super().__init__(Signal())
@@ -68,11 +61,7 @@ class _Loopback(_InvocationDispatcher):
 
 
 def callees_in(answering: dict[str, SiteEndpoint]) -> list[Callee]:
-    """Sites of this process as FLARE shows those of a job to its server.
-
-    Args:
-        answering: FLARE's name of a site -> its end.
-    """
+    """Sites of this process as FLARE shows those of a job to its server."""
     server, turn = ServerApp(_Server()), threading.Lock()
     callees: list[Any] = []
     for name, end in answering.items():
@@ -89,12 +78,7 @@ def callees_in(answering: dict[str, SiteEndpoint]) -> list[Callee]:
 
 
 def transport_in(setup: Setup, root: Path) -> FlareTransport:
-    """One site per client of a run, each with a separate folder.
-
-    Args:
-        setup: the run.
-        root: where the folders go.
-    """
+    """One site per client of a run, each with a separate folder."""
     names = [setup.population.info(number).id for number in range(len(setup.population))]
 
     def end(name: str) -> SiteEndpoint:

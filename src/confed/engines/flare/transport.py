@@ -24,18 +24,6 @@ from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message
 from confed.system.events import Note, Progress, ignore
 
-__all__ = [
-    "MEMBER",
-    "MEMBER_OF_0_1",
-    "SERVER",
-    "SERVER_CLASSES",
-    "SITE_CLASSES",
-    "Callee",
-    "FlareTransport",
-    "SiteEndpoint",
-    "write_job",
-]
-
 GRACE = 60.0
 """Seconds that FLARE waits longer for a reply than the server does."""
 
@@ -76,17 +64,7 @@ class Callee(Protocol):
 
 
 class FlareTransport:
-    """A :class:`confed.engines.remote.sites.Transport` over the sites of a FLARE job.
-
-    Args:
-        callees: the job's sites, asked for in the thread in which FLARE called us.
-        names: FLARE's name of a site -> the client that it is. Others may not take part.
-        aborted: whether FLARE has ended the job.
-
-    Raises:
-        RunAborted: by every method, as soon as FLARE has ended the job. The leader of the run must let it pass:
-            FLARE answers no call any more, and a new job goes on from the last checkpoint.
-    """
+    """A :class:`confed.engines.remote.sites.Transport` over the sites of a FLARE job."""
 
     def __init__(
         self, callees: Iterable[Callee], names: Mapping[str, str], aborted: Callable[[], bool] = lambda: False
@@ -181,13 +159,7 @@ def _bytes_of(reply: object) -> tuple[bytes, bytes]:
 
 
 class SiteEndpoint:
-    """A site's end of a FLARE job.
-
-    Args:
-        site: opens it, when it is asked for the first time: FLARE gives a job a minute to start, and data may take
-            longer to open.
-        progress: called with a note where that fails; the server hears that it did, and not where in which file.
-    """
+    """A site's end of a FLARE job."""
 
     def __init__(self, site: Callable[[], Site], progress: Progress = ignore) -> None:
         self._opener, self._progress = site, progress
@@ -218,16 +190,7 @@ def _error(text: str) -> list[bytes]:
 
 
 def write_job(folder: Path, sites: Iterable[str], minimum: int) -> Path:
-    """FLARE's job files: the classes at the server and at the sites, all of them installed there.
-
-    Args:
-        folder: is made; its name is the job's.
-        sites: FLARE's names of those that take part.
-        minimum: sites without which FLARE does not start the job.
-
-    Returns:
-        The folder.
-    """
+    """FLARE's job files: the classes at the server and at the sites, all of them installed there."""
     led = {"server_obj_id": "leader", "sync_task_timeout": START}
     leader: dict[str, Any] = {
         "format_version": 2,

@@ -26,8 +26,6 @@ from uvicorn.server import ServerState
 
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 
-__all__ = ["HEAD", "ConnectionLimits", "ConnectionTable", "LimitedServer", "OpenConnection"]
-
 HEAD = 16 * 2**10
 """Bytes of a request's head, at most; one of Flower's has less than one tenth of that."""
 
@@ -43,7 +41,6 @@ class ConnectionLimits:
     """Limits on the number of connections and on their time.
 
     Attributes:
-        most: connections in all.
         reserved: those of them that are kept for sites on the list, and for addresses from which one has signed.
         each: connections of one address over which no site has signed a request; of version 6 those of a network of 64
             bits.
@@ -94,11 +91,9 @@ class OpenConnection:
     """A connection.
 
     Attributes:
-        address: where from.
         came: when, of the clock :func:`time.monotonic`.
         known: a site on the list has signed a request from there before.
         site: a site on the list has signed a request over it.
-        put_out: ends it.
     """
 
     address: str
@@ -109,12 +104,7 @@ class OpenConnection:
 
 
 class ConnectionTable:
-    """Table of the open connections.
-
-    Args:
-        limits: how many there may be.
-        clock: tells the time in seconds.
-    """
+    """Table of the open connections."""
 
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock
@@ -271,13 +261,7 @@ class _Listening:
 
 
 class LimitedServer(uvicorn.Server):
-    """uvicorn's server, in front of which connections are counted.
-
-    Args:
-        config: of the server, which must have ``http="h11"`` and ``loop="asyncio"``.
-        limits: how many connections there may be, and how long they may take.
-        turned_away: told why a connection was refused, in one of a few sentences.
-    """
+    """uvicorn's server, in front of which connections are counted."""
 
     def __init__(
         self, config: uvicorn.Config, limits: ConnectionLimits, turned_away: Callable[[str], None] = lambda _: None

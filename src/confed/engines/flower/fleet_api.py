@@ -29,8 +29,6 @@ from confed.engines.flower.private_api import (
 from confed.engines.flower.request_limits import WholeBody
 from confed.system.release import VERSION
 
-__all__ = ["ABOUT", "ANONYMOUS", "fleet_application"]
-
 ABOUT = "/v1/fleet/about"
 """Path under which a listed site may ask for the server's versions and clock, without joining."""
 
@@ -41,14 +39,7 @@ ANONYMOUS = "somebody"
 def fleet_application(
     factory: LinkStateFactory, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float
 ) -> FastAPI:
-    """The application.
-
-    Args:
-        factory: of Flower's state, with a node for each key.
-        names: public key -> name of the site.
-        grid: with the log of rejected requests.
-        seconds: within which the body of a request has to arrive.
-    """
+    """The application."""
     middleware = [
         Middleware(BaseHTTPMiddleware, dispatch=_noted),
         Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),

@@ -30,8 +30,6 @@ from confed.engines.flower.private_api import (
     pull_messages,
 )
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1/fleet", route_class=ProtobufRoute)
 """Takes the place of Flower's routes of the same names."""
 

@@ -37,8 +37,6 @@ from confed.engines.flower.private_api import (
 )
 from confed.federation.checkpoint import private_folder
 
-__all__ = ["SuperLinkGrid", "link_state", "piece_store"]
-
 
 def piece_store(waiting: Path | None) -> PieceStore:
     """Store of pieces of messages in an empty folder of the server's, or in memory."""
@@ -61,11 +59,6 @@ def link_state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
 
 class SuperLinkGrid(Grid):
     """Flower's grid over a state in this process.
-
-    Args:
-        state: Flower's state, with nodes, run and messages.
-        store: where it has the pieces of messages.
-        largest: bytes of a reply.
 
     Attributes:
         inbox: the replies that are waited for.

@@ -28,19 +28,12 @@ from confed.engines.flower.private_api import (
     pull_messages,
 )
 
-__all__ = ["Inbox", "RejectionLog", "RequestRejected"]
-
 BARE = 64 * 2**10
 """Bytes of a reply without its content, at most: who answers what, or an error."""
 
 
 class RequestRejected(HTTPException):
-    """Rejection of a site's request, with its HTTP status.
-
-    Args:
-        status: of HTTP.
-        why: in words that are the same for all such requests.
-    """
+    """Rejection of a site's request, with its HTTP status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(status, why)
@@ -48,23 +41,14 @@ class RequestRejected(HTTPException):
 
 
 class RejectionLog:
-    """Log of rejected and late messages: the first of a kind, the second, the fourth, the eighth and so on.
-
-    Args:
-        log: where to.
-    """
+    """Log of rejected and late messages: the first of a kind, the second, the fourth, the eighth and so on."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log, self._lock = log, threading.Lock()
         self.counts: dict[tuple[str, str], int] = {}
 
     def add(self, who: str, why: str) -> None:
-        """Counts one more.
-
-        Args:
-            who: a site of the list, or one word for all others: strangers must not make the table grow.
-            why: one of a few reasons.
-        """
+        """Counts one more."""
         with self._lock:
             count = self.counts[who, why] = self.counts.get((who, why), 0) + 1
         if count & (count - 1) == 0:
@@ -73,15 +57,7 @@ class RejectionLog:
 
 @dataclass
 class _Open:
-    """A request whose reply is waited for.
-
-    Attributes:
-        node: whose reply.
-        reply: its number; empty before it was announced.
-        session: under which its pieces come.
-        pieces: their numbers.
-        held: bytes of them.
-    """
+    """A request whose reply is waited for."""
 
     node: int
     reply: str = ""
@@ -94,15 +70,7 @@ class _Open:
 class Inbox:
     """The open requests of a server, and the pieces of their replies.
 
-    Args:
-        state: Flower's, which knows nodes and messages.
-        store: where pieces are; the state's own.
-        largest: bytes that all open replies of one site may have together.
-        notices: told what is dropped.
-
     Attributes:
-        state: as given.
-        store: as given.
         arrived: set when a reply is complete; who waits for one clears it.
         polls: requests of nodes that wait for a message.
     """
@@ -148,11 +116,7 @@ class Inbox:
         return came
 
     def announce(self, request: PushMessagesRequest, who: str) -> PushMessagesResponse:
-        """Announcement of a reply and its pieces by a site; the pieces of a small reply come along with it.
-
-        Raises:
-            RequestRejected: it is none that could be waited for.
-        """
+        """Announcement of a reply and its pieces by a site; the pieces of a small reply come along with it."""
         if len(request.message_object_trees) != 1 or len(request.messages_list) != 1:
             raise RequestRejected(413, "a request carries one reply")
         bare, tree, node = request.messages_list[0], request.message_object_trees[0], request.node.node_id
@@ -198,9 +162,6 @@ class Inbox:
 
         Pieces of a reply that is no longer waited for are dropped, and the site need not know. A full disk is an
         ``HTTPException`` of status 507.
-
-        Raises:
-            RequestRejected: it is not the site's to send, or too much.
         """
         piece, content = request.object_id, request.object_content
         with self._lock:

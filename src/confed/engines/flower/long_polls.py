@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["LONGEST", "WAIT", "LongPolls", "WaitingRequest"]
-
 Handed = TypeVar("Handed")
 
 WAIT = "confed-wait"
@@ -21,11 +19,7 @@ LONGEST = 30.0
 
 
 class WaitingRequest:
-    """One request of a node for its next message.
-
-    Args:
-        node: who asks.
-    """
+    """One request of a node for its next message."""
 
     def __init__(self, node: int) -> None:
         self.node = node

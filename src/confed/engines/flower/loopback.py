@@ -20,15 +20,9 @@ from confed.engines.flower.transport import client_app
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 
-__all__ = ["LoopbackGrid", "sites_in"]
-
 
 class LoopbackGrid(Grid):
     """Grid whose messages are answered when their replies are asked for, through Flower's serialisation.
-
-    Args:
-        apps: node -> its application.
-        configs: node -> its own configuration.
 
     Attributes:
         since: nodes that are connected -> a text that changes when they connect anew.
@@ -96,13 +90,7 @@ def _through_bytes(message: Message) -> Message:
 
 
 def sites_in(setup: Setup, root: Path, edge: Callable[[ClientApp], ClientApp] = lambda app: app) -> LoopbackGrid:
-    """One node per client of a run, each with a separate folder.
-
-    Args:
-        setup: the run.
-        root: where the folders go.
-        edge: what stands between the grid and an application.
-    """
+    """One node per client of a run, each with a separate folder."""
     infos = [setup.population.info(number) for number in range(len(setup.population))]
 
     def app(name: str) -> ClientApp:

@@ -22,8 +22,6 @@ from confed.engines.flower.private_api import (
 )
 from confed.engines.remote.open_files import patiently
 
-__all__ = ["PIECE", "PieceStore", "check_expansion", "most_pieces", "pieces_of"]
-
 PIECE = 8 * 2**20
 """Bytes of one request or response, at most; Flower cuts what is larger into pieces of 5 MiB."""
 
@@ -41,13 +39,6 @@ def pieces_of(tree: ObjectTree, most: int = sys.maxsize) -> tuple[str, ...]:
 
     A tree may name a piece again and again, and if it named different parts of it each time, or if it were put together
     from several trees, its paths would double with every level. Hence it is walked as it was sent, and only so far.
-
-    Args:
-        tree: which pieces there are, and which belong to which.
-        most: how many nodes it may have.
-
-    Raises:
-        ValueError: it has more, or too many levels, names a piece with different parts, or what is no number of one.
     """
     parts: dict[str, list[str]] = {}
     waiting, seen = [(tree, 1)], 0
@@ -79,9 +70,6 @@ class PieceStore(ObjectStore):
 
     It remembers the tree of every message as it was announced. Flower's own store joins all trees into one graph, in
     which paths can multiply beyond what any site has sent.
-
-    Args:
-        root: an existing folder for the pieces alone; None keeps contents in memory.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -103,23 +91,14 @@ class PieceStore(ObjectStore):
             return [piece for piece in pieces if piece not in self._sizes]
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """See Flower's ``ObjectStore``.
-
-        Raises:
-            NoObjectInStoreError: the store has no such message.
-        """
+        """See Flower's ``ObjectStore``."""
         with self._lock:
             if object_id not in self._wholes:
                 raise NoObjectInStoreError(f"no message {object_id}")
             return self._wholes[object_id].tree
 
     def put(self, object_id: str, object_content: bytes) -> None:
-        """See Flower's ``ObjectStore``.
-
-        Raises:
-            ValueError: the content does not have this digest.
-            NoObjectInStoreError: no announced message has such a piece.
-        """
+        """See Flower's ``ObjectStore``."""
         if object_id != get_object_id(object_content):
             raise ValueError(f"{object_id} does not match content hash")
         validate_object_content(object_content)
@@ -199,13 +178,6 @@ def check_expansion(contents: Mapping[str, bytes], largest: int) -> None:
 
     An array says which of its pieces comes where, and one piece may come any number of times: a megabyte of numbers
     would ask for terabytes.
-
-    Args:
-        contents: number -> content of the pieces of one message.
-        largest: bytes that arrays may have together.
-
-    Raises:
-        ValueError: they have more, or are no pieces of Flower's.
     """
     total = 0
     for content in contents.values():

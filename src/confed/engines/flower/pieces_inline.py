@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 from confed.engines.flower.private_api import ProtoMessage
 
-__all__ = ["INLINE", "attach", "detach"]
-
 INLINE = 4 * 2**20
 """Bytes of all pieces of a message that travels with them, at most; a request has up to twice that."""
 

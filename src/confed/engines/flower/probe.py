@@ -23,8 +23,6 @@ from confed.engines.flower.private_api import (
 )
 from confed.engines.flower.supernode import proxy_of
 
-__all__ = ["TOLERANCE", "About", "about", "certificate_ends", "reach"]
-
 TOLERANCE = 300.0
 """Seconds by which clocks may differ: older signatures are refused."""
 
@@ -35,7 +33,6 @@ class About:
 
     Attributes:
         confed: its version of confed.
-        flwr: and of Flower.
         ahead: seconds by which its clock is ahead of this one's; good to half the time of the way there and back.
     """
 
@@ -57,12 +54,6 @@ def certificate_ends(host: str, port: int, ca: Path, wait: float = 10.0) -> floa
 
     A server that does not answer is an OSError; a certificate that is not vouched for, or is another host's, an
     ``ssl.SSLCertVerificationError``.
-
-    Args:
-        host: as it is in the certificate.
-        port: the server's.
-        ca: the certificate that must vouch for it.
-        wait: seconds.
     """
     context = ssl.create_default_context(cafile=str(ca))
     with (
@@ -77,17 +68,6 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
     """A server's answer about itself: its versions of confed and Flower, and its clock.
 
     A server that does not answer is an OSError.
-
-    Args:
-        host: where it is.
-        port: its port.
-        key: this site's, which has to be on its list.
-        ca: the certificate that vouches for the server; None without TLS.
-        wait: seconds.
-
-    Raises:
-        PermissionError: the server does not know this key.
-        ValueError: who answers is no server of confed's.
     """
     said = now().isoformat()
     headers = {

@@ -8,19 +8,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from confed.engines.flower.objects import PIECE
 
-__all__ = ["WholeBody"]
-
 
 class WholeBody:
     """An ASGI middleware that hands on requests whose body has come whole, within its limits.
 
     Flower's own middleware waits for the whole body of whatever length. What a head says of the length is not relied
     on here.
-
-    Args:
-        app: what gets the requests.
-        seconds: from a request's head to the last byte of its body.
-        most: bytes of a body.
     """
 
     def __init__(self, app: ASGIApp, seconds: float, most: int = PIECE) -> None:

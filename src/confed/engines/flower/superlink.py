@@ -38,26 +38,7 @@ def open_superlink(
     waiting: Path | None = None,
     limits: ConnectionLimits | None = None,
 ) -> Iterator[tuple[SuperLinkGrid, int]]:
-    """Fleet API that is served for as long as the ``with`` block lasts.
-
-    Args:
-        keys: the public keys of the sites that may connect, as Flower writes them; if a mapping to names, the log of
-            rejected requests has the names.
-        host: the address to listen on.
-        port: the port; 0 for a free one.
-        certificate: of this server, PEM; without one nothing is encrypted.
-        key: of the certificate, PEM.
-        largest: approximate limit of a reply [bytes].
-        waiting: a folder of this server alone for pieces of pending messages; None keeps them in memory.
-        limits: on connections, see :class:`confed.engines.flower.connection_limits.ConnectionLimits`.
-
-    Yields:
-        The grid, and the port.
-
-    Raises:
-        ValueError: certificate or key cannot be read or do not belong together.
-        RuntimeError: the port cannot be opened.
-    """
+    """Fleet API that is served for as long as the ``with`` block lasts."""
     if (certificate is None) != (key is None):
         raise ValueError("certificate and key belong together, got one of them")
     if certificate is not None and key is not None:

@@ -59,22 +59,16 @@ from confed.engines.flower.private_api import (
     push_objects,
     remove_content_from_message,
 )
+from confed.engines.remote.calls import redact
 from confed.engines.remote.protocol import printable
-from confed.engines.remote.redact import redact
 from confed.system.events import Note, Progress, ignore
-
-__all__ = ["SuperNode", "proxy_of", "public_of", "read_key", "read_public"]
 
 SOON = 0.02
 """Seconds from a reply to the next question to a server that answers at once where it has no message."""
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private key.
-
-    Raises:
-        ValueError: there is no file, or it holds no elliptic curve key in the OpenSSH format without a password.
-    """
+    """A site's private key."""
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:
@@ -90,11 +84,7 @@ def public_of(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def read_public(text: str) -> bytes:
-    """A site's public key, written as OpenSSH does, as Flower writes it.
-
-    Raises:
-        ValueError: it is no elliptic curve key.
-    """
+    """A site's public key, written as OpenSSH does, as Flower writes it."""
     try:
         key = load_ssh_public_key(text.encode())
     except (ValueError, NotImplementedError, UnsupportedAlgorithm) as error:
@@ -105,16 +95,7 @@ def read_public(text: str) -> bytes:
 
 
 class SuperNode:
-    """A connection that is opened again whenever it breaks.
-
-    Args:
-        server: ``host:port``.
-        key: the site's private key, which proves who it is.
-        root: certificate of the authority that vouches for the server, PEM; None for a connection without TLS.
-        interval: seconds for which a question for a message waits at the server, at most.
-        largest: bytes of a message, about.
-        progress: called with every progress event.
-    """
+    """A connection that is opened again whenever it breaks."""
 
     def __init__(
         self,
@@ -132,16 +113,7 @@ class SuperNode:
         self._public = public_key_to_bytes(key.public_key())
 
     def serve(self, app: ClientApp, stop: threading.Event, patience: float = math.inf) -> str:
-        """Answers messages with the application until told to stop, or until the server was away for too long.
-
-        Args:
-            app: the application that answers.
-            stop: set by the caller to end.
-            patience: seconds without a connection after which this ends.
-
-        Returns:
-            Why it ended by itself; empty where it was told to.
-        """
+        """Answers messages with the application until told to stop, or until the server was away for too long."""
         pause, said, lost = 1.0, "", time.monotonic()
         proxy = proxy_of(self._server.rpartition(":")[0].strip("[]"), "http" if self._root is None else "https")
         while not stop.is_set():
@@ -318,12 +290,7 @@ def _bound(response: httpx.Response) -> None:
 
 
 class _Counted:
-    """Fetches pieces until they are together more than a message may have.
-
-    Args:
-        pull: fetches one.
-        largest: bytes of all.
-    """
+    """Fetches pieces until they are together more than a message may have."""
 
     def __init__(self, pull: Callable[[str], bytes], largest: int) -> None:
         self._pull, self._left, self._lock = pull, largest, threading.Lock()

@@ -20,8 +20,6 @@ from confed.engines.remote.protocol import HELLO, Answer, Limits, Request, seal
 from confed.engines.remote.sites import Bounded, Connection, Waiting
 from confed.federation.messages import Message as Content
 
-__all__ = ["FlowerTransport", "client_app", "pack", "server_app", "unpack"]
-
 _KINDS = {HELLO: "query.hello"}
 _GONE = ("registered", "offline", "unregistered")
 
@@ -43,11 +41,7 @@ def pack(head: bytes, body: bytes) -> RecordDict:
 
 
 def unpack(message: Message) -> tuple[bytes, bytes]:
-    """Head and body of a Flower message.
-
-    Raises:
-        ValueError: it has another content than :func:`pack` makes.
-    """
+    """Head and body of a Flower message."""
     content = message.content
     record, arrays = content.config_records.get("head"), content.array_records.get("body")
     if record is None or not content.keys() <= {"head", "body"}:
@@ -61,12 +55,7 @@ def unpack(message: Message) -> tuple[bytes, bytes]:
 
 
 class FlowerTransport:
-    """A :class:`confed.engines.remote.sites.Transport` over a Flower grid.
-
-    Args:
-        grid: Flower's.
-        names: public key -> name of the sites that may take part; None where sites say themselves who they are.
-    """
+    """A :class:`confed.engines.remote.sites.Transport` over a Flower grid."""
 
     def __init__(self, grid: Grid, names: Mapping[bytes, str] | None = None) -> None:
         self._grid, self._names = grid, names
@@ -125,13 +114,7 @@ class Forgetful(Protocol):
 def client_app(
     site: Callable[[Context], Site], alone: Callable[[Context], AbstractContextManager[None]] = lambda _: nullcontext()
 ) -> ClientApp:
-    """A Flower application that answers for a site.
-
-    Args:
-        site: makes it, or finds it; Flower may ask in a new process for every message.
-        alone: lock of the site's folder, held while a message is answered; a ValueError says who else has it, which
-            the log of this process shows, and the server hears only that it is so.
-    """
+    """A Flower application that answers for a site."""
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
@@ -151,11 +134,7 @@ def client_app(
 
 
 def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
-    """A Flower application that leads a federation.
-
-    Args:
-        main: does it.
-    """
+    """A Flower application that leads a federation."""
     app = ServerApp()
     app.main()(main)
     return app

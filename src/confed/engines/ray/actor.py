@@ -15,18 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from confed.engines.perform import Setup, Workspace
 
-__all__ = ["ClientActor", "NodeProcess", "Starting"]
-
 
 class Starting:
-    """What an actor is told when it starts, as JSON.
-
-    Args:
-        task: what it works on, as JSON; see the kinds of actors.
-        folder: where relative paths of the recipe begin, as in the process that asks; kept where it exists.
-        threads: threads of the actor.
-        environment: variables that are set before libraries are imported.
-    """
+    """What an actor is told when it starts, as JSON."""
 
     def __init__(self, task: str, folder: str, threads: int, environment: Mapping[str, str]) -> None:
         self.task, self.folder, self.threads, self.environment = task, folder, threads, dict(environment)
@@ -45,9 +36,6 @@ class NodeProcess(ABC):
     """Process on a node of a cluster, which is compared with the process that asks before it takes work.
 
     Every method takes and returns bytes and text, and makes errors of texts, so that Ray pickles no object of ours.
-
-    Args:
-        starting: a :class:`Starting` as JSON.
 
     Attributes:
         works_on: what its task is, in messages.
@@ -71,7 +59,7 @@ class NodeProcess(ABC):
             pin()
             import torch
 
-            from confed.engines.ray.fingerprint import fingerprint
+            from confed.engines.ray.speed import fingerprint
             from confed.engines.usage import keep_freed_memory
 
             keep_freed_memory()
@@ -87,11 +75,7 @@ class NodeProcess(ABC):
 
 
 class ClientActor(NodeProcess):
-    """Answers calls with a model and data of its own; see :mod:`confed.engines.ray.executor`.
-
-    Args:
-        starting: a :class:`Starting` as JSON, whose task is a :class:`confed.engines.setup_source.SetupSource`.
-    """
+    """Answers calls with a model and data of its own; see :mod:`confed.engines.ray.executor`."""
 
     works_on = "run"
     inexact = "exact = false in summary.json"
@@ -119,17 +103,7 @@ class ClientActor(NodeProcess):
         return b""
 
     def answer(self, head: bytes, message: bytes, state: bytes) -> tuple[bytes, bytes]:
-        """One reply.
-
-        Args:
-            head: of the call, see :func:`confed.engines.call_bytes.call_head`.
-            message: the call's message, encoded.
-            state: the client's state, encoded.
-
-        Returns:
-            Seconds, processor seconds and largest memory of this process so far, as JSON; and the three parts of
-            :func:`confed.engines.call_bytes.answer_bytes`, joined.
-        """
+        """One reply."""
         from confed.engines.call_bytes import answer_bytes, join
         from confed.engines.usage import peak_memory
 

@@ -12,24 +12,13 @@ from typing import Any
 import ray
 import ray.exceptions
 
-__all__ = ["connected"]
-
 _PATIENCE = 5.0
 """Seconds in which the address must take a connection."""
 
 
 @contextlib.contextmanager
 def connected(address: str, cores: int, gpus: int | None = None) -> Iterator[None]:
-    """Connection to a cluster for as long as the ``with`` block lasts; one that this process has already is kept.
-
-    Args:
-        address: "" starts Ray on this machine; "auto" is the cluster that this machine belongs to; else HOST:PORT.
-        cores: that a Ray on this machine may use.
-        gpus: the same for GPUs; None for all.
-
-    Raises:
-        ValueError: there is no cluster at the address, or it cannot be joined; the text says why.
-    """
+    """Connection to a cluster for as long as the ``with`` block lasts; one that this process has already is kept."""
     if ray.is_initialized():
         yield
         return

@@ -13,12 +13,9 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from confed.engines.ray.actor import NodeProcess, Starting
-from confed.engines.ray.fingerprint import fingerprint, hardware_differences, version_difference
 from confed.engines.ray.placement import Node, Wanted, nodes_of, places, too_small
-from confed.engines.ray.speed import Pace
+from confed.engines.ray.speed import Pace, fingerprint, hardware_differences, version_difference
 from confed.system.events import Caution, Note, Progress
-
-__all__ = ["LOOK", "PATIENCE", "TRIES", "Actor", "Crew", "reason_of_loss"]
 
 START = 60.0
 """Seconds in which actors of a cluster with free cores start; those that take longer join later."""
@@ -44,8 +41,6 @@ class Actor:
     """An actor, from its start to its end.
 
     Attributes:
-        node: where it is.
-        handle: Ray's.
         coming: what it is asked before it may take calls; None once it may.
         fingerprint: of its process; empty until it is known.
         pace: how fast it is.
@@ -64,12 +59,6 @@ class Actor:
 
 class Crew:
     """Actors of one kind, by number.
-
-    Args:
-        kind: of the actors.
-        task: what they work on, as JSON.
-        wanted: how many actors, and what each needs.
-        progress: told of actors that come and go.
 
     Attributes:
         actors: those there are, also while they prepare.
@@ -148,12 +137,7 @@ class Crew:
         return actor
 
     def want(self, count: int, busy: Collection[int]) -> None:
-        """Change of the number of actors; those that have nothing to do and are too many end.
-
-        Args:
-            count: how many actors there may be.
-            busy: numbers of those that work.
-        """
+        """Change of the number of actors; those that have nothing to do and are too many end."""
         self._wanted = replace(self._wanted, count=count)
         for number in [number for number in self.actors if number not in busy][max(count - len(busy), 0) :]:
             actor = self.actors.pop(number)

@@ -30,21 +30,13 @@ from confed.federation.state import Store
 from confed.federation.wire import encode_state
 from confed.system.events import Caution, Progress, ignore
 
-__all__ = ["RayActors"]
-
 LARGE = 100 * 1024
 """Bytes of a message from which it is put into Ray's object store, once for all calls; smaller ones go with each."""
 
 
 @dataclass
 class _Asked:
-    """A call that an actor works on.
-
-    Attributes:
-        head: reference to what the actor tells of its work.
-        body: reference to the reply.
-        began: when it was asked, in readings of this process's clock.
-    """
+    """A call that an actor works on."""
 
     head: Any
     body: Any
@@ -53,17 +45,7 @@ class _Asked:
 
 @dataclass
 class _Round:
-    """Calls that a flow asked for together.
-
-    Attributes:
-        queue: which calls wait, run and are done.
-        store: the clients' states.
-        round: number of finished rounds.
-        asked: number of an actor -> what it works on.
-        early: position -> the reply's reference, or why there is none.
-        tries: position -> actors that died of it.
-        messages: bytes, or their references, of messages sent lately.
-    """
+    """Calls that a flow asked for together."""
 
     queue: CallQueue
     store: Store
@@ -81,13 +63,6 @@ def _stored(data: bytes) -> Any:
 
 class RayActors:
     """Answers calls on a Ray cluster; see :class:`confed.engines.executor.Executor`.
-
-    Args:
-        source: from which every actor makes the run's setup.
-        wanted: how many actors, and what each needs.
-        address: of the cluster; see :func:`confed.engines.ray.cluster.connected`.
-        cores: that a Ray on this machine may use, where there is no address.
-        progress: told of nodes that come and go.
 
     A cluster that cannot be joined, versions of its nodes that differ from this process's, data that a node lacks, and
     nodes too small are a ValueError that names the node.

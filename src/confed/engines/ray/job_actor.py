@@ -11,8 +11,6 @@ from typing import Any
 
 from confed.engines.ray.actor import NodeProcess
 
-__all__ = ["JobActor", "JobSource"]
-
 WAIT = 1.0
 """Seconds that a question for news waits for some."""
 
@@ -44,11 +42,7 @@ class JobSource:
 
 
 class JobActor(NodeProcess):
-    """Carries out one job after another; see :mod:`confed.engines.ray.jobs`.
-
-    Args:
-        starting: a :class:`confed.engines.ray.actor.Starting` as JSON, whose task is a :class:`JobSource`.
-    """
+    """Carries out one job after another; see :mod:`confed.engines.ray.jobs`."""
 
     works_on = "study"
     inexact = "their numbers need not agree to the last digit"
@@ -75,9 +69,6 @@ class JobActor(NodeProcess):
         """What has happened since this was last asked, as a JSON list; it waits for a moment for something to happen.
 
         The last of a job is ``{"outcome": ...}``, or ``{"stopped": true}``.
-
-        Args:
-            stop: whether the job is to stop, as for Ctrl-C, when it next has news.
         """
         self._stopping = stop
         found: list[Mapping[str, Any]] = []

@@ -19,20 +19,13 @@ from confed.engines.ray.job_actor import JobActor, JobSource
 from confed.engines.ray.placement import Wanted
 from confed.system.events import Caution, JobEnded, JobProgress, JobStarted, Progress, from_json
 
-__all__ = ["carry_out"]
-
 STOPPING = 15.0
 """Seconds that jobs have for stopping in good order."""
 
 
 @dataclass
 class _Working:
-    """An actor at work.
-
-    Attributes:
-        job: position of its job.
-        news: what it was last asked for.
-    """
+    """An actor at work."""
 
     job: int
     news: Any
@@ -51,18 +44,6 @@ def carry_out(
 
     A cluster that cannot be joined, and nodes that cannot do the jobs, are a ValueError that names the node; a cluster
     without room for any actor for long is a RuntimeError.
-
-    Args:
-        source: what jobs are.
-        jobs: what to do; JSON objects.
-        titles: of the jobs, for messages.
-        wanted: how many actors, and what each needs.
-        address: of the cluster; see :func:`confed.engines.ray.cluster.connected`.
-        cores: that a Ray on this machine may use, where there is no address.
-        progress: told of starts, news and ends of jobs, and of nodes that come and go.
-
-    Raises:
-        KeyboardInterrupt: after jobs were stopped, as each ends in good order.
     """
     if not jobs:
         return

@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Node", "Wanted", "nodes_of", "places", "too_small"]
-
 
 @dataclass(frozen=True)
 class Node:
     """A node of the cluster.
 
     Attributes:
-        id: Ray's.
         name: its address, and its host's name.
         cores: processor cores that it offers.
         gpus: GPUs that it offers.
@@ -32,7 +29,6 @@ class Wanted:
 
     Attributes:
         count: actors in all; 0 for one per core, or per GPU.
-        threads: threads of each.
         gpu: whether each has a GPU; None for one each where the cluster has any.
         memory: bytes that one needs.
     """
@@ -62,17 +58,7 @@ def nodes_of(listed: Sequence[Mapping[str, Any]]) -> dict[str, Node]:
 
 
 def places(nodes: Mapping[str, Node], wanted: Wanted, there: Mapping[str, int]) -> list[str]:
-    """Nodes for the actors that are to be started, an id for each.
-
-    Args:
-        nodes: those that are alive.
-        wanted: what the run asks for.
-        there: node -> actors that it has.
-
-    Returns:
-        As many as there is room for, up to ``wanted.count`` with those that are there. Of a limited number the next one
-        goes where the largest share of the room is free.
-    """
+    """Nodes for the actors that are to be started, an id for each."""
     room = {name: wanted.fit(node) for name, node in nodes.items()}
     used = {name: there.get(name, 0) for name in nodes}
     left = wanted.count - sum(there.values()) if wanted.count else 2**31

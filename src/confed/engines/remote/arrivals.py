@@ -21,21 +21,13 @@ from confed.federation.messages import Call
 from confed.federation.randomness import derive
 from confed.federation.state import ServerState
 
-__all__ = ["SiteArrivals"]
-
 BUSY = "it trains, and asynchronous rounds do not wait for it"
 """Why a site in training is not evaluated."""
 
 
 @dataclass
 class _Training:
-    """A site in training.
-
-    Attributes:
-        number: of its client in the population.
-        version: number of the server's steps before it began.
-        batch: the call, alone.
-    """
+    """A site in training."""
 
     number: int
     version: int
@@ -43,14 +35,7 @@ class _Training:
 
 
 class SiteArrivals:
-    """Updates of sites in the order in which they arrive; see :class:`confed.engines.buffered.UpdateSource`.
-
-    Args:
-        remote: asks the sites.
-        setup: the run, with the sites as clients.
-        settings: of the asynchronous rounds; its delays are not used.
-        concurrency: M, sites that train at any time.
-    """
+    """Updates of sites in the order in which they arrive; see :class:`confed.engines.buffered.UpdateSource`."""
 
     def __init__(self, remote: Remote, setup: Setup, settings: Buffered, concurrency: int) -> None:
         self.settings, self.concurrency = settings, concurrency
@@ -67,23 +52,14 @@ class SiteArrivals:
         remote.fill = self._fill
 
     def offer(self, round: int, server: ServerState) -> None:
-        """The model that sites begin with from now on; the last round's replies are no longer needed.
-
-        Args:
-            round: number of finished rounds.
-            server: the server's state after them.
-        """
+        """The model that sites begin with from now on; the last round's replies are no longer needed."""
         self._round, self._server = round, without_earlier(server)[0]
         for _, path in self._arrived.values():
             shutil.rmtree(path.parent, ignore_errors=True)
         self._arrived.clear()
 
     def __getitem__(self, round: int) -> tuple[Arrival, ...]:
-        """The updates of the step that ends a round, in the order of the clients' numbers; waits for them.
-
-        Args:
-            round: number of finished rounds.
-        """
+        """The updates of the step that ends a round, in the order of the clients' numbers; waits for them."""
         if round not in self._rounds:
             found, pauses = list[Arrival](), self._remote.pauses()
             while len(found) < self.settings.size:

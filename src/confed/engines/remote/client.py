@@ -5,22 +5,28 @@ installed on it, and nothing else. What it keeps is in its folder and survives t
 that is what the server sent (:mod:`confed.engines.remote.session_log`). The server says with every request which of it
 counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the server knows of,
 because its reply was late or the server was stopped, goes on from where the server is.
+
+The record only grows, and a line is on disk before the reply leaves: no server can have a site forget that it answered.
+
+It is made once for a recipe, is never sent, and stays when the run is over. Without it what has left the site would
+leave it once more with other noise, if a server asks for it again; a site that has answered does not go on with a new
+one.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace, answer
-from confed.engines.population import listed
-from confed.engines.remote.evaluation_record import ANSWERED, EvaluationRecord, kept_policy
+from confed.engines.remote.calls import redact
 from confed.engines.remote.handshake import Fingerprint, fingerprint
-from confed.engines.remote.journal import COSTS, USED, Journal
+from confed.engines.remote.journal import COSTS, USED, Journal, append, read_lines
 from confed.engines.remote.journal_chains import JournalChains
-from confed.engines.remote.noise_secret import NoiseSecret
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
@@ -35,35 +41,138 @@ from confed.engines.remote.protocol import (
     schema_of,
     seal,
 )
-from confed.engines.remote.redact import redact
 from confed.engines.remote.session_log import Record
 from confed.engines.remote.site_session import SiteSession
-from confed.federation.checkpoint import DirectoryStore, write_atomically
+from confed.federation.atomic import write_atomically
+from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client import Signer
 from confed.federation.client_info import ClientInfo
+from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.privacy import accountant
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.fixed_noise import noise_is_fixed
-from confed.privacy.guards import ValueBound
-from confed.privacy.protections import ANALYSIS, UPDATE, actions
+from confed.privacy.protections import ANALYSIS, UPDATE, ValueBound, actions
 from confed.privacy.secure_sum.memory import FRESH, GROUP
 from confed.system.events import Note, Progress, ignore
 from confed.system.plain_text import visible
 
-__all__ = ["KEPT_AT_HOME", "Site", "client_named"]
+# Secret of a site that its noise is a function of (keyed_noise) -----------------------------------------------
+
+BYTES = 32
+
+
+class NoiseSecret:
+    """Source of a site's noise; see :class:`confed.federation.client.NoiseSource`.
+
+    Attributes:
+        heard: digest of the messages of the round up to the one in hand.
+    """
+
+    def __init__(self, path: Path, released: bool) -> None:
+        self.heard = ""
+        found = path.read_bytes() if path.is_file() else None
+        if found is not None and len(found) == BYTES:
+            self._secret = found
+            return
+        if released:
+            got = "no file" if found is None else f"{len(found)} bytes"
+            raise ValueError(
+                f"{path} must hold the {BYTES} bytes that this site's noise in this run is made from, got {got}: put "
+                "it back, as with new ones what was sent before could leave again with other noise; or begin in "
+                "another private folder"
+            )
+        self._secret = os.urandom(BYTES)
+        write_atomically(path, self._secret, sync=True, mode=0o600)
+
+    def noise(self, round: int, client: str, purpose: str) -> KeyedNoise:
+        """See :class:`confed.federation.client.NoiseSource`."""
+        return KeyedNoise(self._secret, self.heard, round, client, purpose)
+
+
+# Record of the evaluations that a site answered ---------------------------------------------------------------
+
+POLICY, ANSWERED = "evaluations.txt", "evaluations.jsonl"
+
+
+def kept_policy(root: Path, policy: EvaluationPolicy | None) -> EvaluationPolicy:
+    """The policy of a site: the given one, which is kept with the site, else the one that was kept before."""
+    path = root / POLICY
+    if policy is not None:
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, f"{policy}\n".encode(), sync=True)
+        return policy
+    if not path.is_file():
+        return EvaluationPolicy()
+    try:
+        return EvaluationPolicy.parse(path.read_text(encoding="utf-8").strip())
+    except ValueError as error:  # also of bytes that are no text
+        raise ValueError(f"{path} must hold this site's policy for evaluations: {error}") from error
+
+
+class EvaluationRecord:
+    """A site's evaluations so far; ``evaluations.jsonl`` in its folder."""
+
+    def __init__(
+        self, root: Path, run: str, policy: EvaluationPolicy, journal: Journal, privacy: UpdatePrivacy | None
+    ) -> None:
+        if policy.mode == "noise" and not accountant.available():
+            raise ValueError("noise on evaluations needs the library dp-accounting (the extra 'privacy')")
+        self.policy, self._run, self._journal = policy, run, journal
+        # For delta and the neighbours, in which both kinds of entries are added up.
+        self._privacy = UpdatePrivacy(clip=1.0) if privacy is None else privacy
+        self._noised = privacy is not None
+        self._path = root / ANSWERED
+        lines = read_lines(self._path, {"run": str, "round": int})
+        self._answered = len(lines)
+        self._models: dict[tuple[str, int], list[str]] = {}
+        for line in lines:
+            self._models.setdefault((line["run"], line["round"]), []).append(str(line.get("model", "")))
+
+    def check(self, round: int, model: str) -> None:
+        """Check that the policy allows one more evaluation, before anything is computed."""
+        policy = self.policy
+        models = self._models.get((self._run, round), [])
+        again = model in models and policy.mode != "noise"  # the same sums once more
+        if policy.mode == "off":
+            raise ValueError("this site answers no evaluations")
+        for name, most, so_far in (
+            ("in a round", None if again else policy.per_round, len(models if policy.mode == "noise" else {*models})),
+            ("in all", policy.in_all, self._answered),
+        ):
+            if most is not None and so_far >= most:
+                raise ValueError(f"this site answers {most} evaluations {name}, and has answered {so_far}")
+        if policy.mode == "noise":
+            self._journal.check_evaluation(self._privacy, policy.noise)
+        elif policy.mode == "default" and self._noised:
+            self._journal.check_exact(self._privacy)
+
+    def release(self, message: Message, round: int, model: str) -> Message:
+        """The part of an evaluation's reply that may leave the site; it is recorded first.
+
+        Where nothing of the reply may leave, a ValueError says so.
+        """
+        released = self.policy.release(message)
+        line = {"time": time.time(), "run": self._run, "round": round, "model": model, "noise": self.policy.noise}
+        if self.policy.mode == "noise":
+            self._journal.evaluated(self._privacy, self.policy.noise, round)
+        append(self._path, {**line, "sums": sum(name.endswith(":sum") for name in released.scalars)})
+        self._answered += 1
+        self._models.setdefault((self._run, round), []).append(model)
+        return released
+
+
+# A site of a federation across machines: it answers requests --------------------------------------------------
 
 KEPT_AT_HOME = frozenset({"examine"})
 """Actions that no machine offers to another: they hand private values around."""
 
 
 def client_named(setup: Setup, client_id: str) -> ClientInfo:
-    """Information about the client of a name.
-
-    Raises:
-        ValueError: no client has that name.
-    """
+    """Information about the client of a name."""
     infos = [setup.population.info(number) for number in range(len(setup.population))]
     for info in infos:
         if info.id == client_id:
@@ -75,7 +184,7 @@ EVALUATE = "evaluate"
 """The action that tells sums over examples and nothing else; the site's policy says which."""
 
 SERIALS = "manifests.json"
-"""File in a site's folder with serial numbers of manifests; see :mod:`confed.deployment.manifest_serial`."""
+"""File in a site's folder with serial numbers of manifests; see :mod:`confed.deployment.manifest`."""
 
 AFTER = 2
 """Behind a run's last round come the method's finish and the evaluation of the final models."""
@@ -83,25 +192,6 @@ AFTER = 2
 
 class Site:
     """Client end of a federation across machines.
-
-    Args:
-        setup: the run; of its data only this client's are used.
-        client: who this is.
-        root: the folder for what the client keeps; made if missing.
-        common: see :func:`confed.engines.remote.handshake.fingerprint`.
-        limits: how large messages may be.
-        audit: a file that gets a line for every message; None for none.
-        progress: called with every progress event.
-        limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.remote.journal`); None for no
-            limit.
-        evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
-        signer: keys by which sites know each other: the site takes part in secure aggregation only with members whose
-            keys are signed; None without signatures.
-        over: called when the server says that the run is over.
-        left_out: role ("train", "validation", "test") -> this client's examples that were left out because their
-            pictures cannot be read; the server is told the numbers.
-        final: given the final values of what this client receives, and its state, when the server has the final models
-            evaluated; returns where they are kept, or "".
 
     Attributes:
         journal: what this site remembers for good.

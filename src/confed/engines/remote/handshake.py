@@ -12,8 +12,6 @@ from confed.engines.remote.protocol import printable
 from confed.federation.params import Scalar
 from confed.system.release import VERSION
 
-__all__ = ["Fingerprint", "fingerprint"]
-
 _MEANINGS = {
     "version": "the version of confed",
     "terms": "the recipe (method, model with its revision, task, local training, run), with its answers and words,",
@@ -27,7 +25,6 @@ class Fingerprint:
     """Digests of what all parties must share.
 
     Attributes:
-        version: of confed.
         terms: of the method and its settings, and of what the caller of :func:`fingerprint` adds.
         tensors: of the names, shapes and dtypes of the model's tensors.
         values: of the values that every party starts from, frozen ones included.
@@ -43,13 +40,7 @@ class Fingerprint:
         return asdict(self)
 
     def differences(self, other: Mapping[str, Scalar], mine: str, others: str) -> str | None:
-        """In which way the other party's differs, in words; None if it does not.
-
-        Args:
-            other: the other's, as it was sent.
-            mine: what this party is called.
-            others: what the other party is called.
-        """
+        """In which way the other party's differs, in words; None if it does not."""
         lines = [
             f"{meaning} must be the same: {mine} has {own}, {others} has {printable(str(other.get(name, 'none')), 64)}"
             for name, meaning in _MEANINGS.items()
@@ -59,13 +50,7 @@ class Fingerprint:
 
 
 def fingerprint(setup: Setup, workspace: Workspace, common: str = "") -> Fingerprint:
-    """A run's fingerprint.
-
-    Args:
-        setup: the run. Where its examples lie and on which device it computes do not count.
-        workspace: a model of it.
-        common: what else must be common, such as a recipe's task and the answers in their order.
-    """
+    """A run's fingerprint."""
     terms = (setup.algorithm, setup.local, setup.rounds, setup.seed, setup.keep_personal, common)
     tensors = {**workspace.tensors, **workspace.initial}
     names, values = blake2b(digest_size=16), blake2b(digest_size=16)

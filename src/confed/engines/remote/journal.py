@@ -17,8 +17,6 @@ from typing import Any, cast
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import epsilon
 
-__all__ = ["Journal", "append", "read_lines"]
-
 EVALUATION = "evaluate"
 USED, COSTS = "used.jsonl", "privacy.jsonl"
 
@@ -31,17 +29,9 @@ _SENSIBLE = (1e-100, 1e100)
 class Journal:
     """Journal of a site on disk; see :class:`confed.federation.client.Journal`.
 
-    Args:
-        root: the folder for ``used.jsonl`` and ``privacy.jsonl``; made if missing.
-        run: which recipe the next entries belong to.
-        limit: epsilon that this site's updates may cost in all; None for no limit.
-
     Attributes:
         asked: the digest of the request in hand.
         released: whether anything of the recipe left this site before this object was made.
-
-    Raises:
-        ValueError: the limit is none, cannot hold any more, or a file is damaged.
     """
 
     def __init__(self, root: Path, run: str, limit: float | None = None) -> None:
@@ -67,11 +57,7 @@ class Journal:
             )
 
     def use(self, secret: bytes, what: bytes = b"") -> None:
-        """See :class:`confed.federation.client.Journal`; the same request may come again, as its reply may be lost.
-
-        Raises:
-            ValueError: the secret was used for another request.
-        """
+        """See :class:`confed.federation.client.Journal`; the same request may come again, as its reply may be lost."""
         name = blake2b(secret, digest_size=16).hexdigest()
         asked = self.asked + (blake2b(what, digest_size=16).hexdigest() if what else "")
         if self._used.setdefault(name, asked) != asked:
@@ -86,11 +72,6 @@ class Journal:
         examples. An evaluation's sums move by 1 where an example is another one, an update by twice its clip.
 
         Without dp-accounting this is a ValueError.
-
-        Args:
-            privacy: says delta and the neighbours; and the noise of the updates to come.
-            more: how many of these are added.
-            evaluation: noise multiplier of one evaluation to come; None for none.
         """
         twice = 2.0 if privacy.adjacency == "replace" else 1.0
         told = [*self._evaluations, *([] if evaluation is None else [evaluation])]
@@ -108,11 +89,7 @@ class Journal:
         self._within(privacy, "evaluation", cost)
 
     def check_exact(self, privacy: UpdatePrivacy) -> None:
-        """Check that the limit allows an update, without which nothing exact is told either.
-
-        Raises:
-            ValueError: it is spent.
-        """
+        """Check that the limit allows an update, without which nothing exact is told either."""
         if self._limit is not None and self.epsilon(privacy, 1) > self._limit:
             raise ValueError(
                 f"this site's limit of privacy is spent: epsilon {self._limit:g}; nothing exact is told of its examples"
@@ -126,13 +103,7 @@ class Journal:
             )
 
     def evaluated(self, privacy: UpdatePrivacy, noise: float, round: int) -> None:
-        """Record of an evaluation with noise that leaves the site.
-
-        Args:
-            privacy: says delta and the neighbours.
-            noise: multiplier of the evaluation.
-            round: number of finished rounds.
-        """
+        """Record of an evaluation with noise that leaves the site."""
         self._evaluations.append(noise)
         line = {"time": time.time(), "run": self._run, "round": round, "action": EVALUATION, "unit": "example"}
         cost = self.epsilon(privacy)
@@ -140,12 +111,7 @@ class Journal:
         append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
     def release(self, privacy: UpdatePrivacy, round: int) -> None:
-        """Record of an update that leaves the site.
-
-        Args:
-            privacy: how it was protected.
-            round: number of finished rounds.
-        """
+        """Record of an update that leaves the site."""
         self._multipliers.append(privacy.noise)
         line: dict[str, Any] = {"time": time.time(), "run": self._run, "round": round + 1, "action": "fit"}
         line["clip"] = privacy.clip
@@ -154,12 +120,7 @@ class Journal:
         append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
     def bare(self, round: int, action: str) -> None:
-        """Record, once a round, of a reply about the examples to which this site added no noise.
-
-        Args:
-            round: number of finished rounds.
-            action: what the server had asked for.
-        """
+        """Record, once a round, of a reply about the examples to which this site added no noise."""
         if (round + 1, action) in self._bare:
             return
         self._bare.add((round + 1, action))
@@ -177,15 +138,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
-    """The lines of a journal; one that was not written to its end is dropped, as nothing was sent then.
-
-    Args:
-        path: the file.
-        kinds: what a line must hold, and of which type; float stands for a noise multiplier.
-
-    Raises:
-        ValueError: another line is damaged.
-    """
+    """The lines of a journal; one that was not written to its end is dropped, as nothing was sent then."""
     data = path.read_bytes() if path.is_file() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:

@@ -19,8 +19,6 @@ from typing import Any, cast
 from confed.engines.remote.protocol import Refused
 from confed.federation.atomic import write_atomically
 
-__all__ = ["Countersignatures", "JournalChains", "Statement"]
-
 Statement = Mapping[str, tuple[int, str]]
 """Journal -> its number of entries, and its head."""
 
@@ -188,11 +186,7 @@ class Countersignatures:
         return self._signed.get(site, "")
 
     def note(self, site: str, told: str) -> None:
-        """Record of what a site says of its journals.
-
-        Raises:
-            Refused: it is no statement, or a journal is shorter than it was or has another head.
-        """
+        """Record of what a site says of its journals."""
         statement = _statement(told)
         for name, (length, head) in self._known.get(site, {}).items():
             found = statement.get(name, (0, ""))

@@ -18,12 +18,7 @@ import torch
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.wire import decode, encode
-from confed.privacy.guards import first_non_finite
-
-__all__ = [
-    "CALLS", "GOODBYE", "HELLO", "LEFT_OUT", "ROLES", "Answer", "Limits", "Refused", "Request", "Schema", "digest",
-    "open_body", "printable", "schema_of", "seal", "version_of",
-]  # fmt: skip
+from confed.privacy.protections import first_non_finite
 
 HELLO = "hello"
 LEFT_OUT = "left out/"
@@ -87,15 +82,7 @@ class Limits:
 
 
 def version_of(round: int, step: int) -> int:
-    """The version of a client's state that a call may leave behind, ascending in time.
-
-    Args:
-        round: number of finished rounds.
-        step: number of the call to this client in the round.
-
-    Raises:
-        Refused: there are more calls than versions in a round.
-    """
+    """The version of a client's state that a call may leave behind, ascending in time."""
     if not 0 <= step < CALLS:
         raise Refused(f"a round has fewer than {CALLS} calls to a client, got call {step}")
     return (round + 1) * CALLS + step
@@ -108,13 +95,11 @@ class Request:
     Attributes:
         id: unique in the run.
         client: whom it is for.
-        action: what to do.
         round: number of finished rounds.
         version: of the state that this call may leave behind, see :func:`version_of`.
         base: the newest version of the client's state that counts. What was saved later belongs to calls whose
             replies the server has not accepted, or to a part of the run that it has to do again.
         kept: versions that must stay loadable: those of the server's checkpoints.
-        session: see :class:`confed.federation.messages.Call`.
         journals: what the server has signed of the site's journals, "" for nothing
             (:mod:`confed.engines.remote.journal_chains`).
     """
@@ -135,11 +120,7 @@ class Request:
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
-        """The head from its bytes.
-
-        Raises:
-            Refused: it is no request's head.
-        """
+        """The head from its bytes."""
         head = _head(data, limits, {"id": str, "client": str, "action": str, "round": int, "version": int,
                                     "base": int, "kept": list, "session": bool, "journals": str})  # fmt: skip
         if not all(type(kept) is int for kept in head["kept"]):
@@ -156,7 +137,6 @@ class Answer:
     """The head of a reply.
 
     Attributes:
-        id: the request's.
         error: what went wrong, type and message; None if nothing did.
         saved: whether the client's state is another than before.
         seconds: that the site took.
@@ -175,11 +155,7 @@ class Answer:
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Answer":
-        """The head from its bytes.
-
-        Raises:
-            Refused: it is no reply's head.
-        """
+        """The head from its bytes."""
         if len(data) > ANSWER:
             raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
         fields = {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float, "journals": str}
@@ -213,19 +189,7 @@ def schema_of(tensors: Params) -> Schema:
 def open_body(
     data: bytes, limits: Limits, known: Schema, allowed: frozenset[str], exact: Schema | None = None
 ) -> Message:
-    """The message of a body.
-
-    Args:
-        data: the body.
-        limits: how large it may be.
-        known: the model's tensors. A tensor of one of these names must look like it.
-        allowed: which of them may come.
-        exact: where given, the body must hold exactly these.
-
-    Raises:
-        Refused: the body is too large, no safetensors, holds a name that must not come, a tensor of another shape or
-            dtype than it should, a value that is not finite, or a scalar that is none.
-    """
+    """The message of a body."""
     header = _header(data, limits)
     described = {name: _tensor(name, entry) for name, entry in header.items() if name != "__metadata__"}
     if exact is not None and described.keys() != exact.keys():

@@ -4,16 +4,25 @@ The executor :class:`Remote` stands where the simulator has :class:`confed.engin
 rounds, the methods and the accounting are the same. It knows no network: a :class:`Transport` carries bytes. What goes
 wrong on the way is an error in the client's reply; a site that is away, or was restarted, is asked again for a while
 first.
+
+A method of the server reads replies one by one. An exception that it raises while it has one of them in hand, although
+the reply is what method and task declare, is taken for an error of the site that sent it. The part of the round is then
+driven again from the state that it began with: the replies that have come already wait on disk, that site's counts as
+failed, and no other site is asked a second time.
 """
 
 import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
 
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
@@ -21,19 +30,293 @@ from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.engines.remote.handshake import fingerprint
 from confed.engines.remote.journal_chains import Countersignatures
 from confed.engines.remote.open_files import patiently
-from confed.engines.remote.pauses import Pauses
-from confed.engines.remote.protocol import Limits, Request, printable, seal, version_of
-from confed.engines.remote.reply_reader import ReplyReader
-from confed.engines.remote.round_retry import Attempts, Done
+from confed.engines.remote.protocol import (
+    NAME,
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    open_body,
+    printable,
+    schema_of,
+    seal,
+    version_of,
+)
 from confed.engines.remote.sites import Bounded, Registered, SiteRegistry, Timeouts, Transport, Waiting
 from confed.engines.remote.update_bounds import FEWEST, Bounds, NormHistory, largest_of, most_of, norm_of, scaled
 from confed.engines.timeline import Timeline
+from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import private_folder
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
+from confed.federation.params import Params, Scalar, Scope
+from confed.federation.reports import LOSS, Counted, Measured
 from confed.federation.state import ServerState, Store
-from confed.privacy.protections import ANALYSIS
+from confed.privacy.protections import ANALYSIS, ValueBound, check_reply
 from confed.system.events import Progress, ignore
+
+# Retry of a part of a round without the site whose reply the method could -------------------------------------
+
+Done = TypeVar("Done")
+
+
+class Attempts:
+    """Replies that the server has received in one part of a round; a folder that :meth:`close` removes.
+
+    Attributes:
+        batches: the calls of the attempt under way.
+        handled: the call whose reply the method has in hand, if that reply is no error.
+        refused: request -> why its reply counts as failed.
+        single: whether there can be one attempt only, in a session or secure aggregation; then no reply is kept once
+            it was read.
+    """
+
+    def __init__(
+        self, steps: Mapping[tuple[str, int], int], bases: Mapping[str, int], spool: Path | None, single: bool
+    ) -> None:
+        self.steps, self.bases, self.single = dict(steps), dict(bases), single
+        self.batches: list[CallBatch] = []
+        self.handled: PendingCall | None = None
+        self.refused: dict[str, str] = {}
+        self._read: PendingCall | None = None
+        self._end = ""
+        self._kept: dict[str, tuple[Call, Path | str]] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="confed-replies-", dir=spool)
+
+    def close(self) -> None:
+        """Removes the replies."""
+        self._folder.cleanup()
+
+    def drive(self, part: Callable[[], Done], method: str, again: Callable[["Attempts"], None]) -> Done:
+        """Result of the part of the round, from the first attempt that does not end in an error.
+
+        Where there can be no other attempt, the RuntimeError names site, round and error. An error that no reply has
+        caused is passed on.
+        """
+        while True:
+            try:
+                return part()
+            except (OSError, MemoryError):  # of this machine
+                raise
+            except Exception as error:
+                if self.handled is None:
+                    raise
+                self._leave_out(self.handled, method, error)
+                again(self)
+                self.batches, self.handled = [], None
+
+    def begin(self, batch: CallBatch) -> None:
+        """Start of calls that are asked for together."""
+        self.batches.append(batch)
+        self.handled = None
+        self.single |= any(call.session for call in batch.calls)
+
+    def folder(self) -> str:
+        """A new folder for the replies to calls that are asked for together; all are removed in the end."""
+        return tempfile.mkdtemp(dir=self._folder.name)
+
+    def keep(self, ask: PendingCall, result: Path | str) -> None:
+        """Record of the reply to a call, or of its error."""
+        if not self.single:
+            self._kept[ask.request.id] = ask.call, result
+
+    def known(self, ask: PendingCall) -> Path | str | None:
+        """Outcome of the call in an earlier attempt; None where it is a new one."""
+        if ask.request.id not in self._kept:
+            return None
+        before, result = self._kept[ask.request.id]
+        if before.action != ask.call.action or not _equal(before.message, ask.call.message):
+            raise RuntimeError(
+                f"{self._end}; the round cannot be driven again, as the method asks {ask.call.client.id!r} for "
+                "something else than before"
+            )
+        return result
+
+    def reading(self, ask: PendingCall) -> None:
+        """Mark the reply to this call as the one that is read from disk."""
+        self._read = ask
+
+    def handed(self, replies: Iterator[Reply]) -> Iterator[Reply]:
+        """The same replies; between two of them the one that the method handles is known."""
+        for reply in replies:
+            self.handled = self._read if reply.error is None else None
+            yield reply
+            self.handled = None
+
+    def _leave_out(self, ask: PendingCall, method: str, error: Exception) -> None:
+        """Mark the reply to this call as failed in all further attempts."""
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = (
+            f"{method} could not handle its reply to {ask.call.action!r}: {type(error).__name__}: {error} "
+            f"({Path(where.filename).name}:{where.lineno})"
+        )
+        self._end = f"round {ask.request.round + 1} ended at the reply of {ask.call.client.id!r}: {said}"
+        if self.single:
+            raise RuntimeError(self._end) from error
+        self.refused[ask.request.id] = said
+
+
+def _equal(one: Message, other: Message) -> bool:
+    if one.scalars != other.scalars or one.tensors.keys() != other.tensors.keys():
+        return False
+    pairs: list[tuple[Any, Any]] = [(t, other.tensors[name]) for name, t in one.tensors.items()]
+    return all(a is b or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
+
+
+# Reading of a site's reply ------------------------------------------------------------------------------------
+
+# Checks of a reply's scalars and counts against what the method and the task ----------------------------------
+
+VIEWS = ("global", "personal")
+"""The models that a site evaluates."""
+
+METRICS = 256
+"""Names of metrics in a tally of a task that does not declare its own, at most."""
+
+WEIGHT = 2.0**53
+"""What an evaluation may weigh, at most: numbers of examples and of words are exact below."""
+
+ROUNDING = 1e-6
+"""What sums of single-precision values may lie outside of their range, relative to their weight."""
+
+
+def check_content(algorithm: Algorithm, task: Any, action: str, message: Message) -> None:
+    """Checks what a reply tells besides tensors of the model."""
+    if action == "evaluate":
+        _check_tallies(task, message.scalars)
+        _check_counts(task, message.tensors)
+        return
+    declared = algorithm.reports(action)
+    for name, value in message.scalars.items():
+        if name not in declared:
+            raise Refused(
+                f"the scalar {name[:80]!r} of {action!r} is not declared by the method (Algorithm.reports), which has "
+                f"{', '.join(sorted(declared)) or 'none'}"
+            )
+        if problem := declared[name].problem(value):
+            raise Refused(f"the scalar {name!r} of {action!r} {problem}")
+
+
+def _check_tallies(task: Any, scalars: Mapping[str, Scalar]) -> None:
+    declared = task.measures if isinstance(task, Measured) else None
+    if declared is None and len(scalars) > 2 * len(VIEWS) * METRICS:
+        raise Refused(f"an evaluation has at most {METRICS} metrics, got {len(scalars)} sums and weights")
+    for key, value in scalars.items():
+        view, _, rest = key.partition(":")
+        name, _, part = rest.rpartition(":")
+        if view not in VIEWS or not name or part not in ("sum", "weight"):
+            raise Refused(f"{key[:80]!r} is no sum or weight of an evaluation")
+        if not name.isprintable() or len(name) > NAME or (declared is not None and name not in declared):
+            raise Refused(f"{name[:80]!r} is no metric of the task {type(task).__name__}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Refused(f"the scalar {key[:80]!r} of 'evaluate' must be a number, got {str(value)[:80]!r}")
+        if part == "weight":
+            if f"{view}:{name}:sum" not in scalars:
+                raise Refused(f"{key[:80]!r} came without its sum")
+            continue
+        weight = scalars.get(f"{view}:{name}:weight")
+        if weight is None or isinstance(weight, bool | str):
+            raise Refused(f"{key[:80]!r} came without its weight")
+        if not 0 <= weight <= WEIGHT:
+            raise Refused(f"the weight of {name[:80]!r} must be from 0 to 2^53, got {weight:g}")
+        low, high = (LOSS.low, LOSS.high) if declared is None else declared[name]
+        slack = ROUNDING * (1 + weight)
+        if not low * weight - slack <= value <= high * weight + slack:
+            raise Refused(f"{name[:80]!r} must be from {low:g} to {high:g}, got {value:g} over {weight:g}")
+
+
+def _check_counts(task: Any, tensors: Params) -> None:
+    if not isinstance(task, Counted):
+        return
+    shapes = task.count_shapes
+    for key, count in tensors.items():
+        view, _, name = key.partition(":")
+        if view not in VIEWS or name not in shapes:
+            raise Refused(f"{key[:80]!r} is no count of the task {type(task).__name__}")
+        if count.dtype != torch.int64 or tuple(count.shape) != tuple(shapes[name]):
+            raise Refused(
+                f"the count {name!r} must be torch.int64 of shape {tuple(shapes[name])}, got {count.dtype} of shape "
+                f"{tuple(count.shape)}"
+            )
+        if count.numel() and not 0 <= int(count.min()) <= int(count.max()) <= 2**48:
+            raise Refused(f"the count {name!r} must be from 0 to 2^48")
+
+
+# Reading of a site's reply ------------------------------------------------------------------------------------
+
+
+class ReplyReader:
+    """Reader of replies; what is faulty in one becomes its error, and nothing of it reaches the method.
+
+    Attributes:
+        limits: as given, or from the model.
+        values: the absolute bound on values.
+    """
+
+    def __init__(
+        self, setup: Setup, workspace: Workspace, limits: Limits | None, judge: Callable[[ClientInfo, Message], None]
+    ) -> None:
+        self._setup, self._workspace, self._judge = setup, workspace, judge
+        self._known = schema_of(workspace.tensors)
+        self.limits = Limits.of(self._known) if limits is None else limits
+        self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
+
+    def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool, str]:
+        """The reply, whether the site has saved its state, and what it says of its journals."""
+        client = call.client
+
+        def refused(why: object) -> tuple[Reply, bool, str]:
+            return Reply(client, Message(), f"ValueError: update refused: {why}"), False, ""
+
+        try:
+            answer = Answer.from_bytes(head, self.limits)
+            if answer.id != identity:
+                return refused(f"the reply is to {answer.id[:120]!r}, the request was {identity!r}")
+            if answer.error is not None:
+                return Reply(client, Message(), answer.error), False, ""
+            scopes = self._workspace.scopes(self._setup.algorithm, client)
+            shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
+            exact = None if call.expects is None else schema_of(call.expects)
+            message = open_body(body, self.limits, self._known, shared, exact)
+            check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
+            if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
+                return refused(problem)
+        except Refused as error:
+            return refused(error)
+        if call.action == "evaluate" and (problem := self._misjudged(client, message)):
+            return Reply(client, Message(), problem), False, ""
+        return check_reply(call, Reply(client, message)), answer.saved, answer.journals
+
+    def _misjudged(self, client: ClientInfo, message: Message) -> str:
+        try:
+            self._judge(client, message)
+        except Exception as error:  # whatever sums and counts of a site's making may lead to
+            return f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
+        return ""
+
+
+# Pauses between looks at what has arrived ---------------------------------------------------------------------
+
+SHORTEST = 0.005
+"""Seconds of the first pause: a look costs well under a millisecond where little is on its way."""
+
+SHARE = 0.1
+"""Of the time waited so far: what a reply that comes now waits for at most."""
+
+
+class Pauses:
+    """Pauses that grow with the time waited, so that short answers are met soon and long ones seldom looked for."""
+
+    def __init__(self, longest: float, wait: Callable[[float], bool] = lambda _: False) -> None:
+        self._longest, self._wait, self._began = longest, wait, time.monotonic()
+
+    def sleep(self) -> None:
+        """The next pause."""
+        if not self._wait(self._longest):
+            time.sleep(min(self._longest, max(SHORTEST, SHARE * (time.monotonic() - self._began))))
+
+
+# The server's end of a federation across machines: calls go out as requests -----------------------------------
 
 __all__ = ["Registered", "Remote"]
 
@@ -47,28 +330,10 @@ TRIES = 3
 class Remote:
     """Answers calls by asking sites; see :class:`confed.engines.executor.Executor`.
 
-    Args:
-        setup: the run. Its population is who is expected; their examples are not used.
-        transport: carries requests and replies.
-        timeouts: how long to wait for whom.
-        common: see :func:`confed.engines.remote.handshake.fingerprint`.
-        limits: how large replies may be.
-        audit: a file that gets a line for every message; None for none.
-        progress: called with the sites' states after every change.
-        spool: a folder on disk for replies until their turn comes, which is this object's own; None for one of the
-            system's temporary ones, which may be in memory.
-        judge: see :class:`confed.engines.remote.reply_reader.ReplyReader`.
-        workspace: a model that may be used for places whose examples are here.
-        bounds: how far an update may go beyond those of others; None for no bound.
-        memory: a folder for what this server remembers of its sites for good; None to forget it.
-
     Attributes:
-        bounds: as given.
         shortened: client -> what was done to its update, as it went too far; readers empty it.
         answered: sites that have answered the same before and count towards the minimum.
         kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
-        sites: who is there.
-        spool: as given.
         fill: puts outcomes that are known beforehand into calls that are asked for together; nothing by default.
     """
 
@@ -117,23 +382,14 @@ class Remote:
         self._attempts: Attempts | None = None
 
     def begin(self, start: int, kept: Sequence[int]) -> None:
-        """Start of a run, or of its continuation: sites go back to the same round.
-
-        Args:
-            start: finished rounds.
-            kept: see :attr:`kept`.
-        """
+        """Start of a run, or of its continuation: sites go back to the same round."""
         self._start, self.kept = start, kept
         self._history.begin(start)
         self._bases.clear()
         self._steps.clear()
 
     def check(self, name: str, server: ServerState) -> None:
-        """Check that a server's state is one that sites take, before it is kept.
-
-        Raises:
-            RuntimeError: a value is not finite, or beyond what every site refuses; names the tensor.
-        """
+        """Check that a server's state is one that sites take, before it is kept."""
         check_finite(name, server)
         for group, tensors in {"parameters": server.params, **server.slots}.items():
             if (problem := self._reader.values.problem(tensors)) is not None:
@@ -162,9 +418,6 @@ class Remote:
         """A part of a round, repeated without the site whose reply the method handled when an error ended it.
 
         A part that cannot be driven again is a RuntimeError.
-
-        Args:
-            part: drives the part from the state that it begins with, which it leaves as it is.
         """
         algorithm = self._setup.algorithm
         with closing(Attempts(self._steps, self._bases, self.spool, algorithm.secure_sum is not None)) as attempts:

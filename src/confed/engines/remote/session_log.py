@@ -16,8 +16,6 @@ from typing import Any
 
 from confed.federation.atomic import write_atomically
 
-__all__ = ["Record", "SessionLog"]
-
 Proof = Callable[["Record", bytes], str]
 """Digest of a request from its record and its body."""
 
@@ -28,11 +26,7 @@ class Record:
 
     Attributes:
         client: whose session it is.
-        action: what was done.
         round: number of finished rounds.
-        version: see :class:`confed.engines.remote.protocol.Request`.
-        base: see :class:`confed.engines.remote.protocol.Request`.
-        asked: the request's digest.
         found: version of the state on disk that it began with; -1 for none.
         left: version of the state on disk when it was done; the same where it changed nothing there.
         session: whether it was a call of the session, rather than one in between that left another state.
@@ -64,11 +58,6 @@ class Record:
 
 class SessionLog:
     """Records of one session in a file.
-
-    Args:
-        path: the file.
-        client: whose sessions are read; records of another one do not count.
-        proof: digest of a request, which a record's must be.
 
     Attributes:
         records: in the order in which they were done; each begins where the one before ended.

@@ -15,8 +15,6 @@ from confed.federation.state import ClientState
 from confed.federation.wire import decode, encode_state
 from confed.privacy.secure_sum.memory import GROUP
 
-__all__ = ["HeldState", "SiteSession"]
-
 SNAPSHOT = 60.0
 """Seconds of work after which a session leaves a snapshot, so that a process that takes over has less to do again."""
 
@@ -25,11 +23,7 @@ LOGGED = 2**26
 
 
 class HeldState:
-    """A store whose state, once read or written, is held in memory for as long as its file is the same.
-
-    Args:
-        store: the site's, of one client.
-    """
+    """A store whose state, once read or written, is held in memory for as long as its file is the same."""
 
     def __init__(self, store: DirectoryStore) -> None:
         self._store = store
@@ -66,16 +60,6 @@ class SiteSession:
     Live objects are used only where they are those of the very request that the server goes on from, and no other
     process has done one meanwhile. Otherwise the requests on disk are done again, up to that one. What they reply is
     dropped.
-
-    Args:
-        setup: the run.
-        workspace: of this process, whose sessions last.
-        client: whose session it is.
-        store: the client's states.
-        path: the file of its requests.
-        proof: see :class:`confed.engines.remote.session_log.SessionLog`.
-        asking: called with the digest of a request before it is done, for the first time or again, and with that of all
-            that came in its round up to it.
     """
 
     def __init__(
@@ -111,14 +95,6 @@ class SiteSession:
         """Begins a call: afterwards the client has in hand what the request goes on from.
 
         What it goes on from may be lost, which is a :class:`Refused`.
-
-        Args:
-            request: what is asked.
-            asked: its digest.
-            body: its message.
-
-        Returns:
-            How many requests were done again.
         """
         self._began, self._found = time.perf_counter(), self._version(request.base)
         self._heard = self._hears(request, body)
@@ -225,11 +201,7 @@ class SiteSession:
         return len(records) - start - 1
 
     def _state(self, version: int) -> ClientState:
-        """The client's state of a version.
-
-        Raises:
-            Refused: it is not on this disk any more.
-        """
+        """The client's state of a version."""
         if version < 0:
             return ClientState()
         if version not in self._store.versions(self._client.id):

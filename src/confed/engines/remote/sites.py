@@ -58,15 +58,7 @@ class Transport(Protocol):
         ...
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """Sends a request; returns what its reply will be known by, or None if it could not be sent.
-
-        Args:
-            to: the site's number.
-            kind: the action's name.
-            head: the request's head.
-            body: its body.
-            lasts: seconds after which the reply is no longer waited for.
-        """
+        """Sends a request; returns what its reply will be known by, or None if it could not be sent."""
         ...
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
@@ -119,7 +111,7 @@ class Timeouts:
 
 
 class Registered:
-    """Population whose examples are at the sites; see :class:`confed.engines.population.Population`."""
+    """Population whose examples are at the sites; see :class:`confed.engines.participation.Population`."""
 
     def __init__(self, clients: Sequence[ClientInfo]) -> None:
         self._clients = list(clients)
@@ -128,32 +120,18 @@ class Registered:
         return len(self._clients)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.population.Population`."""
+        """See :class:`confed.engines.participation.Population`."""
         return self._clients[number]
 
     def data(self, client_id: str) -> ClientData:
-        """Never returns: a server has no client's examples.
-
-        Raises:
-            ValueError: always.
-        """
+        """Never returns: a server has no client's examples."""
         raise ValueError(f"the examples of client {client_id!r} are at its site")
 
 
 class SiteRegistry:
     """Sites of a federation, as their server sees them.
 
-    Args:
-        transport: carries requests and replies.
-        fingerprint: of the run; sites must have the same.
-        timeouts: how long to wait.
-        limits: how large messages may be.
-        audit: a file that gets a line for every message; None for none.
-        progress: called with the sites' states after every change.
-        heads: of the sites' journals; None to begin without any.
-
     Attributes:
-        heads: as given.
         clients: those that introduced themselves at some time.
         left_out: those of them whose own examples are not all used -> role -> examples whose pictures cannot be read.
         lines: those that are connected -> their number and connection.
@@ -187,15 +165,7 @@ class SiteRegistry:
         self._looked = -float("inf")
 
     def gather(self, names: Collection[str], wait: float) -> list[ClientInfo]:
-        """Waits until the named clients have introduced themselves.
-
-        Args:
-            names: the clients, in the federation's order; empty for all that connect.
-            wait: seconds after which the connected sites are enough, if there are as many as the minimum.
-
-        Returns:
-            The connected clients, in the order of ``names``, or sorted by name.
-        """
+        """Waits until the named clients have introduced themselves."""
         began = time.monotonic()
         while True:
             self.look(always=True)
@@ -206,11 +176,7 @@ class SiteRegistry:
             time.sleep(self.timeouts.interval)
 
     def farewell(self, wait: float) -> None:
-        """Tells the sites that are connected that the run is over.
-
-        Args:
-            wait: seconds after which sites that have not received it are no longer waited for.
-        """
+        """Tells the sites that are connected that the run is over."""
         told: set[str] = set()
         for name, (number, _) in self.lines.items():
             request = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0, journals=self.heads.signed(name))
@@ -226,11 +192,7 @@ class SiteRegistry:
             self.transport.forget(sent)
 
     def look(self, always: bool = False) -> None:
-        """Update of the connected sites; new ones are greeted.
-
-        Args:
-            always: also where that was done a moment ago.
-        """
+        """Update of the connected sites; new ones are greeted."""
         if not always and time.monotonic() - self._looked < 4 * self.timeouts.interval:
             return
         self._looked = time.monotonic()

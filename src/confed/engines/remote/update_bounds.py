@@ -30,8 +30,6 @@ from confed.federation.messages import Call, Message
 from confed.federation.update_privacy import origin
 from confed.privacy.protections import UPDATE
 
-__all__ = ["FEWEST", "Bounds", "NormHistory", "bounded_members", "largest_of", "most_of", "norm_of", "scaled"]
-
 FEWEST = 3
 """Clients that a median is taken of, at least: of two, neither can be told from the other."""
 
@@ -83,11 +81,7 @@ class NormHistory:
         self._examples: dict[str, int] = {}
 
     def begin(self, start: int) -> None:
-        """Reading of what is on disk, without rounds that are done again.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
+        """Reading of what is on disk, without rounds that are done again."""
         self._sizes = {}
         if self._path is None or not self._path.is_file():
             return
@@ -167,11 +161,6 @@ def norm_of(call: Call, message: Message, changes: Sequence[str]) -> float:
 
     Tensors that nothing of their name and shape was sent of, and that are no changes, do not count either: numbers of
     examples, summaries and the like differ between honest sites by more than updates do.
-
-    Args:
-        call: what was sent.
-        message: the reply.
-        changes: globs of tensors that are changes already.
     """
     total = 0.0
     for name, tensor in message.tensors.items():
@@ -183,12 +172,7 @@ def norm_of(call: Call, message: Message, changes: Sequence[str]) -> float:
 
 
 def most_of(norms: Mapping[str, float], factor: float) -> float:
-    """The largest norm that an update may have; infinity where there are too few, or where most change nothing.
-
-    Args:
-        norms: client -> norm of its update.
-        factor: see :class:`Bounds`.
-    """
+    """The largest norm that an update may have; infinity where there are too few, or where most change nothing."""
     if factor == 0 or len(norms) < FEWEST:
         return math.inf
     # Of an even number the lower one: half of the cohort may be far away without moving it there.
@@ -211,12 +195,7 @@ def scaled(call: Call, message: Message, changes: Sequence[str], scale: float) -
 
 
 def bounded_members(members: Sequence[ClientInfo], factor: float) -> tuple[list[ClientInfo], dict[str, str]]:
-    """Members whose numbers of examples are at most so many times the median, and in words whose was more.
-
-    Args:
-        members: as they introduced themselves.
-        factor: see :class:`Bounds`.
-    """
+    """Members whose numbers of examples are at most so many times the median, and in words whose was more."""
     if factor == 0 or len(members) < 2:
         return list(members), {}
     most = int(factor * statistics.median_low(member.num_examples for member in members))

@@ -14,8 +14,6 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.specs import BelowHead, SplitsPass, model_spec, task_spec
 from confed.federation.structure import adapters_of
 
-__all__ = ["Branches", "fresh_adapter", "held", "tensors_of"]
-
 Blend = Mapping[str, float]
 """Adapter -> weight; see :meth:`confed.federation.structure.Adapters.using`."""
 

@@ -42,8 +42,6 @@ from confed.federation.specs import Contrasting
 from confed.federation.state import ServerState
 from confed.federation.update_privacy import STATISTICS
 
-__all__ = ["FISHER", "FisherMean", "FisherWeighted", "diagonal_information"]
-
 FISHER = "fisher/"
 """What precedes a tensor's name in a reply, for its Fisher information."""
 

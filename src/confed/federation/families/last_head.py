@@ -4,18 +4,73 @@ Methods with private heads deploy the averaged part with a head that was trained
 averaged, version of it. After the last round each client may therefore train its head alone on the final average.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from torch import Tensor, nn
+
+from confed.federation.actions import action
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.evaluation import Evaluation
 from confed.federation.families.branches import held
 from confed.federation.messages import Call, Flow, Message
-from confed.federation.params import Scope
+from confed.federation.params import Scalar, Scope
+from confed.federation.protocols import Batch
 from confed.federation.state import ServerState
-from confed.federation.train import train
+from confed.federation.train import Objective, train
 
-__all__ = ["fit_heads", "train_head"]
+# Base of methods whose deployed network is more than the model ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Deploying(Algorithm):
+    """FedAvg, trained and evaluated with :meth:`Algorithm.deployed_model`."""
+
+    def objective(self, client: Client) -> Objective:
+        """The task's loss of the deployed network's output."""
+        network = self.deployed_model(client.model)
+
+        def losses(_model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            yield client.task.loss(network(batch), batch)
+
+        return losses
+
+    @action
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """See :class:`confed.federation.evaluation.Evaluation`."""
+        return Evaluation.evaluate(self, self._answering(client), message)
+
+    @action
+    def examine(self, client: Client, message: Message) -> Message:
+        """See :class:`confed.federation.evaluation.Evaluation`."""
+        return Evaluation.examine(self, self._answering(client), message)
+
+    def _answering(self, client: Client) -> Client:
+        return replace(client, model=self.deployed_model(client.model))
+
+
+# Fine-tuning of the final model at every client ---------------------------------------------------------------
+
+
+def personalise_all(method: Algorithm, server: ServerState, clients: Sequence[ClientInfo], **scalars: Scalar) -> Flow:
+    """A method's ``finish``: every client runs the action ``personalise`` on the final global model.
+
+    Args:
+        method: whose broadcast and action.
+        server: after the last round; stays as it is.
+        clients: the clients that take part.
+        **scalars: sent with the model, such as ``epochs``.
+    """
+    sent = [method.broadcast(server, client) for client in clients]
+    messages = [Message(message.tensors, {**message.scalars, **scalars}) for message in sent]
+    for _ in (yield [Call(c, "personalise", message) for c, message in zip(clients, messages, strict=True)]):
+        pass
+    return server
+
+
+# A last pass over clients' own heads --------------------------------------------------------------------------
 
 
 def fit_heads(method: Algorithm, server: ServerState, clients: Sequence[ClientInfo], epochs: int) -> Flow:

@@ -17,15 +17,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.augment import training_batches
-from confed.federation.batches import to_device
+from confed.federation.batches import to_device, training_batches
 from confed.federation.client import Client
 from confed.federation.messages import Message
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, needs_two, trained
-
-__all__ = ["adapt", "endless", "keep_adapted", "look_ahead", "meta_gradient"]
 
 Loss = Callable[[Params, Batch], Tensor]
 """A batch's loss with given values of the parameters, a scalar."""

@@ -15,19 +15,8 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from confed.federation.offered import OFFERED, among_offered
+from confed.federation.actions import OFFERED, among_offered
 from confed.federation.protocols import Batch, Output
-
-__all__ = [
-    "CONTEXT",
-    "ClassifiesByTexts",
-    "PromptPass",
-    "as_classifier",
-    "classes_of",
-    "learned_context",
-    "prompt_pass",
-    "scores_of",
-]
 
 CONTEXT = "context.vectors"
 """Name of the learned context, (M, d), in a model that has one."""

@@ -14,8 +14,6 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.specs import PlacesItself
 from confed.federation.state import ClientState, ServerState
 
-__all__ = ["SERVER", "ServerLearns", "ServerSide", "UsesPublicData"]
-
 SERVER = "server"
 """Under which name a server that learns draws its random numbers."""
 

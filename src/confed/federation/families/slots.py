@@ -15,8 +15,6 @@ from confed.federation.ownership import owned, restricted
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import model_spec
 
-__all__ = ["Slots", "head_name", "represented"]
-
 
 class Slots(nn.Module):
     """z of the representations of all modalities.

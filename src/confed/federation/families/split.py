@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from confed.federation.augment import training_batches
-from confed.federation.batches import to_device
+from confed.federation.batches import to_device, training_batches
 from confed.federation.client import Client
 from confed.federation.local import Local
 from confed.federation.optimizer import make_optimizer, scheduled_step
@@ -29,8 +28,6 @@ from confed.federation.params import Params, Scope, copy_into
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, isolated
 from confed.federation.train import trained
-
-__all__ = ["Bottom", "Cut", "Half", "restored", "steps_of", "stored"]
 
 
 class Cut(NamedTuple):
@@ -57,16 +54,7 @@ def steps_of(examples: int, local: Local) -> int:
 
 @dataclass
 class _OnItsWay:
-    """A batch whose gradients have not arrived yet.
-
-    Attributes:
-        step: its number in the round.
-        batch: its tensors.
-        cut: the activations, with their graph.
-        penalty: see :class:`Cut`.
-        leaves: the weights that it was computed with, where they are copies; gradients are found there.
-        before: everything that its forward pass started from, where it may have to be run again.
-    """
+    """A batch whose gradients have not arrived yet."""
 
     step: int
     batch: Batch

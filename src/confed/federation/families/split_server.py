@@ -21,8 +21,6 @@ from confed.federation.optimizer import make_optimizer, scheduled_step
 from confed.federation.params import Params, Scope, copy_into, named_tensors, pick
 from confed.federation.state import ServerState
 
-__all__ = ["MISFITS", "ServerPart", "TwoServers", "left_out"]
-
 MISFITS = (RuntimeError, ValueError, KeyError, IndexError, TypeError)
 """What comes of rows that do not fit a server's layers: a client that sends such is left out, the others go on."""
 

@@ -14,8 +14,7 @@ from confed.models.clip.dual_encoder import DualEncoder, Head
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hub_names import hub_name
 from confed.models.picture_side import picture_side
-from confed.models.pretrained import WEIGHTS
-from confed.models.published import place_of, unread_because, without_progress_bars
+from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 

@@ -6,15 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ClassTexts", "plain_names"]
-
 
 def plain_names(answers: Sequence[str] | int) -> tuple[str, ...]:
-    """Class names as they stand in prompts: underscores are spaces.
-
-    Raises:
-        ValueError: there are no names, one is empty, or two are the same.
-    """
+    """Class names as they stand in prompts: underscores are spaces."""
     if isinstance(answers, int):
         raise ValueError(f"the model 'clip' reads the names of classes, got only their number, {answers}")
     names = tuple(" ".join(name.replace("_", " ").split()) for name in answers)
@@ -29,14 +23,7 @@ def plain_names(answers: Sequence[str] | int) -> tuple[str, ...]:
 class ClassTexts:
     """Prompts of C classes as token ids.
 
-    Args:
-        tokenizer: of ``transformers``.
-        names: the class names.
-        length: most tokens that the text encoder reads.
-        whole: whether texts are padded to ``length``, as SigLIP's are; otherwise to the longest.
-
     Attributes:
-        names: the class names.
         start: position of the first token behind what begins every text.
     """
 
@@ -51,14 +38,7 @@ class ClassTexts:
         return self._rows([text])[0][self.start : -1]
 
     def plain(self, template: str) -> tuple[Tensor, Tensor]:
-        """Ids and mask of handwritten prompts, int64 (C, L).
-
-        Args:
-            template: text with ``{}`` for the name.
-
-        Raises:
-            ValueError: the template has no ``{}``, or a prompt is too long.
-        """
+        """Ids and mask of handwritten prompts, int64 (C, L)."""
         if template.count("{}") != 1:
             raise ValueError(f"a template must have {{}} once, where the class name goes, got {template!r}")
         return self._padded([template.format(name) for name in self.names], 0)
@@ -68,9 +48,6 @@ class ClassTexts:
 
         The places hold the name's first token; what they are is replaced. Name and context that are too long together
         are a ``ValueError``.
-
-        Args:
-            tokens: how many places, M.
         """
         return self._padded([f"{name}." for name in self.names], tokens)
 

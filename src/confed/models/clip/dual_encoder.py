@@ -4,27 +4,126 @@ Radford et al., "Learning transferable visual models from natural language super
 IJCV 2022. The library's own towers compute everything. Its text models take no embeddings in place of tokens, so
 learned context goes through a hook on their embedding module, which replaces the rows of some positions: positions,
 masks and pooling are the library's.
+
+Lu et al., "FedCLIP: Fast generalization and personalization for CLIP in federated learning", IEEE Data Engineering
+Bulletin 2023 (arXiv 2302.13485): attention over features. Gao et al., "CLIP-Adapter: Better vision-language models with
+feature adapters", IJCV 2024 (arXiv 2110.04544): a bottleneck, mixed with the features as they were. Both learn these
+layers alone, federated by whichever method.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from confed.federation.actions import among_offered
 from confed.federation.families.prompts import classes_of, scores_of
-from confed.federation.offered import among_offered
 from confed.federation.protocols import Batch, Output
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.clip.class_texts import ClassTexts
-from confed.models.clip.picture_adapters import AttentionAdapter, BottleneckAdapter
-from confed.models.clip.picture_inputs import PictureInputs
 from confed.models.finetuning import Finetunable, Places
+from confed.models.inputs import processor_settings
+from confed.models.layers import seeded_linear
 
-__all__ = ["Context", "DualEncoder", "Head"]
+# Pictures as a dual encoder's processor prepares them ---------------------------------------------------------
+
+KEPT = 256 * 2**20
+"""Bytes of prepared pictures or of features that are kept; beyond these the oldest are made again."""
+
+
+class PictureInputs:
+    """What a processor makes of pictures, or what a function makes of that, kept up to a number of bytes."""
+
+    def __init__(self, image_processor: Any, kept: int = KEPT) -> None:
+        self._images, self._budget, self._bytes = image_processor, kept, 0
+        self._kept: OrderedDict[bytes, tuple[Tensor, ...]] = OrderedDict()
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of all that is kept."""
+        return self._bytes
+
+    @property
+    def settings(self) -> str:
+        """Digest of those of the processor."""
+        return processor_settings(self._images)
+
+    def prepared(self, images: Tensor) -> dict[str, Tensor]:
+        """Inputs of the library's picture tower, each (B, ...)."""
+        rows = list(images.cpu().permute(0, 2, 3, 1).contiguous().numpy())
+        made: Mapping[str, Tensor] = self._images(rows, return_tensors="pt")
+        return {name: value.to(images.device) for name, value in made.items()}
+
+    def kept(self, images: Tensor, kind: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a function makes of each picture, (B, ...), computed once per picture."""
+        pixels = images.cpu().contiguous().numpy()
+        keys = [blake2b(p.tobytes() + bytes(f"{p.shape} {kind}", "ascii"), digest_size=16).digest() for p in pixels]
+        missing = list(dict.fromkeys(i for i, key in enumerate(keys) if key not in self._kept))
+        fresh: dict[bytes, Tensor] = {}
+        if missing:
+            with torch.no_grad():
+                made = make(images[torch.tensor(missing, device=images.device)]).detach()
+            fresh = {keys[i]: row.clone() for i, row in zip(missing, made, strict=True)}
+        rows = [fresh[key] if key in fresh else self._kept[key][0] for key in keys]
+        for key, row in fresh.items():
+            self._keep(key, row)
+        return torch.stack(rows).to(images.device)
+
+    def _keep(self, key: bytes, row: Tensor) -> None:
+        if row.nbytes > self._budget:
+            return
+        self._kept[key] = (row,)
+        self._bytes += row.nbytes
+        while self._bytes > self._budget:
+            self._bytes -= self._kept.popitem(last=False)[1][0].nbytes
+
+
+# Adapters on a dual encoder's picture features ----------------------------------------------------------------
+
+
+class AttentionAdapter(nn.Module):
+    """FedCLIP's attention: softmax(W_2 tanh(W_1 f)) times f, scaled to unit length.
+
+    Features are multiplied by sqrt(D) in front of W_1: the paper's have not been scaled to unit length there.
+    """
+
+    def __init__(self, features: int, rng: torch.Generator) -> None:
+        super().__init__()
+        self.hidden = seeded_linear(features, features, features**-0.5, rng)
+        self.output = seeded_linear(features, features, features**-0.5, rng)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features of unit length, (B, D), of such features."""
+        scaled = features * features.shape[1] ** 0.5
+        weights = self.output(self.hidden(scaled).tanh()).softmax(dim=1)
+        return F.normalize(weights * features, dim=1)
+
+
+class BottleneckAdapter(nn.Module):
+    """CLIP-Adapter: a share of relu(W_2 relu(W_1 f)) and the rest of f, scaled to unit length."""
+
+    def __init__(self, features: int, reduction: int, share: float, rng: torch.Generator) -> None:
+        super().__init__()
+        width = max(1, features // reduction)
+        self.down = seeded_linear(features, width, features**-0.5, rng)
+        self.up = seeded_linear(width, features, width**-0.5, rng)
+        self.down.register_parameter("bias", None)
+        self.up.register_parameter("bias", None)
+        self.share = share
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features of unit length, (B, D), of such features."""
+        adapted = self.up(self.down(features).relu()).relu()
+        return F.normalize(self.share * adapted + (1 - self.share) * features, dim=1)
+
+
+# Dual encoder of transformers as a classifier: pictures against class names -----------------------------------
 
 Head = Literal["text", "linear", "attention", "adapter"]
 """What scores classes: their texts, a linear layer on the picture's features, or texts behind FedCLIP's attention or
@@ -35,11 +134,7 @@ REDUCTION, SHARE = 4, 0.2
 
 
 class Context(nn.Module):
-    """Learned vectors in front of class names.
-
-    Args:
-        vectors: initial values, (M, d).
-    """
+    """Learned vectors in front of class names."""
 
     def __init__(self, vectors: Tensor) -> None:
         super().__init__()
@@ -50,15 +145,6 @@ class DualEncoder(Finetunable):
     """A CLIP, SigLIP, SigLIP 2, MetaCLIP 2 or AltCLIP over C class names.
 
     Batches have ``image``, uint8 (B, 3, H, W) of any size: the processor resizes them. Texts of batches are ignored.
-
-    Args:
-        body: the library's model.
-        processor: its processor, with ``image_processor`` and ``tokenizer``.
-        names: the class names.
-        templates: handwritten prompts with ``{}`` for the name; features of several are averaged.
-        context: what learned context starts from: words, or a number of random vectors; None for handwritten prompts.
-        head: what scores classes.
-        rng: of random context.
     """
 
     def __init__(
@@ -208,11 +294,7 @@ class DualEncoder(Finetunable):
         return run_stages(self, batch, 1)
 
     def patch_features(self, batch: Batch) -> Tensor:
-        """Features of patches in the common space, unit length, (B, V, D); kept as :meth:`image_features`.
-
-        Raises:
-            ValueError: the batch has no pictures, or the model projects its pooled state alone, as SigLIP does.
-        """
+        """Features of patches in the common space, unit length, (B, V, D); kept as :meth:`image_features`."""
         if self._whole:
             raise ValueError(
                 f"features of patches are in the common space for CLIP and its kind, and {type(self.body).__name__} "
@@ -275,11 +357,7 @@ class DualEncoder(Finetunable):
         return self._handwritten[classes]
 
     def initial_context(self) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`.
-
-        Raises:
-            ValueError: the model learns no context.
-        """
+        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         if self.context is None:
             raise ValueError("the model learns no context: set model.trainable to 'prompt'")
         return self.context.vectors.detach().clone()

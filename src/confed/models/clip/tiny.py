@@ -10,9 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from confed.models.published import seeded
-
-__all__ = ["FAMILIES", "Family", "tiny"]
+from confed.models.pretrained import seeded
 
 PIXELS, PATCH = 32, 8
 LENGTH = 64
@@ -48,27 +46,14 @@ class Family:
 
 
 class Processor:
-    """Pictures and texts of a small model, under the names that processors of ``transformers`` have for them.
-
-    Args:
-        image_processor: of the library.
-        tokenizer: of the library.
-    """
+    """Pictures and texts of a small model, under the names that processors of ``transformers`` have for them."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
 
 def tiny(family: str, seed: int = 0) -> tuple[nn.Module, Processor]:
-    """A family's small model with random weights, and its processor.
-
-    Args:
-        family: a key of :data:`FAMILIES`.
-        seed: of the weights.
-
-    Raises:
-        ValueError: no family of that name.
-    """
+    """A family's small model with random weights, and its processor."""
     from transformers import AutoConfig, AutoModel
 
     if family not in FAMILIES:

@@ -10,16 +10,13 @@ from typing import Any, Literal, get_args
 import torch
 
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
-from confed.models.hf.model import HuggingFaceVLM
+from confed.models.hf.model import HuggingFaceVLM, Quantised, quantise
 from confed.models.hf.processors import check_torchvision, read_processor
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.hf.quantised import Quantised, quantise
 from confed.models.hf.soft_prompt import LearnedTokens
-from confed.models.hub_names import hub_name
-from confed.models.hub_revision import gated
+from confed.models.hub_names import gated, hub_name
 from confed.models.picture_side import picture_side
-from confed.models.pretrained import WEIGHTS
-from confed.models.published import place_of, unread_because, without_progress_bars
+from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.registry import register_model
 
 __all__ = ["TINY", "WEIGHTS", "Base", "Part", "base_model", "hf", "hub_name"]

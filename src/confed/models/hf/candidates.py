@@ -9,7 +9,7 @@ Layers that mask by what they are given can do that. Convolutions and recurrent 
 sliding windows shorter than the sequence need masks of their own: for these every candidate gets its copy of the cache.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -19,17 +19,46 @@ import torch
 from torch import Tensor, nn
 
 from confed.data.chat import answered
+from confed.federation.specs import Writing
+from confed.models.hf.prompts import ChatTokenizer
 
-__all__ = [
-    "SCORES_AT_ONCE",
-    "CandidateTree",
-    "candidate_trees",
-    "first_position_behind",
-    "reads_trees",
-    "repeated_states",
-    "tree_likelihoods",
-    "tree_states",
-]
+# Search for the most probable texts behind prompts ------------------------------------------------------------
+
+
+def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how: Writing) -> tuple[Tensor, Tensor]:
+    """Written tokens, int64 (B, max_new_tokens), padded behind their end, and features (B, d).
+
+    Features are the last layer's state of the prompt's last token.
+    """
+    from transformers import GenerationConfig
+
+    own = body.generation_config.eos_token_id
+    ends = {*([] if own is None else own if isinstance(own, list) else [own]), tokenizer.tokenizer.eos_token_id}
+    config = GenerationConfig(
+        max_new_tokens=how.max_new_tokens, num_beams=how.beams, length_penalty=how.length_penalty, do_sample=False,
+        eos_token_id=sorted(filter(None, ends)) or None, pad_token_id=tokenizer.pad, use_cache=True,
+    )  # fmt: skip
+    features: list[Tensor] = []
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        del module, given
+        if not features:
+            features.append(output.last_hidden_state[:: how.beams, -1])
+
+    hook = body.get_decoder().register_forward_hook(keep)
+    try:
+        made = body.generate(**read, generation_config=config)
+    finally:
+        hook.remove()
+    written = made[:, read["input_ids"].shape[1] :]
+    # Behind the end the library's search repeats it where the token of padding has the id 0.
+    ended = torch.isin(written, torch.tensor(sorted(filter(None, ends)), device=written.device)).long()
+    written = written.masked_fill(ended.cumsum(1) > ended, tokenizer.pad)
+    missing = how.max_new_tokens - written.shape[1]
+    return nn.functional.pad(written, (0, missing), value=tokenizer.pad), features[0]
+
+
+# Candidate answers behind cached prompts ----------------------------------------------------------------------
 
 SCORES_AT_ONCE = 2**24
 """Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
@@ -68,12 +97,7 @@ class CandidateTree:
 
 
 def candidate_trees(answers: Tensor, most: int) -> tuple[CandidateTree, ...]:
-    """Prefix trees of candidates, as few as have up to ``most`` nodes each.
-
-    Args:
-        answers: their tokens without a start, int64 (C, T), 0 behind each.
-        most: nodes of a tree; one candidate alone may have more.
-    """
+    """Prefix trees of candidates, as few as have up to ``most`` nodes each."""
     lengths = answered(answers).sum(1).tolist()
     texts = [tuple(row[:length]) for row, length in zip(answers.tolist(), lengths, strict=True)]
     groups: list[list[int]] = []
@@ -89,13 +113,7 @@ def candidate_trees(answers: Tensor, most: int) -> tuple[CandidateTree, ...]:
 
 
 def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> CandidateTree:
-    """The tree of some candidates.
-
-    Args:
-        rows: their numbers.
-        texts: their tokens.
-        width: columns of ``edges``.
-    """
+    """The tree of some candidates."""
     nodes = {prefix: n for n, prefix in enumerate(sorted({t[:end] for t in texts for end in range(1, len(t))}))}
     found = sorted({(nodes[t[:end]], t[end]) for t in texts for end in range(1, len(t))})
     number = {edge: n for n, edge in enumerate(found)}
@@ -117,13 +135,7 @@ def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> 
 
 
 def reads_trees(decoder: nn.Module, cache: Any, length: int) -> bool:
-    """Whether a decoder can read a tree behind what a cache holds.
-
-    Args:
-        decoder: of ``transformers``.
-        cache: what it made of prompts.
-        length: tokens of a prompt and of the longest answer behind it.
-    """
+    """Whether a decoder can read a tree behind what a cache holds."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     config: Any = decoder.config
@@ -141,10 +153,6 @@ def first_position_behind(decoder: nn.Module, length: int) -> Iterator[Callable[
     """Context in which a decoder reads prompts; afterwards the function says the position behind these.
 
     It is the prompts' length, but for families that count from 1 (PaliGemma).
-
-    Args:
-        decoder: of ``transformers``.
-        length: of the prompts, L.
     """
     read: list[Tensor | None] = []
 
@@ -162,16 +170,7 @@ def first_position_behind(decoder: nn.Module, length: int) -> Iterator[Callable[
 def tree_states(
     decoder: Any, embed: nn.Module, cache: Any, mask: Tensor, tree: CandidateTree, start: int | None = None
 ) -> Tensor:
-    """Last layer's states of a tree's nodes behind prompts, (B, N, d).
-
-    Args:
-        decoder: of ``transformers``.
-        embed: its token embeddings.
-        cache: what it made of the prompts; stays as it is.
-        mask: 1 for tokens of the prompts, int64 (B, L).
-        tree: candidates.
-        start: position of an answer's first token; L by default.
-    """
+    """Last layer's states of a tree's nodes behind prompts, (B, N, d)."""
     b, length = mask.shape
     first = length if start is None else start
     nodes = len(tree.tokens)
@@ -191,14 +190,7 @@ def tree_states(
 def tree_likelihoods(
     hidden: Tensor, tree: CandidateTree, scores: Callable[[Tensor], Tensor], vocabulary: int
 ) -> Tensor:
-    """Log-likelihoods of all but the first tokens of a tree's candidates, float32 (B, C).
-
-    Args:
-        hidden: states of its nodes, (B, N, d).
-        tree: the candidates.
-        scores: the output layer, (..., d) to (..., V).
-        vocabulary: V.
-    """
+    """Log-likelihoods of all but the first tokens of a tree's candidates, float32 (B, C)."""
     b, nodes = hidden.shape[:2]
     at_once = max(SCORES_AT_ONCE // max(vocabulary, 1), 1)
     width, height = max(at_once // max(b, 1), 1), max(min(b, at_once), 1)
@@ -218,16 +210,7 @@ def tree_likelihoods(
 def repeated_states(
     decoder: Any, embed: nn.Module, cache: Any, mask: Tensor, answers: Tensor, start: int | None = None
 ) -> Tensor:
-    """Last layer's states of C answers but their last token, each behind its own copy of the prompts, (B C, T - 1, d).
-
-    Args:
-        decoder: of ``transformers``.
-        embed: its token embeddings.
-        cache: what it made of the prompts; stays as it is.
-        mask: 1 for tokens of the prompts, int64 (B, L).
-        answers: their tokens without a start, int64 (C, T), 0 behind each.
-        start: position of an answer's first token; L by default.
-    """
+    """Last layer's states of C answers but their last token, each behind a copy of the prompts, (B C, T - 1, d)."""
     (b, length), (c, t) = mask.shape, answers.shape
     first = length if start is None else start
     own = answers.repeat(b, 1)

@@ -14,8 +14,6 @@ from confed.models.hf import Base, Part, hf
 from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hub_names import hub_name
 
-__all__ = ["describe"]
-
 QUESTION, ANSWER, SIDE = "What is in the picture?", "yes", 224
 """Of the example that memory is measured with: a question, an answer, and a grey picture's side in pixels."""
 OPTIONAL = {
@@ -29,20 +27,7 @@ def describe(
     source: str, revision: str = "", base: Base = "fp32", parts: tuple[Part, ...] = ("language",),
     trainable: Trainable = "lora", peft: Finetuning = USUAL, checkpointing: bool = False,
 ) -> dict[str, dict[str, str]]:  # fmt: skip
-    """What a user should know of a model before a run with it.
-
-    Args:
-        source: as in :func:`confed.models.hf.hf`, and so are the others.
-        revision: commit, tag or branch of a hub name.
-        base: number format of what does not learn.
-        parts: parts that finetuning applies to.
-        trainable: the kind of finetuning.
-        peft: its options.
-        checkpointing: recompute activations in the backward pass.
-
-    Returns:
-        Section -> name -> value, for people to read.
-    """
+    """What a user should know of a model before a run with it."""
     model = hf(
         0, 0, source=source, revision=revision, base=base, parts=parts, trainable=trainable, peft=peft,
         checkpointing=checkpointing,

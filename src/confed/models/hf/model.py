@@ -3,21 +3,35 @@
 The library's model is not taken apart: it reads what its own processor makes of a picture and a prompt. What a family
 packs into one axis (all pictures of a batch, or the patches of all of them) is kept example by example, first dimension
 B, with as many pictures as the example with the most, and joined where the library's model is called.
+
+Blocks follow each other over the devices, each of which computes in turn; activations travel. The factors of LoRA are
+parameters of one device, so that methods, optimisers and messages know of one only, and go to their layer's device
+where a pass needs them: they are small, and gradients come back the same way.
+
+The library's models take what its picture encoder and connector made in place of pictures (``mm_encoder_outputs``), so
+that a language part can learn behind frozen features that are computed once.
+
+NF4 with double quantisation is that of QLoRA (Dettmers et al., NeurIPS 2023), 8-bit is LLM.int8() (Dettmers et al.,
+NeurIPS 2022). Connector, picture encoder, embeddings and output layer stay bf16.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from confed.data.chat import answered, trimmed
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import HasCandidates, WritesAnswers, Writing
 from confed.federation.stages import Stage, run_stages
-from confed.models.adapters import AdapterBank
-from confed.models.hf.attention import choose_attention
+from confed.models.adapters import AdapterBank, Host
+from confed.models.finetuning import Finetunable, Places
 from confed.models.hf.candidates import (
     SCORES_AT_ONCE,
     CandidateTree,
@@ -25,17 +39,398 @@ from confed.models.hf.candidates import (
     first_position_behind,
     reads_trees,
     repeated_states,
+    search,
     tree_likelihoods,
     tree_states,
 )
-from confed.models.hf.device_map import check_spreadable, gpus, moved, spread
-from confed.models.hf.parts import LibraryParts
-from confed.models.hf.picture_states import BESIDE, PictureStates, check_count, encoded
-from confed.models.hf.pictures import Pictures
-from confed.models.hf.placeholder import typed_inputs
+from confed.models.hf.placeholder import TEXT_INPUTS, Placeholder, typed_inputs
 from confed.models.hf.prompts import ChatTokenizer
 from confed.models.hf.soft_prompt import LearnedTokens, with_learned
-from confed.models.hf.text_search import search
+
+# Quantised frozen weights of a language part ------------------------------------------------------------------
+
+_BLOCK = 64
+"""Values that share a scale; on CPUs the library's 0.50 gives wrong weights where a block spans two rows."""
+
+Quantised = Literal["int8", "nf4"]
+"""8 bits with a scale per row and outliers in bf16, or 4 bits with a scale per 64 values."""
+
+
+def quantise(model: nn.Module, part: nn.Module, kind: Quantised) -> None:
+    """Replacement of linear layers of a part by quantised ones, in place; the rest of the model becomes bf16.
+
+    With "nf4" layers whose number of inputs is no multiple of 64 stay bf16.
+    """
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise ValueError(
+            f"model.base = {kind!r} needs the library bitsandbytes: install confed with the extra 'quantised'"
+        ) from error
+    layers: Any = bitsandbytes.nn
+    if any(isinstance(module, layers.Linear4bit | layers.Linear8bitLt) for module in part.modules()):
+        raise ValueError(f"model.base = {kind!r}: the source is quantised already; set model.base = 'bf16'")
+    for parameter in model.parameters():  # buffers, such as frequencies of positions, keep their precision
+        parameter.data = parameter.data.to(torch.bfloat16)
+    linears = [(name, module) for name, module in part.named_modules() if type(module) is nn.Linear]
+    chosen = [(name, linear) for name, linear in linears if kind == "int8" or linear.in_features % _BLOCK == 0]
+    if not chosen:
+        raise ValueError(
+            f"model.base = {kind!r} needs linear layers with a multiple of {_BLOCK} inputs; the model has none"
+        )
+    for name, linear in chosen:
+        parent, _, child = name.rpartition(".")
+        setattr(part.get_submodule(parent), child, _quantised(linear, kind, layers))
+
+
+def _quantised(linear: nn.Linear, kind: Quantised, layers: Any) -> nn.Module:
+    """A quantised copy of a linear layer, on its device."""
+    shape = (linear.in_features, linear.out_features, linear.bias is not None)
+    with torch.device("meta"):
+        if kind == "nf4":
+            layer = layers.Linear4bit(*shape, compute_dtype=torch.bfloat16, quant_type="nf4", compress_statistics=True)
+        else:
+            layer = layers.Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
+    weight = linear.weight.data.contiguous()
+    layer.weight = (
+        layers.Params4bit(weight, requires_grad=False, quant_type="nf4", compress_statistics=True, module=layer)
+        if kind == "nf4"
+        else layers.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    )
+    layer.bias = linear.bias
+    layer.requires_grad_(False)
+    return layer.to(linear.weight.device)  # moving a weight quantises it
+
+
+# Pictures as a processor of transformers prepares them --------------------------------------------------------
+
+_KEPT = 256 * 2**20
+"""Bytes of processed pictures that are kept; beyond these the oldest are made again."""
+
+
+class Pictures:
+    """Inputs that a processor makes of pictures, kept up to a number of bytes.
+
+    Attributes:
+        axes: input -> what its first axis is of in the library's model: "example", or "packed": all pictures of a
+            batch, or parts of all of them, such as tiles and patches.
+    """
+
+    def __init__(self, placeholder: Placeholder, kept: int = _KEPT) -> None:
+        self._placeholder, self._budget, self._bytes = placeholder, kept, 0
+        self._kept: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
+        grey = np.zeros((32, 48, 3), np.uint8)
+        self.axes = {key: "example" if len(value) == 1 else "packed" for key, value in self._made(grey, grey).items()}
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of all inputs that are kept."""
+        return self._bytes
+
+    def __call__(self, images: Tensor, only: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Inputs of the library's model for pictures, each (B, P, ...)."""
+        keys = [key for key in self.axes if only is None or key in only]
+        if not keys:
+            return {}
+        rows = [self._one(picture) for picture in images.cpu().flatten(0, 1).permute(0, 2, 3, 1).contiguous().numpy()]
+        made = {key: torch.stack([row[key] for row in rows]) for key in keys} if rows else {}
+        return {key: value.unflatten(0, images.shape[:2]).to(images.device) for key, value in made.items()}
+
+    def _made(self, *pictures: np.ndarray) -> dict[str, Tensor]:
+        """What the processor makes of the pictures of one example, beside its text."""
+        made = self._placeholder.processed(*pictures)
+        return {key: value for key, value in made.items() if key not in TEXT_INPUTS}
+
+    def _one(self, picture: np.ndarray) -> dict[str, Tensor]:
+        key = picture.tobytes() + bytes(str(picture.shape), "ascii")
+        found = self._kept.get(key)
+        if found is None:
+            made = self._made(picture)
+            found = {name: made[name] if axis == "packed" else made[name][0] for name, axis in self.axes.items()}
+            size = sum(value.nbytes for value in found.values()) + len(key)
+            if size <= self._budget:
+                self._kept[key] = found
+                self._bytes += size
+            while self._bytes > self._budget:
+                old, gone = self._kept.popitem(last=False)
+                self._bytes -= sum(value.nbytes for value in gone.values()) + len(old)
+        return found
+
+    def joined(self, inputs: Mapping[str, Tensor], shown: Tensor) -> dict[str, Tensor]:
+        """The same inputs as the library's model reads them; nothing where no example has a picture."""
+        if not bool(shown.any()):
+            return {}
+        found: dict[str, Tensor] = {}
+        for key, value in inputs.items():
+            if self.axes[key] == "packed":
+                found[key] = value[shown].flatten(0, 1)
+                continue
+            there = shown.view(*shown.shape, *[1] * (value.ndim - 2))
+            own = torch.where(there, value, torch.zeros_like(value))  # so does the processor pad pictures
+            found[key] = own.sum(1) if value.ndim == 2 else own.flatten(1, 2)  # one number per example counts something
+        return found
+
+
+# Features that the language part of a model of transformers reads of ------------------------------------------
+
+BESIDE = ("image_grid_thw",)
+"""Inputs made of pictures that the language part reads beside their features: Qwen's, for positions."""
+
+_FLAT, _LIST = 0, -1
+
+
+class PictureStates(NamedTuple):
+    """What a picture encoder and a connector make of each example's pictures.
+
+    Attributes:
+        features: N tokens for the language part, and as many for each of its first S layers where these read pictures,
+            too (Qwen3-VL): (B, 1 + S, N, d).
+        each: tokens of a picture where the library has one tensor (P, T, d); 0 for (P T, d), -1 for a list of tensors.
+    """
+
+    features: Tensor
+    each: int
+
+    def of(self, rows: Tensor) -> "PictureStates":
+        """Those of some of the examples, which may come several times."""
+        return PictureStates(self.features[rows], self.each)
+
+    def outputs(self) -> dict[str, Any]:
+        """What the library's model takes as ``mm_encoder_outputs``."""
+        pooled, *deep = self.features.unbind(1)
+        whole: Any = list(pooled)
+        if self.each != _LIST:
+            whole = pooled.reshape(-1, *((self.each,) if self.each else ()), pooled.shape[-1])
+        found = SimpleNamespace(pooler_output=whole)
+        if deep:
+            found.deepstack_features = [list(level) for level in deep]
+        return {"image": found}
+
+
+def encoded(body: Any, inputs: Mapping[str, Tensor], examples: int) -> PictureStates:
+    """What picture encoder and connector make of pictures."""
+    found = body.get_image_features(**inputs, return_dict=True)
+    pooled = found.pooler_output
+    each = _LIST if not isinstance(pooled, Tensor) else pooled.shape[1] if pooled.ndim == 3 else _FLAT
+    levels = [_rows(pooled), *map(_rows, found.get("deepstack_features") or ())]
+    tokens = len(levels[0])
+    if tokens % examples:
+        raise ValueError(f"{examples} examples with pictures of one size have {tokens} tokens of pictures in all")
+    return PictureStates(torch.stack([level.view(examples, -1, level.shape[-1]) for level in levels], 1), each)
+
+
+def check_count(body: Any, inputs: Mapping[str, Tensor], tokens: int, size: tuple[int, int]) -> None:
+    """Check that a picture has as many tokens in a prompt as the picture encoder gives features."""
+    found = body.get_image_features(**inputs)
+    features = len(_rows(getattr(found, "pooler_output", found)))
+    if features != tokens:
+        raise ValueError(
+            f"a picture of {size[0]} x {size[1]} pixels has {tokens} tokens in a prompt and {features} features of "
+            "the picture encoder: processor and model do not fit together"
+        )
+
+
+def _rows(found: Any) -> Tensor:
+    """One tensor or several as tokens, (N, d)."""
+    return torch.cat([part.flatten(0, -2) for part in ([found] if isinstance(found, Tensor) else found)])
+
+
+# Parts of a vision-language model of transformers: language part, connector -----------------------------------
+
+
+class LibraryParts(Finetunable):
+    """A library's model by its parts."""
+
+    body: Any
+    published_prefix = "body."
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of all tensors that do not learn, the scales of quantised weights among them."""
+        fixed = {name for name, tensor in self.state_dict(keep_vars=True).items() if not tensor.requires_grad}
+        return fixed | {name for name, _ in self.named_buffers()}
+
+    def part(self, name: str) -> str:
+        """Name of the submodule of the language part or of the picture encoder."""
+        wanted = self.body.get_decoder() if name == "language" else self.body.get_encoder("image")
+        return next(own for own, module in self.named_modules() if module is wanted)
+
+    def places(self, parts: tuple[str, ...], reduction: int = 16) -> Places:
+        """What can be finetuned: linear layers, the decoder's blocks as places of adapters, tokens before prompts."""
+        language, vision = self.part("language"), self.part("vision")
+        names = [name for name, module in self.named_modules() if isinstance(module, nn.Linear)]
+        head = self.body.get_output_embeddings()
+        own = {
+            "language": [n for n in names if n.startswith(f"{language}.")],
+            "vision": [n for n in names if n.startswith(f"{vision}.")],
+        }
+        rest = [n for n in names if not n.startswith((f"{language}.", f"{vision}."))]
+        own["connector"] = [n for n in rest if self.get_submodule(n) is not head]
+        layers = self.body.get_decoder().layers
+        width = self.body.get_decoder().config.hidden_size
+        return Places(
+            heads=(),
+            top=(f"{language}.layers.{len(layers) - 1}.",),
+            hosts=[Host(layer, width) for layer in layers] if "language" in parts else [],
+            reduction=reduction,
+            lora=tuple(name for part in parts for name in own[part]),
+            ia3=tuple(n for n in own["language"] if n.endswith((".k_proj", ".v_proj"))),
+            ia3_inputs=tuple(n for n in own["language"] if n.endswith((".down_proj", ".fc2"))),
+            prompts={"text": width} if "language" in parts else {},
+        )
+
+    def is_head(self, name: str) -> bool:
+        """Whether a parameter is the output layer's, which turns states into scores of tokens."""
+        head = self.body.get_output_embeddings()
+        own = next(own for own, module in self.named_modules() if module is head)
+        return name.startswith(f"{own}.")
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """None: the first part makes inputs and has no layers."""
+        return ()
+
+    def layers(self) -> Iterator[str]:
+        """Names of the linear layers that learn, for ``confed doctor model``."""
+        learning = {name.rpartition(".lora_")[0] for name, p in self.named_parameters() if p.requires_grad}
+        yield from sorted(filter(None, learning))
+
+
+# Frozen base of a vision-language model spread over several devices -------------------------------------------
+
+SHARE = 0.8
+"""Share of a GPU's free memory that the base may take; the rest is for activations."""
+
+
+def check_spreadable(model: nn.Module, body: nn.Module) -> None:
+    """Check that nothing that learns lies within the base but factors of LoRA."""
+    own = {id(parameter) for linear in _factors(body) for parameter in linear.parameters()}
+    for name, parameter in body.named_parameters():
+        if parameter.requires_grad and id(parameter) not in own:
+            raise ValueError(
+                f"model.device_map = 'auto' spreads a base in which the factors of LoRA alone learn, and {name!r} is "
+                f"none of them in this {type(model).__name__}; set model.device_map = 'one', or another method"
+            )
+
+
+def gpus(device: str) -> list[tuple[torch.device, int]]:
+    """GPUs of this machine with the bytes that a base may take of each; none for a single device such as "cuda:1"."""
+    if device != "cuda" or not torch.cuda.is_available():
+        return []
+    return [
+        (torch.device("cuda", number), int(SHARE * torch.cuda.mem_get_info(number)[0]))
+        for number in range(torch.cuda.device_count())
+    ]
+
+
+def spread(model: nn.Module, body: Any, places: Sequence[tuple[torch.device, int]]) -> torch.device:
+    """Placement of a base on several devices; returns the one that what learns is on, as are inputs and results."""
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory, send_to_device
+
+    whole: Any = body._no_split_modules  # declared by the library
+    options: dict[str, Any] = {"no_split_module_classes": sorted(whole or ())}
+    given: Any = {number: size for number, (_, size) in enumerate(places)}
+    room: Any = get_balanced_memory(body, max_memory=given, **options)
+    found: Any = infer_auto_device_map(body, max_memory=room, **options)
+    if not all(isinstance(number, int) for number in found.values()):
+        needed, there = sum(tensor.nbytes for tensor in body.parameters()), sum(size for _, size in places)
+        raise ValueError(
+            f"model.device_map = 'auto': the base has {needed / 2**30:.1f} GiB and does not fit on {len(places)} "
+            f"devices, of which it may take {there / 2**30:.1f} GiB"
+        )
+    for linear in _factors(body):
+        linear.forward = _at_input(linear)
+    devices = {name: places[int(number)][0] for name, number in found.items()}
+    embedding = _name_of(body, body.get_input_embeddings())
+    main = next(device for name, device in devices.items() if _within(embedding, name))
+    skipped: Any = body._skip_keys_device_placement  # caches stay with their layers
+    for name, block in body.named_modules():
+        device = next((device for own, device in devices.items() if _within(name, own)), None)
+        if device is None:  # it spans several
+            continue
+        if name in devices:
+            block.to(device)
+        block.register_forward_pre_hook(_sender(device, skipped), with_kwargs=True)
+    for child in model.children():
+        if child is not body:
+            child.to(main)
+    for parameter in body.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(main)
+
+    def home(module: nn.Module, given: Any, output: Any) -> Any:
+        del module, given
+        return send_to_device(output, main, skip_keys=["past_key_values"])
+
+    for module in (body.model, body.get_decoder(), body.get_output_embeddings()):
+        module.register_forward_hook(home)
+    return main
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A tensor, or a mapping of tensors, on a device; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: moved(part, device) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _sender(device: torch.device, skipped: Any) -> Any:
+    """Hook before a module's pass that brings what it is given to its device."""
+    from accelerate.utils import send_to_device
+
+    def send(module: nn.Module, given: Any, named: Any) -> Any:
+        del module
+        return send_to_device(given, device), send_to_device(named, device, skip_keys=skipped)
+
+    return send
+
+
+def _factors(body: nn.Module) -> list[nn.Linear]:
+    """Linear layers A and B of LoRA."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in body.modules() if isinstance(module, LoraLayer)]
+    return [linear for layer in layers for part in (layer.lora_A, layer.lora_B) for linear in part.values()]  # pyright: ignore
+
+
+def _at_input(linear: nn.Linear) -> Any:
+    """A linear layer's pass with its weights brought to where its input is."""
+
+    def forward(given: Tensor) -> Tensor:
+        bias = None if linear.bias is None else linear.bias.to(given.device)  # pyright: ignore[reportUnnecessaryComparison]
+        return functional.linear(given, linear.weight.to(given.device), bias)
+
+    return forward
+
+
+def _name_of(body: nn.Module, wanted: nn.Module) -> str:
+    return next(name for name, module in body.named_modules() if module is wanted)
+
+
+def _within(name: str, block: str) -> bool:
+    return not block or name == block or name.startswith(f"{block}.")
+
+
+# Kernels of PyTorch's attention on a GPU: those that repeat to the bit ----------------------------------------
+
+
+def choose_attention(*, exact: bool) -> None:
+    """Choice among the kernels of ``scaled_dot_product_attention`` on GPUs, for this process.
+
+    The backward passes of the flash, memory-efficient and cuDNN kernels add up in no fixed order, so that numbers
+    differ from run to run; the kernel of plain matrix products does not. On a processor there is one kernel, which
+    repeats.
+    """
+    torch.backends.cuda.enable_math_sdp(True)
+    torch.backends.cuda.enable_flash_sdp(not exact)
+    torch.backends.cuda.enable_mem_efficient_sdp(not exact)
+    torch.backends.cuda.enable_cudnn_sdp(not exact)
+
+
+# Wrapper of generative vision-language models of transformers -------------------------------------------------
 
 __all__ = ["Asked", "HuggingFaceVLM", "Pictures"]
 
@@ -77,11 +472,6 @@ class HuggingFaceVLM(LibraryParts):
     log-likelihoods of the candidates (B, C) of all others. Where the task says how answers are written, these are
     texts instead, int64 (B, max_new_tokens), padded behind their end. Features are the last layer's state of the
     prompt's last token, (B, d).
-
-    Args:
-        body: the library's model.
-        tokenizer: its prompts.
-        checkpointing: recompute activations of the backward pass instead of keeping them.
 
     Attributes:
         mixed: whether what does not learn is bf16, so that passes run under autocast.
@@ -148,11 +538,7 @@ class HuggingFaceVLM(LibraryParts):
         return self.suffix(self.prefix(batch))
 
     def prefix(self, batch: Batch) -> Asked:
-        """Prompts with the tokens of their pictures, and what the processor makes of these.
-
-        Raises:
-            ValueError: a key is missing or has another shape.
-        """
+        """Prompts with the tokens of their pictures, and what the processor makes of these."""
         for key in ("image", "text", "text_mask"):
             if key not in batch:
                 raise ValueError(f"a batch of the model 'hf' needs the key {key!r}, got {', '.join(sorted(batch))}")
@@ -263,11 +649,7 @@ class HuggingFaceVLM(LibraryParts):
         )  # fmt: skip
 
     def rank(self, state: Asked) -> Output:
-        """Log-likelihoods of the candidates, (B, C), the prompt computed once for all of them.
-
-        Raises:
-            ValueError: no candidates were set by :meth:`begin`.
-        """
+        """Log-likelihoods of the candidates, (B, C), the prompt computed once for all of them."""
         if self._candidates is None:
             raise ValueError("the model 'hf' chooses among given answers and got none: task.name must be 'generation'")
         # Layers that are recomputed keep no cache, and some families count positions on several axes.
@@ -294,14 +676,7 @@ class HuggingFaceVLM(LibraryParts):
         return Output((scores * answered(target)).sum(1).view(b, c), found.features)
 
     def _continued(self, state: Asked, cache: Any, answers: Tensor, start: int) -> Tensor:
-        """Log-likelihood of all but the first token of c answers given the cached prompts, (B, c).
-
-        Args:
-            state: the prompts.
-            cache: their keys and values.
-            answers: tokens.
-            start: position of an answer's first token.
-        """
+        """Log-likelihood of all but the first token of c answers given the cached prompts, (B, c)."""
         (b, length), (c, t) = state.ids.shape, answers.shape
         decoder, embed = self.body.get_decoder(), self.body.get_input_embeddings()
         if reads_trees(decoder, cache, length + t - 1):
@@ -330,12 +705,7 @@ class HuggingFaceVLM(LibraryParts):
         return (torch.cat(found) * answered(target)).sum(1)
 
     def write(self, state: Asked, how: Writing) -> Output:
-        """The most probable texts that a search finds behind prompts, int64 (B, max_new_tokens), and features.
-
-        Args:
-            state: prompts.
-            how: length and width of the search.
-        """
+        """The most probable texts that a search finds behind prompts, int64 (B, max_new_tokens), and features."""
         read = self._inputs(state.ids, state.mask, state.pictures, state.shown, seen=state.seen)
         return Output(*search(self.body, read, self.tokenizer, how))
 
@@ -343,9 +713,6 @@ class HuggingFaceVLM(LibraryParts):
         """Check that a picture has as many tokens in a prompt as the picture encoder gives features.
 
         Raises ``ValueError``: the numbers differ.
-
-        Args:
-            image: uint8, shape (3, H, W); pictures of one size have the same number.
         """
         placed = self.tokenizer.placeholder.tokens(image.cpu().permute(1, 2, 0).contiguous().numpy())
         tokens = placed.count(self._picture_token)

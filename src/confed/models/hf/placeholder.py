@@ -2,10 +2,17 @@
 
 A prompt's token ids hold the *placeholder* of each of its pictures, such as ``<image>``. How many tokens a picture
 becomes depends on its size; :meth:`Placeholder.put_in` puts them in when the picture is at hand.
+
+A tokenizer of ``transformers`` turns the string ``<end_of_utterance>`` into the token that ends a turn, whoever wrote
+it. Chat templates mix people's texts with control tokens of their own, so the two are told apart before the template is
+filled in: :meth:`LiteralEncoder.mark` puts a private character in place of every control token that a text spells, and
+:meth:`LiteralEncoder.ids` encodes what stands there as plain text.
 """
 
+import re
 from collections.abc import Sequence
 from inspect import signature
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,19 +20,65 @@ import torch
 from torch import Tensor
 
 from confed.data.chat import Conversation, Said, asked, pictures_shown
-from confed.models.hf.literal import LiteralEncoder
 from confed.models.inputs import processor_settings
 
-__all__ = [
-    "SAMPLE",
-    "TEXT_INPUTS",
-    "BarePlaceholder",
-    "Placeholder",
-    "left_padded",
-    "padding",
-    "turns_of",
-    "typed_inputs",
-]
+# Control tokens that people write in their texts --------------------------------------------------------------
+
+_FIRST = 0xF0000
+"""First character that marks a control token: Unicode's supplementary private use area A."""
+
+
+class LiteralEncoder:
+    """Token ids of filled-in chat templates in which people's texts are text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._control = sorted(added, key=len, reverse=True)  # the longest first, as one may begin like another
+        self._numbers = set(added.values())
+        self._spelled = re.compile("|".join(map(re.escape, self._control)) or r"(?!)")
+        self._split = re.compile(f"({self._spelled.pattern})")
+        self._marks = re.compile(f"[{chr(_FIRST)}-{chr(_FIRST + max(len(self._control), 1) - 1)}]")
+
+    def mark(self, text: str) -> str:
+        """A person's text with a private character in place of each control token that it spells."""
+        if found := self._marks.search(text):
+            raise ValueError(f"its text has the private character U+{ord(found[0]):X}: leave it out")
+        return self._spelled.sub(lambda match: chr(_FIRST + self._control.index(match[0])), text)
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text whose marked control tokens are read as text, and all others as control tokens."""
+        marked = self._marks.search(text)
+        if marked is None:
+            return self._encoded(text)
+        parts = self._parts(text)
+        # A tokenizer that treats the beginning of its input in a way of its own cannot read a text part by part.
+        plain = [self._marks.sub("x", part) for part in parts]
+        spelled = [self._encoded(self._unmarked(part), literal=bool(self._marks.search(part))) for part in parts]
+        loose = any(
+            self._numbers & {*ids} for part, ids in zip(parts, spelled, strict=True) if self._marks.search(part)
+        )
+        if loose or [i for part in plain for i in self._encoded(part)] != self._encoded("".join(plain)):
+            raise ValueError(
+                f"its text has {self._unmarked(marked[0])!r}, a control token of the model that its tokenizer cannot "
+                "read as text: leave it out"
+            )
+        return [number for ids in spelled for number in ids]
+
+    def _parts(self, text: str) -> list[str]:
+        """A text, divided at control tokens into parts with marks, which have no control tokens, and parts without."""
+        pieces = [piece for piece in self._split.split(text) if piece]
+        grouped = groupby(pieces, key=lambda piece: piece if self._marks.search(piece) else "")
+        return ["".join(group) for _, group in grouped]
+
+    def _unmarked(self, text: str) -> str:
+        return self._marks.sub(lambda match: self._control[ord(match[0]) - _FIRST], text)
+
+    def _encoded(self, text: str, *, literal: bool = False) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False, split_special_tokens=literal)["input_ids"]
+
+
+# Texts and pictures of a prompt as a processor of transformers writes them ------------------------------------
 
 SAMPLE: Conversation = asked("q")
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"})
@@ -37,15 +90,9 @@ _GREY = np.zeros((32, 48, 3), np.uint8)
 class Placeholder:
     """Prompts by a chat template, and the tokens of a picture within them.
 
-    Args:
-        processor: of ``transformers``, with a chat template, a tokenizer and an image processor.
-
     Attributes:
         text: what the chat template writes for a picture.
         ids: its token ids before the picture is known.
-
-    Raises:
-        ValueError: the processor has no chat template, or writes nothing for a picture.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -76,22 +123,14 @@ class Placeholder:
         return processor_settings(self._processor)
 
     def processed(self, *pictures: np.ndarray) -> dict[str, Tensor]:
-        """What the processor makes of the pictures of one prompt.
-
-        Args:
-            pictures: each uint8, shape (H, W, 3).
-        """
+        """What the processor makes of the pictures of one prompt."""
         made = self._processor(
             text=[self.text * len(pictures)], images=[list(pictures)], add_special_tokens=False, return_tensors="pt"
         )
         return dict(made)
 
     def tokens(self, picture: np.ndarray) -> list[int]:
-        """What stands for a picture in a prompt, ids; pictures of one size have the same.
-
-        Args:
-            picture: uint8, shape (H, W, 3).
-        """
+        """What stands for a picture in a prompt, ids; pictures of one size have the same."""
         if picture.shape not in self._expanded:
             self._expanded[picture.shape] = self._tokens(picture)
         return self._expanded[picture.shape]
@@ -100,22 +139,12 @@ class Placeholder:
         return self.processed(picture)["input_ids"][0].tolist()
 
     def written(self, conversation: Conversation, answer: str | None = None) -> list[int]:
-        """Token ids of a conversation with placeholders, with its answer or up to where that begins.
-
-        Args:
-            conversation: what stands before the answer.
-            answer: the answer.
-        """
+        """Token ids of a conversation with placeholders, with its answer or up to where that begins."""
         said = None if answer is None else self._literal.mark(answer)
         return self._literal.ids(self.rendered(self._marked(conversation), said))
 
     def adds_tokens(self, conversation: Conversation, text: str) -> bool:
-        """Whether a text behind a conversation adds tokens.
-
-        Args:
-            conversation: what stands before.
-            text: an answer.
-        """
+        """Whether a text behind a conversation adds tokens."""
         bare = self.rendered(self._marked(conversation))
         return len(self._literal.ids(bare + self._literal.mark(text))) > len(self._literal.ids(bare))
 
@@ -147,20 +176,7 @@ class Placeholder:
     def put_in(
         self, text: Tensor, mask: Tensor, picture: np.ndarray, counts: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Prompts with the tokens of pictures of one size in place of their placeholders.
-
-        Args:
-            text: ids, padded on the left, int64 (B, L).
-            mask: int64 (B, L).
-            picture: any of the pictures.
-            counts: pictures of each prompt; one by default.
-
-        Returns:
-            Ids and mask, (B, tokens of the longest with its pictures), padded on the left.
-
-        Raises:
-            ValueError: a prompt does not have as many placeholders as pictures.
-        """
+        """Prompts with the tokens of pictures of one size in place of their placeholders."""
         tokens, width = self.tokens(picture), len(self.ids)
         rows: list[list[int]] = []
         for number, (ids, absent) in enumerate(zip(text.tolist(), (mask == 0).sum(1).tolist(), strict=True)):
@@ -177,15 +193,7 @@ class Placeholder:
         return left_padded(rows, padding(self._processor.tokenizer), text.device)
 
     def rendered(self, conversation: Conversation, answer: str | None = None) -> str:
-        """A conversation as the chat template writes it, with its answer or up to where that begins.
-
-        Args:
-            conversation: what stands before the answer.
-            answer: the answer.
-
-        Raises:
-            ValueError: the template refuses it.
-        """
+        """A conversation as the chat template writes it, with its answer or up to where that begins."""
         from jinja2.exceptions import TemplateError
 
         turns = turns_of(conversation if answer is None else (*conversation, Said("assistant", (answer,))))
@@ -213,9 +221,6 @@ class BarePlaceholder(Placeholder):
     PaliGemma's is such a one: it writes the picture, a start, the text and a line's end (Beyer et al., "PaliGemma",
     2024, section 3.2.1). An answer follows as its tokens and the end of the text. A processor that joins picture and
     text and adds nothing is that of a model that was not trained on questions.
-
-    Raises:
-        ValueError: the processor adds nothing to picture and text.
     """
 
     def _text(self) -> str:
@@ -248,11 +253,7 @@ class BarePlaceholder(Placeholder):
         return [token for token in super()._tokens(picture) if token == self._image]
 
     def written(self, conversation: Conversation, answer: str | None = None) -> list[int]:
-        """See :meth:`Placeholder.written`.
-
-        Raises:
-            ValueError: the conversation is not one question about one picture, or spells a control token.
-        """
+        """See :meth:`Placeholder.written`."""
         turn = conversation[-1]
         if len(conversation) != 1 or turn.parts.count(None) != 1:
             raise ValueError(
@@ -300,14 +301,7 @@ def padding(tokenizer: Any) -> int:
 def left_padded(
     rows: Sequence[Sequence[int]], pad: int, device: torch.device | None = None, width: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 (N, L), of rows of ids.
-
-    Args:
-        rows: ids.
-        pad: the token of padding.
-        device: of the results.
-        width: fewest tokens of a row.
-    """
+    """Ids and mask, int64 (N, L), of rows of ids."""
     length = max((*map(len, rows), width), default=0)
     ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows], dtype=torch.int64, device=device)
     mask = [[0] * (length - len(row)) + [1] * len(row) for row in rows]
@@ -327,10 +321,6 @@ def typed_inputs(body: Any, placeholder: Placeholder) -> dict[str, bool]:
 
     Where the processor marks nothing in a prompt, an answer's tokens are the other kind: what stands before them is
     read in both directions (PaliGemma).
-
-    Args:
-        body: the library's model.
-        placeholder: of its processor.
     """
     made, known = placeholder.processed(_GREY), signature(body.model.forward).parameters
     names = [name for name in ("token_type_ids", "mm_token_type_ids") if name in made and name in known]

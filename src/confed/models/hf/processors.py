@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 
-from confed.models.hub_revision import gated
-from confed.models.published import unread_because
-
-__all__ = ["EXTRA", "check_torchvision", "missing", "read_processor", "save_processor", "without_videos"]
+from confed.models.hub_names import gated
+from confed.models.pretrained import unread_because
 
 EXTRA = "install confed with the extra 'vlm'"
 """What to do where a library is missing that a processor needs."""

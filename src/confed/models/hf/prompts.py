@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from confed.data.chat import Conversation, Said, asked, pictures_shown
-from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.hf.placeholder import SAMPLE, Placeholder, left_padded, padding
 from confed.models.hf.processors import read_processor, save_processor
-
-__all__ = ["ChatTokenizer"]
 
 
 class ChatTokenizer(AnswerTokenizer):
@@ -25,14 +23,6 @@ class ChatTokenizer(AnswerTokenizer):
     Prompts are padded on the left, so that an answer follows its prompt directly. Control tokens that somebody spells
     in a text, such as ``<end_of_utterance>``, are read as text; but a picture's placeholder in a user's turn is
     refused, as a picture may be meant.
-
-    Args:
-        processor: see :meth:`confed.models.hf.placeholder.Placeholder.of`.
-        max_length: most tokens of a prompt and its answer, without its pictures'.
-
-    Raises:
-        ValueError: faults as of :meth:`confed.models.hf.placeholder.Placeholder.of`; or the processor's own ids of a
-            prompt differ from ours.
     """
 
     def __init__(self, processor: Any, max_length: int = 256) -> None:
@@ -72,12 +62,7 @@ class ChatTokenizer(AnswerTokenizer):
         return left_padded([self.prompt(asked(text)) for text in texts], self.pad)
 
     def padded(self, rows: Sequence[Sequence[int]], width: int = 0) -> tuple[Tensor, Tensor]:
-        """Ids and mask of prompts, padded on the left to the longest or to a width.
-
-        Args:
-            rows: ids of each prompt.
-            width: fewest tokens of a row.
-        """
+        """Ids and mask of prompts, padded on the left to the longest or to a width."""
         return left_padded(rows, self.pad, width=width)
 
     def shortened(self, texts: Sequence[str]) -> int:
@@ -86,12 +71,7 @@ class ChatTokenizer(AnswerTokenizer):
         return 0
 
     def prompt(self, conversation: Conversation) -> list[int]:
-        """Token ids of a conversation up to where the answer begins, with a placeholder for each of its pictures.
-
-        Raises:
-            ValueError: too many tokens, a picture's placeholder in a user's text, a template that refuses the
-                conversation, or one that is not read turn by turn; or a control token that cannot be read as text.
-        """
+        """Token ids of a conversation up to where the answer begins, with a placeholder for each of its pictures."""
         count = pictures_shown(conversation)
         if self._several and (count > 1 or len(conversation) > 1):
             raise ValueError(self._several)
@@ -115,14 +95,6 @@ class ChatTokenizer(AnswerTokenizer):
 
         What is learned is what an answer adds: the ids of prompt and answer behind their common beginning with those of
         the prompt alone. The rule does not depend on the template.
-
-        Args:
-            conversation: what stands before the answers.
-            answers: one or several.
-
-        Raises:
-            ValueError: faults as of :meth:`prompt`; or an answer adds no token, or ends in one with the id 0, which
-                marks padding.
         """
         prompt = self.prompt(conversation)
         whole = [self.placeholder.written(conversation, answer) for answer in answers]
@@ -138,11 +110,7 @@ class ChatTokenizer(AnswerTokenizer):
         return prompt[:common], [ids[common:] for ids in whole]
 
     def answers(self, texts: Sequence[str]) -> Tensor:
-        """Token ids of answers, int64, shape (C, T): a start, the answer, the end of the turn, and 0 behind it.
-
-        Raises:
-            ValueError: faults as of :meth:`learned`, or two answers have the same tokens.
-        """
+        """Token ids of answers, int64, shape (C, T): a start, the answer, the end of the turn, and 0 behind it."""
         rows, seen = list[list[int]](), dict[tuple[int, ...], str]()
         for text in texts:
             prompt, (added,) = self.learned(SAMPLE, [text])
@@ -163,12 +131,7 @@ class ChatTokenizer(AnswerTokenizer):
 
     @classmethod
     def load(cls, directory: Path | str, max_length: int = 256) -> "ChatTokenizer":
-        """The tokenizer of a folder that :meth:`save` wrote.
-
-        Args:
-            directory: the folder.
-            max_length: most tokens of a prompt and its answer, without its pictures'.
-        """
+        """The tokenizer of a folder that :meth:`save` wrote."""
         return cls(read_processor(str(directory), str(directory)), max_length)
 
     def _check_length(self, tokens: int) -> None:

@@ -12,21 +12,9 @@ from torch import Tensor, nn
 
 from confed.models.finetuning import Prompt
 
-__all__ = ["LearnedTokens", "with_learned"]
-
 
 def with_learned(ids: Tensor, mask: Tensor, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Prompts with ids of learned tokens in front.
-
-    Args:
-        ids: of prompts, padded on the left, int64 (B, L).
-        mask: 1 for tokens, int64 (B, L).
-        tokens: how many learned ones, n.
-        vocabulary: rows of the embedding layer, V; the learned tokens are V, ..., V + n - 1.
-
-    Returns:
-        Ids and mask, (B, n + L), padded on the left.
-    """
+    """Prompts with ids of learned tokens in front."""
     absent = (mask == 0).sum(1, keepdim=True)
     column = torch.arange(tokens + ids.shape[1], device=ids.device).expand(len(ids), -1)
     before, behind = ids.gather(1, column.clamp_max(ids.shape[1] - 1)), ids.gather(1, (column - tokens).clamp_min(0))
@@ -35,12 +23,7 @@ def with_learned(ids: Tensor, mask: Tensor, tokens: int, vocabulary: int) -> tup
 
 
 class LearnedTokens(nn.Module):
-    """Hooks of an embedding layer, which give the learned values where a prompt has learned tokens.
-
-    Args:
-        prompt: makes the values, (n, d).
-        embedding: the layer, whose ids are below its number of rows V.
-    """
+    """Hooks of an embedding layer, which give the learned values where a prompt has learned tokens."""
 
     def __init__(self, prompt: Prompt, embedding: Any) -> None:
         super().__init__()

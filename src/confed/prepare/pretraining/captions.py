@@ -30,7 +30,6 @@ from confed.models.tokenizer import SPECIAL_TOKENS, WordTokenizer
 if TYPE_CHECKING:
     from confed.datasets.scenes.graph import Object
 
-__all__ = ["ANSWERS", "KINDS", "CaptionLearner", "captioned_scenes", "masked", "mismatched"]
 
 ANSWERS = ("another picture", "this picture")
 """What the matching head says of a caption."""
@@ -47,11 +46,6 @@ NO_CELL = -1
 
 def captioned_scenes(count: int, validation: int, seed: int) -> tuple[Table, Tensor, Tensor, WordTokenizer]:
     """Public pictures with captions, some of them masked, some of them wrong.
-
-    Args:
-        count: how many captions, N, four of each picture.
-        validation: how many of them, at the end, are to measure on: they are not masked.
-        seed: decides everything.
 
     Returns:
         The pictures with ``text`` and ``text_mask`` (N, L); ``label`` (N,), the position in :data:`ANSWERS`, -1 of
@@ -101,13 +95,7 @@ def captioned_scenes(count: int, validation: int, seed: int) -> tuple[Table, Ten
 
 
 def mismatched(things: Sequence["Object"], way: str, rng: np.random.Generator) -> str:
-    """A caption that is wrong about one thing: no thing of the picture has both this colour and this noun.
-
-    Args:
-        things: what stands in the picture.
-        way: how it is told, see :func:`confed.datasets.scene_captions.tell`.
-        rng: decides what is changed; every second new colour or noun is that of another thing of the picture.
-    """
+    """A caption that is wrong about one thing: no thing of the picture has both this colour and this noun."""
     from confed.datasets.scene_captions import tell
     from confed.datasets.scenes.graph import COLOURS, NOUNS
 
@@ -125,14 +113,7 @@ def mismatched(things: Sequence["Object"], way: str, rng: np.random.Generator) -
 
 
 def masked(text: Tensor, rows: Tensor, special: int, rng: np.random.Generator) -> Tensor:
-    """Tokens that are hidden, -1 where none is, of the shape (N, L) of ``text``.
-
-    Args:
-        text: token ids.
-        rows: which texts have hidden tokens, bool (N,).
-        special: ids from here on may be hidden, but for the words that carry no meaning.
-        rng: decides which ones.
-    """
+    """Tokens that are hidden, -1 where none is, of the shape (N, L) of ``text``."""
     from confed.datasets.scene_captions import tell_words
 
     empty = {
@@ -181,13 +162,7 @@ def _cells(told: Sequence[str], things: Sequence[Sequence["Object"]], label: Ten
 
 
 class CaptionLearner(nn.Module):
-    """The untrained ViLT with what the three losses need.
-
-    Args:
-        model: its registered name.
-        tokenizer: of the captions.
-        seed: of the weights.
-    """
+    """The untrained ViLT with what the three losses need."""
 
     def __init__(self, model: str, tokenizer: WordTokenizer, seed: int) -> None:
         super().__init__()
@@ -232,10 +207,5 @@ class CaptionLearner(nn.Module):
         return losses
 
     def save(self, file: Path, facts: Mapping[str, Any]) -> None:
-        """Writes the ViLT with its matching head, in the format of the other minis.
-
-        Args:
-            file: the safetensors file.
-            facts: words, answers and how the weights were made.
-        """
+        """Writes the ViLT with its matching head, in the format of the other minis."""
         save(self.body, file, **facts)

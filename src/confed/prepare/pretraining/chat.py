@@ -19,10 +19,7 @@ from confed.data.seeding import generator
 from confed.federation.protocols import Batch
 from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.pretrained import FACTS, States
-from confed.models.published import seeded
-
-__all__ = ["CAPTION", "QUESTIONS", "ChatLearner", "captions", "trained_processor", "word_ids"]
+from confed.models.pretrained import FACTS, States, seeded
 
 QUESTIONS = 4
 """Public questions about a picture."""
@@ -45,12 +42,7 @@ LAYER = 1
 
 
 def captions(tags: Any, seed: int) -> list[str]:
-    """One caption of each public picture, put in one of the five ways of the captioning benchmark.
-
-    Args:
-        tags: what stands where, :class:`confed.datasets.scenes.Tags`.
-        seed: decides the ways.
-    """
+    """One caption of each public picture, put in one of the five ways of the captioning benchmark."""
     from confed.datasets.scene_captions import WAYS, tell
     from confed.datasets.scenes.graph import objects
 
@@ -59,11 +51,7 @@ def captions(tags: Any, seed: int) -> list[str]:
 
 
 def trained_processor(texts: Sequence[str]) -> Any:
-    """The processor: a byte-pair tokenizer trained on some texts, pictures of 64 x 64 pixels, and a chat template.
-
-    Args:
-        texts: what the tokenizer learns from.
-    """
+    """The processor: a byte-pair tokenizer trained on some texts, pictures of 64 x 64 pixels, and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import Idefics3Processor, PreTrainedTokenizerFast
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
@@ -87,15 +75,7 @@ def trained_processor(texts: Sequence[str]) -> Any:
 
 
 def word_ids(tokenizer: ChatTokenizer, words: Sequence[str]) -> Tensor:
-    """Token ids of words, (n,).
-
-    Args:
-        tokenizer: of a :func:`trained_processor`.
-        words: the words.
-
-    Raises:
-        ValueError: a word has several tokens.
-    """
+    """Token ids of words, (n,)."""
     rows: list[list[int]] = [tokenizer.tokenizer(word)["input_ids"] for word in words]
     if several := [word for word, row in zip(words, rows, strict=True) if len(row) != 1]:
         raise ValueError(f"each of the public words must be one token, {several[0]!r} has several")
@@ -107,10 +87,6 @@ class ChatLearner(HuggingFaceVLM):
 
     Batches have B questions, :data:`QUESTIONS` of each picture after one another, and beside the usual keys
     ``answer_tokens`` (B, T) and ``caption_tokens`` (B, S), int64, those of its picture's caption.
-
-    Args:
-        tokenizer: prompts of a :func:`trained_processor`.
-        seed: of the weights.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, seed: int) -> None:
@@ -152,12 +128,7 @@ class ChatLearner(HuggingFaceVLM):
         )  # fmt: skip
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Writes weights and processor as ``transformers`` reads them, and how they were made.
-
-        Args:
-            folder: made where there is none.
-            facts: for :data:`confed.models.pretrained.FACTS`.
-        """
+        """Writes weights and processor as ``transformers`` reads them, and how they were made."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,12 +146,7 @@ class ChatLearner(HuggingFaceVLM):
         (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     def _joined(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens of pictures and questions in one row per picture.
-
-        Returns:
-            Ids (M, n); which question each belongs to, 0 for the picture and -1 for padding; the token to learn at each
-            position, 0 for none; and the columns of each question's tokens, (B, L).
-        """
+        """Tokens of pictures and questions in one row per picture."""
         ids: list[list[int]] = []
         parts: list[list[int]] = []
         targets: list[list[int]] = []
@@ -221,12 +187,7 @@ class ChatLearner(HuggingFaceVLM):
 
 
 def _positions(part: Tensor, start: int) -> Tensor:
-    """Positions of tokens, (M, n): questions start behind the picture, all at the same place.
-
-    Args:
-        part: which question a token belongs to, (M, n).
-        start: tokens of the picture.
-    """
+    """Positions of tokens, (M, n): questions start behind the picture, all at the same place."""
     place = torch.arange(part.shape[1]).expand_as(part)
     begins = torch.zeros_like(part)
     for number in range(1, QUESTIONS + 2):

@@ -21,10 +21,7 @@ from torch.nn import functional as F
 from confed.data.seeding import generator
 from confed.data.table import Table
 from confed.federation.protocols import Batch, Output
-from confed.models.pretrained import FACTS, States, weights_file
-from confed.models.published import seeded
-
-__all__ = ["CAPTIONS", "PROMPT", "DualLearner", "DualTokenizer", "coloured_things_told", "trained_processor"]
+from confed.models.pretrained import FACTS, States, seeded, weights_file
 
 CAPTIONS = ("a {}.", "a photo of a {}.", "a drawing of a {}.", "there is a {}.", "a picture of one {}.")
 """Ways to say what a picture shows."""
@@ -48,12 +45,7 @@ VIT_NAMES = {
 
 
 class DualTokenizer:
-    """A CLIP processor, with the words of the captions that its tokenizer was trained on.
-
-    Args:
-        processor: of ``transformers``.
-        words: the words.
-    """
+    """A CLIP processor, with the words of the captions that its tokenizer was trained on."""
 
     def __init__(self, processor: Any, words: Sequence[str]) -> None:
         self.processor, self.words = processor, tuple(words)
@@ -65,10 +57,6 @@ class DualTokenizer:
 
 def coloured_things_told(count: int, seed: int) -> tuple[Table, Tensor, Tensor, DualTokenizer]:
     """Pictures of single coloured things, each with a caption.
-
-    Args:
-        count: how many pictures, N.
-        seed: decides everything.
 
     Returns:
         The pictures with ``pair`` (N,), their class; ``caption`` (N,), the way it is told; and ``label`` (N,), of
@@ -102,11 +90,7 @@ def coloured_things_told(count: int, seed: int) -> tuple[Table, Tensor, Tensor, 
 
 
 def trained_processor(texts: Sequence[str]) -> Any:
-    """The processor: a byte-pair tokenizer trained on some texts, and pictures of 64 x 64 pixels.
-
-    Args:
-        texts: what the tokenizer learns from.
-    """
+    """The processor: a byte-pair tokenizer trained on some texts, and pictures of 64 x 64 pixels."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import CLIPProcessor, PreTrainedTokenizerFast
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -133,12 +117,7 @@ def trained_processor(texts: Sequence[str]) -> Any:
 
 
 class DualLearner(nn.Module):
-    """The untrained model, which learns from pictures and captions.
-
-    Args:
-        tokenizer: of the captions.
-        seed: of the weights.
-    """
+    """The untrained model, which learns from pictures and captions."""
 
     def __init__(self, tokenizer: DualTokenizer, seed: int) -> None:
         from transformers import AutoModel
@@ -171,12 +150,7 @@ class DualLearner(nn.Module):
         return Output(self._scores(features, self._texts(self._asked)), features)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Writes weights and processor as ``transformers`` reads them, and how they were made.
-
-        Args:
-            folder: made where there is none.
-            facts: for :data:`confed.models.pretrained.FACTS`.
-        """
+        """Writes weights and processor as ``transformers`` reads them, and how they were made."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -207,9 +181,6 @@ def start_from_vit_mini(tower: nn.Module) -> None:
 
     CLIP has no bias of patches, which goes into their positions, and normalises tokens before the first block: the
     normalisation starts with the tokens' mean deviation as its weight.
-
-    Args:
-        tower: ``CLIPVisionModel`` with 4 blocks of width 64; changed in place.
     """
     from safetensors.torch import load_file
 

@@ -21,8 +21,6 @@ from confed.metrics.multilabel import class_average_precision
 from confed.models.layers import seeded_linear
 from confed.models.pretrained import States
 
-__all__ = ["LABELS", "CellNames", "macro_average_precision", "public_pictures"]
-
 LABELS: tuple[str, ...] = (*NOUNS, *COLOURS)
 
 
@@ -31,12 +29,7 @@ EMPTY = 0.2
 
 
 class CellNames(nn.Module):
-    """Scores of the noun and the colour in each of a picture's 4 x 4 cells, from the model's last plane.
-
-    Args:
-        width: features per position, d.
-        rng: source of the initial values.
-    """
+    """Scores of the noun and the colour in each of a picture's 4 x 4 cells, from the model's last plane."""
 
     def __init__(self, width: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -44,12 +37,7 @@ class CellNames(nn.Module):
         self.layers = nn.ModuleDict({k: seeded_linear(width, n, width**-0.5, rng) for k, n in classes.items()})
 
     def losses(self, states: States, cells: Mapping[str, Tensor]) -> Tensor:
-        """Sum of both mean cross-entropies, a scalar.
-
-        Args:
-            states: of B pictures, with ``late`` of a square plane whose side is a multiple of 4.
-            cells: ``noun`` and ``colour``, (B, 16), 0 where a cell is empty.
-        """
+        """Sum of both mean cross-entropies, a scalar."""
         assert states.late is not None
         side = round(states.late.shape[1] ** 0.5)
         plane = states.late.transpose(1, 2).unflatten(2, (side, side))
@@ -65,10 +53,6 @@ class CellNames(nn.Module):
 
 def public_pictures(count: int, seed: int) -> tuple[Table, Tags]:
     """Pictures of 3 to 6 things of any kind and colour.
-
-    Args:
-        count: how many.
-        seed: decides everything.
 
     Returns:
         The pictures with their column ``labels``, (N, 30) in {0, 1}, in the order of :data:`LABELS`; and what stands
@@ -91,14 +75,7 @@ def public_pictures(count: int, seed: int) -> tuple[Table, Tags]:
 def macro_average_precision(
     model: nn.Module, table: Table, rows: Tensor | None = None, batch_size: int = 256
 ) -> dict[str, float]:
-    """Mean over classes of average precision (C-AP): of nouns, of colours, and ``overall``; {} without rows.
-
-    Args:
-        model: any model with scores of :data:`LABELS`.
-        table: pictures with ``labels`` as :func:`public_pictures` has them.
-        rows: which pictures count; default: all.
-        batch_size: pictures per forward pass.
-    """
+    """Mean over classes of average precision (C-AP): of nouns, of colours, and ``overall``; {} without rows."""
     rows = torch.arange(len(table)) if rows is None else rows
     if not len(rows):
         return {}

@@ -1,6 +1,12 @@
-"""Pretraining of the mini backbones: data, duration and initial values of each."""
+"""Pretraining of the mini backbones: data, duration and initial values of each.
 
-from collections.abc import Callable, Mapping
+A backbone rarely starts from nothing: VAuLT takes a ViLT and a BERT, ALBEF and BLIP a picture Transformer and a BERT
+that were trained before. Here all of them take over what ``vilt_mini`` has: the picture embedding and blocks, and the
+word embeddings.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -12,20 +18,89 @@ from confed.data.encode import encode
 from confed.data.examples import Examples
 from confed.data.table import Table
 from confed.models import create_model, create_tokenizer
-from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.hf.prompts import ChatTokenizer
+from confed.models.pretrained import MINI_WEIGHTS
 from confed.models.tokenizer import SPECIAL_TOKENS, WordTokenizer
 from confed.prepare.pretraining.captions import ANSWERS as MATCHES
 from confed.prepare.pretraining.captions import KINDS, CaptionLearner, captioned_scenes
 from confed.prepare.pretraining.chat import CAPTION, QUESTIONS, ChatLearner, captions, trained_processor, word_ids
 from confed.prepare.pretraining.dual import DualLearner, coloured_things_told
 from confed.prepare.pretraining.labels import LABELS, public_pictures
-from confed.prepare.pretraining.start import ALBEF, BLIP, VAULT, Start, copy
 from confed.prepare.pretraining.tags import cell_targets, tag_words
 from confed.tasks.generation import Generation
 
-__all__ = ["MINIS", "Material", "Mini", "Settings"]
+# Initial values from the packaged vilt_mini where a mini has the same parts -----------------------------------
 
+Start = Sequence[tuple[str, str]]
+"""Pairs of a pattern that matches whole names of the new model, and the name in ``vilt_mini``, in which ``\\1`` and so
+on stand for the pattern's groups; several names joined by ``+`` are stacked."""
+
+_BLOCK = r"vilt.encoder.layer.\1."
+_WORDS = (
+    r"text_(?:encoder|decoder\.bert)\.embeddings\.((?:word_embeddings|position_embeddings|LayerNorm)\.\w+)",
+    r"vilt.embeddings.text_embeddings.\1",
+)
+
+VAULT: Start = (
+    (r"(vilt\..*)", r"\1"),
+    (r"(classifier\..*)", r"\1"),
+    # Not BERT's first normalisation: ViLT's own one follows behind BERT, so that fresh blocks change little.
+    (r"language\.embeddings\.((?:word|position)_embeddings\.weight)", r"vilt.embeddings.text_embeddings.\1"),
+)
+
+ALBEF: Start = (
+    (r"visual_encoder\.embeddings\.(.*)", r"vilt.embeddings.\1"),
+    (r"visual_encoder\.layers\.(\d)\.attention\.q_proj\.(\w+)", _BLOCK + r"attention.attention.query.\2"),
+    (r"visual_encoder\.layers\.(\d)\.attention\.k_proj\.(\w+)", _BLOCK + r"attention.attention.key.\2"),
+    (r"visual_encoder\.layers\.(\d)\.attention\.v_proj\.(\w+)", _BLOCK + r"attention.attention.value.\2"),
+    (r"visual_encoder\.layers\.(\d)\.attention\.o_proj\.(\w+)", _BLOCK + r"attention.output.dense.\2"),
+    (r"visual_encoder\.layers\.(\d)\.mlp\.fc1\.(\w+)", _BLOCK + r"intermediate.dense.\2"),
+    (r"visual_encoder\.layers\.(\d)\.mlp\.fc2\.(\w+)", _BLOCK + r"output.dense.\2"),
+    (r"visual_encoder\.layers\.(\d)\.(layernorm_\w+\.\w+)", _BLOCK + r"\2"),
+    _WORDS,
+)
+
+BLIP: Start = (
+    (r"vision_model\.embeddings\.class_embedding", "vilt.embeddings.cls_token"),
+    (r"vision_model\.embeddings\.position_embedding", "vilt.embeddings.position_embeddings"),
+    (r"vision_model\.embeddings\.patch_embedding\.(\w+)", r"vilt.embeddings.patch_embeddings.projection.\1"),
+    (
+        r"vision_model\.encoder\.layers\.(\d)\.self_attn\.qkv\.(\w+)",
+        "+".join(_BLOCK + rf"attention.attention.{part}.\2" for part in ("query", "key", "value")),
+    ),
+    (r"vision_model\.encoder\.layers\.(\d)\.self_attn\.projection\.(\w+)", _BLOCK + r"attention.output.dense.\2"),
+    (r"vision_model\.encoder\.layers\.(\d)\.mlp\.fc1\.(\w+)", _BLOCK + r"intermediate.dense.\2"),
+    (r"vision_model\.encoder\.layers\.(\d)\.mlp\.fc2\.(\w+)", _BLOCK + r"output.dense.\2"),
+    (r"vision_model\.encoder\.layers\.(\d)\.layer_norm1\.(\w+)", _BLOCK + r"layernorm_before.\2"),
+    (r"vision_model\.encoder\.layers\.(\d)\.layer_norm2\.(\w+)", _BLOCK + r"layernorm_after.\2"),
+    _WORDS,
+)
+
+
+def copy(model: nn.Module, start: Start) -> None:
+    """Copy the values of the packaged ``vilt_mini`` into a model where ``start`` says so."""
+    from safetensors.torch import load_file
+
+    source: Mapping[str, Tensor] = load_file(MINI_WEIGHTS)
+    state = model.state_dict()
+    for pattern, there in start:
+        found = {name: match.expand(there).split("+") for name in state if (match := re.fullmatch(pattern, name))}
+        if not found:
+            raise ValueError(f"the model has no tensor like {pattern!r} to start from {MINI_WEIGHTS.name}")
+        for name, theirs in found.items():
+            if missing := [other for other in theirs if other not in source]:
+                raise ValueError(f"{MINI_WEIGHTS.name} has no tensor {missing[0]!r}, which {name!r} is to start from")
+            value = torch.cat([source[other] for other in theirs])
+            if value.shape != state[name].shape:
+                raise ValueError(
+                    f"{name} must have the shape of {there!r}, {tuple(value.shape)}, got {tuple(state[name].shape)}"
+                )
+            with torch.no_grad():
+                state[name].copy_(value)
+
+
+# Pretraining of the mini backbones: data, duration and initial values of each ---------------------------------
 
 HELD_OUT = 25
 """One in so many captions is measured on, where the material decides which."""
@@ -38,12 +113,10 @@ class Settings(NamedTuple):
         questions: public questions to learn from, several per picture.
         validation: further public questions, about other pictures, to measure on.
         epochs: passes over the questions.
-        batch_size: questions per step.
         lr: peak learning rate of AdamW; linear warm-up, then cosine decay to zero.
         warmup: share of the steps spent warming up.
         weight_decay: of matrices (not of biases, norms and embeddings).
         tag_weight: weight of the tags beside the answers.
-        clip: largest gradient norm.
         seed: of the data, the initial weights and the order.
     """
 
@@ -67,8 +140,6 @@ class Material:
         table: the encoded questions; those of one picture follow each other.
         cells: what the patches of each picture stand for, see :meth:`confed.prepare.pretraining.tags.Tagger.losses`;
             empty where nothing is known of them.
-        answers: the answer vocabulary.
-        types: the question types.
         tokenizer: its vocabulary is the model's.
         candidates: the answers' tokens (C, T), for models that write answers.
         words: token ids of the words that tags are made of; empty where there are no tags of words.
@@ -90,10 +161,8 @@ class Mini:
     """One mini backbone.
 
     Attributes:
-        name: its registered name.
         bar: the share of held-out questions that its packaged weights answer at least; of pictures with several
             labels, the C-AP that they reach; of a dual encoder, its zero-shot accuracy on reserved classes.
-        settings: how it learns.
         material: from the model's name, a number of questions and a seed to what it learns from.
         start: which tensors begin with values of the packaged ``vilt_mini``.
         together: rows of the table that stay together in a batch: the questions about a picture.

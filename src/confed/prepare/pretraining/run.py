@@ -15,8 +15,6 @@ from confed.prepare.pretraining.labels import CellNames, macro_average_precision
 from confed.prepare.pretraining.minis import MINIS, Material, Mini, Settings
 from confed.prepare.pretraining.tags import Tagger
 
-__all__ = ["accuracy", "pretrain"]
-
 
 def pretrain(
     model: str, out: Path | str, *, threads: int = 1, progress: bool = True, **changes: float
@@ -26,19 +24,6 @@ def pretrain(
     After every epoch the weights so far go to ``out`` and the whole training state beside it, to
     ``<out>.state``; the same call after an interruption continues there and ends with the same weights. The
     state is removed at the end.
-
-    Args:
-        model: one of :data:`confed.prepare.pretraining.MINIS`.
-        out: the safetensors file; of ``smolvlm_mini`` and ``clip_mini`` a folder that ``transformers`` reads.
-        threads: CPU threads; another number may change the last digits.
-        progress: print each epoch's losses and held-out accuracies.
-        changes: fields of :class:`confed.prepare.pretraining.minis.Settings` that differ from the mini's own.
-
-    Returns:
-        Held-out accuracy per question family, and ``overall``; what :func:`accuracy` gives.
-
-    Raises:
-        ValueError: no mini has that name, or no setting.
     """
     if model not in MINIS:
         raise ValueError(f"model must be one of {', '.join(MINIS)}, got {model!r}")
@@ -82,16 +67,7 @@ def pretrain(
 def accuracy(
     model: nn.Module, table: Table, types: Sequence[str], rows: Tensor | None = None, batch_size: int = 256
 ) -> dict[str, float]:
-    """Share of right answers per question type, and ``overall``; where there are several labels, average precision.
-
-    Args:
-        model: any model of the project.
-        table: encoded questions; with a column ``labels``, see
-            :func:`confed.prepare.pretraining.labels.macro_average_precision`.
-        types: the question types, in the order of the table's column ``type``.
-        rows: which questions count; default: all.
-        batch_size: questions per forward pass.
-    """
+    """Share of right answers per question type, and ``overall``; where there are several labels, average precision."""
     if "labels" in table.columns:
         return macro_average_precision(model, table, rows, batch_size)
     training = model.training

@@ -24,20 +24,12 @@ from confed.models.pretrained import States
 if TYPE_CHECKING:
     from confed.datasets.scenes import Tags
 
-__all__ = ["GRID", "Tagger", "cell_targets", "tag_words", "word_targets"]
 
 GRID = 4
 
 
 class Tagger(nn.Module):
-    """Scores of what each token stands for, as dot products with word embeddings.
-
-    Args:
-        width: features per token, d.
-        words: token ids that the classes of each tag are made of: ``noun``, ``colour`` and ``size`` (C + 1,)
-            with the id for "nothing" first, ``quadrant`` (4, 2), two words each, and ``number`` (6,).
-        rng: source of the initial values.
-    """
+    """Scores of what each token stands for, as dot products with word embeddings."""
 
     def __init__(self, width: int, words: Mapping[str, Tensor], rng: torch.Generator) -> None:
         super().__init__()
@@ -48,15 +40,7 @@ class Tagger(nn.Module):
             self.layers[name] = nn.Sequential(nn.LayerNorm(width), linear)
 
     def loss(self, layer: str, hidden: Tensor, targets: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
-        """Sum over tags of the mean cross-entropy.
-
-        Args:
-            layer: which tokens they are, and what about them: ``patch``, ``patch_right``, ``late_right``
-                (patches after the second block), ``word`` or ``word_right``.
-            hidden: (B, T, d).
-            targets: tag -> classes (B, T), -1 where a token has none.
-            embeddings: the word embeddings, (vocabulary, d).
-        """
+        """Sum over tags of the mean cross-entropy."""
         hidden, total = self.layers[layer](hidden), hidden.new_zeros(())
         for name, target in targets.items():
             ids = self.words[name]
@@ -70,14 +54,7 @@ class Tagger(nn.Module):
         return total
 
     def losses(self, states: States, text: Tensor, cells: Mapping[str, Tensor]) -> Tensor:
-        """Sum of all tag losses that the model's states allow, a scalar.
-
-        Args:
-            states: of B questions, with ``words``; patches may be those of M pictures, with B / M questions each.
-            text: the questions' token ids, (B, L).
-            cells: what the 16 patches of each question's picture stand for, (B, 16): ``noun``, ``colour``, ``size``,
-                ``right`` (the colour of the right neighbour) and ``quadrant``.
-        """
+        """Sum of all tag losses that the model's states allow, a scalar."""
         words = states.words
         assert words is not None
         each = len(text) // len(states.early) if states.early is not None else 1
@@ -100,12 +77,6 @@ class Tagger(nn.Module):
 
 def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the nouns and colours of questions stand for in their pictures.
-
-    Args:
-        text: token ids, (B, L).
-        words: see :class:`Tagger`.
-        cells: ``noun``, ``colour``, ``size``, ``right`` (the colour of the right neighbour) and ``quadrant`` of
-            the B pictures, (B, 16).
 
     Returns:
         ``colour`` and ``size`` of the thing a noun names, 0 if there is none; its ``quadrant`` and ``right``;
@@ -146,12 +117,7 @@ def cell_targets(tags: "Tags") -> dict[str, Tensor]:
 
 
 def tag_words(ids: Callable[[Sequence[str]], Tensor], nothing: int) -> dict[str, Tensor]:
-    """Token ids of the words that tags are made of; see :class:`Tagger`.
-
-    Args:
-        ids: from words to their token ids, (n,).
-        nothing: the token id that stands for an empty cell and for a thing that is not there.
-    """
+    """Token ids of the words that tags are made of; see :class:`Tagger`."""
     from confed.datasets.scenes import COLOURS, NOUNS, SIZES
 
     empty = torch.tensor([nothing])

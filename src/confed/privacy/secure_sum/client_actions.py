@@ -20,8 +20,6 @@ from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.shamir import SHARE
 from confed.privacy.secure_sum.signatures import statement
 
-__all__ = ["PREFIX", "UPDATE", "actions"]
-
 UPDATE = "fit"
 """The action whose reply is summed."""
 PREFIX = "secure sum/"
@@ -33,15 +31,7 @@ Action = Callable[[Client, Message], Message]
 def actions(
     fit: Action, changes: Sequence[str], weigh: Callable[[ClientInfo], float], options: SecureSum
 ) -> dict[str, Action]:
-    """Actions of a client for secure aggregation; its update is sent in no other way.
-
-    Args:
-        fit: the method's action, with noise where there is some.
-        changes: globs of tensors that the update holds as changes.
-        weigh: a client's weight in the mean. With a freely chosen weight a server could lift one client's update
-            out of the sum.
-        options: of the client's own recipe, which a server's plan must agree with.
-    """
+    """Actions of a client for secure aggregation; its update is sent in no other way."""
 
     def keys(client: Client, message: Message) -> Message:
         """Begins secure aggregation; the public keys."""

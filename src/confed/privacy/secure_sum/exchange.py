@@ -20,7 +20,7 @@ clients' values, up to 2^-f and the rounding of the server's own arithmetic.
 import json
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,17 +31,81 @@ from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Mean, Params
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
+from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.client_actions import PREFIX, UPDATE
 from confed.privacy.secure_sum.fixed_point import decode, from_wire
-from confed.privacy.secure_sum.masks import KEY, Integers, usable
-from confed.privacy.secure_sum.member import Keys, needed, parcel_size
+from confed.privacy.secure_sum.masks import KEY, Integers, add_mask, pair_secret, public_key, usable
+from confed.privacy.secure_sum.member import Keys, mask_purpose, needed, parcel_size
 from confed.privacy.secure_sum.memory import as_bytes, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.shamir import SHARE
 from confed.privacy.secure_sum.signatures import LARGEST, statement
-from confed.privacy.secure_sum.tally import Tally
 
-__all__ = ["summing"]
+# The server's side of secure aggregation: sums of masked vectors ----------------------------------------------
+
+
+class Tally:
+    """Sums of masked vectors, one client in memory at a time."""
+
+    def __init__(self, plan: Plan, keys: Mapping[str, Keys], sharers: Iterable[str]) -> None:
+        self.plan, self._keys, self.sharers = plan, dict(keys), tuple(sharers)
+        self._totals: dict[int, Integers] = {}
+        self.survivors: list[str] = []
+
+    def add(self, sender: str, vectors: Mapping[int, Integers]) -> None:
+        """One client's masked vectors, all of its blocks."""
+        if sender not in self.sharers or sender in self.survivors:
+            raise ValueError(f"{sender!r} cannot be added to secure aggregation {self.plan.label!r}")
+        if sorted(vectors) != self.plan.of(sender):
+            raise ValueError(f"{sender!r} must send the blocks {self.plan.of(sender)}, got {sorted(vectors)}")
+        for block, vector in vectors.items():
+            if block in self._totals:
+                self._totals[block] += vector
+            else:
+                self._totals[block] = vector.copy()
+        self.survivors.append(sender)
+
+    def senders(self, block: int) -> list[str]:
+        """The survivors that sent a block."""
+        return [name for name in self.plan.blocks[block].senders if name in self.survivors]
+
+    def sums(self, given: Mapping[str, Mapping[str, Mapping[int, bytes]]]) -> dict[int, Integers]:
+        """Block -> the sum of the survivors' vectors, modulo 2^k; without blocks that fewer than three sent."""
+        if len(given) < self.plan.threshold:
+            raise ValueError(
+                f"only {len(given)} clients took the masks off secure aggregation {self.plan.label!r}, "
+                f"{self.plan.threshold} must"
+            )
+        holders = {name: i for i, name in enumerate((n for n in self.plan.members if n in self._keys), start=1)}
+        first = sorted(given, key=holders.__getitem__)[: self.plan.threshold]
+        dropped = {name: self._lost_key(name, {holders[h]: given[h][name][-1] for h in first}) for name in self._gone()}
+        found: dict[int, Integers] = {}
+        for block, total in self._totals.items():
+            senders = self.senders(block)
+            if len(senders) < self.plan.least:
+                continue
+            for name in senders:
+                seed = shamir.join({holders[h]: given[h][name][block] for h in first})
+                add_mask(total, seed, -1)
+                for other, key in dropped.items():
+                    if other in self.plan.blocks[block].senders:
+                        purpose = mask_purpose(self.plan, block, name, other)
+                        add_mask(total, pair_secret(key, self._keys[name].mask, purpose), -1 if other > name else 1)
+            found[block] = total
+        return found
+
+    def _gone(self) -> list[str]:
+        """Clients that sent shares and then no vector."""
+        return sorted(set(self.sharers) - set(self.survivors))
+
+    def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:
+        key = shamir.join(shares)
+        if public_key(key) != self._keys[name].mask:
+            raise ValueError(f"the shares of the mask key of {name!r} do not belong together")
+        return key
+
+
+# Secure aggregation between an engine and a method ------------------------------------------------------------
 
 Expected = Callable[[str], Params | None]
 """What a client's reply must carry."""
@@ -60,15 +124,6 @@ def summing(
     It raises ValueError where a tensor has fewer than three senders, weights are no whole numbers or the integers too
     short for them, and RuntimeError where too few clients stay to the end of the four calls, or the sum is none of
     updates. A client whose weight is too large for the integers beside those of the others fails.
-
-    Args:
-        algorithm: the method.
-        options: of the sum.
-        exchange: the engine's.
-        round: number of the round, from 0.
-        errors: gets the clients that are left out before they failed, and why.
-        signatures: check of the keys' signatures, so that a member with a bad one is left out before the others,
-            who would all refuse to go on, hear of it; None leaves the check to them.
     """
     refused = {} if errors is None else errors
 
@@ -303,10 +358,6 @@ def _heavy(weights: Mapping[str, int], most: int) -> list[str]:
     Weights follow from numbers of examples that sites claim. No client is to blame where not even weights up to the
     median fit: the options are such that no sum of so many is possible, and a minority of sites cannot move the median
     beyond the others' weights.
-
-    Args:
-        weights: client -> its weight.
-        most: the largest sum of weights.
     """
     total, found = sum(weights.values()), list[str]()
     if len(weights) * statistics.median_low(weights.values()) > most:

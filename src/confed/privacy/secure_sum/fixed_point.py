@@ -8,26 +8,11 @@ from torch import Tensor
 
 from confed.privacy.secure_sum.masks import Integers
 
-__all__ = ["decode", "encode", "from_wire", "to_wire"]
-
 
 def encode(
     updates: Sequence[Tensor], weight: int, fraction: int, reach: float, bits: int, names: Sequence[str] = ()
 ) -> Integers:
-    """Fixed-point encoding w round(2^f d) of tensors, in one vector of integers.
-
-    Args:
-        updates: d, floating-point tensors.
-        weight: w, at least 1.
-        fraction: f, bits after the binary point.
-        reach: largest absolute value.
-        bits: of the integers, 32 or 64.
-        names: of the tensors, for errors.
-
-    Raises:
-        ValueError: the weight is not positive, or a value is not finite or beyond ``reach``. Which value is not said,
-            as errors go to the server, which is to know none.
-    """
+    """Fixed-point encoding w round(2^f d) of tensors, in one vector of integers."""
     if weight < 1:
         raise ValueError(f"an update's weight must be at least 1, got {weight}")
     parts = [update.detach().double().reshape(-1) for update in updates]
@@ -41,14 +26,7 @@ def encode(
 
 
 def decode(total: Integers, weights: int, fraction: int, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """Fixed-point decoding: the weighted mean 2^-f total / weights, cut into tensors of float64.
-
-    Args:
-        total: the sum of encoded vectors, modulo 2^k.
-        weights: the sum of their weights.
-        fraction: f.
-        shapes: of the tensors.
-    """
+    """Fixed-point decoding: the weighted mean 2^-f total / weights, cut into tensors of float64."""
     signed = total.view(np.int32 if total.dtype.itemsize == 4 else np.int64)
     flat = torch.from_numpy(np.ldexp(signed.astype(np.float64), -fraction) / weights)
     parts = flat.split([shape.numel() for shape in shapes])

@@ -7,21 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "KEY",
-    "SEAL",
-    "Integers",
-    "add_mask",
-    "available",
-    "derived",
-    "new_key",
-    "opened",
-    "pair_secret",
-    "public_key",
-    "sealed",
-    "usable",
-]
-
 KEY = 32
 """Bytes of a key, private or public, and of a seed."""
 NONCE = 12
@@ -91,11 +76,7 @@ def sealed(key: bytes, text: bytes) -> bytes:
 
 
 def opened(key: bytes, text: bytes) -> bytes:
-    """The text of :func:`sealed`.
-
-    Raises:
-        ValueError: another key sealed it, or it was changed.
-    """
+    """The text of :func:`sealed`."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -106,13 +87,7 @@ def opened(key: bytes, text: bytes) -> bytes:
 
 
 def add_mask(vector: Integers, seed: bytes, sign: int) -> None:
-    """Addition of the mask of a seed to a vector in place, or its subtraction, modulo 2^32 or 2^64.
-
-    Args:
-        vector: unsigned integers, little-endian on the wire as in memory.
-        seed: 32 bytes; a seed masks one vector.
-        sign: 1 or -1.
-    """
+    """Addition of the mask of a seed to a vector in place, or its subtraction, modulo 2^32 or 2^64."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 

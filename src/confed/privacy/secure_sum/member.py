@@ -24,8 +24,6 @@ from confed.privacy.secure_sum.masks import (
 )
 from confed.privacy.secure_sum.plan import Plan
 
-__all__ = ["Keys", "Member", "mask_purpose", "needed", "parcel_size", "seal_purpose"]
-
 
 @dataclass(frozen=True)
 class Keys:
@@ -45,8 +43,6 @@ class Member:
     """State of a client in secure aggregation; never sent.
 
     Attributes:
-        plan: the sum.
-        name: who this is.
         seal_key: private, and never given to other parties.
         mask_key: private; shared out, as it must be known to others should this client drop out.
         seeds: block -> b_u, for the blocks that this client sends.
@@ -66,11 +62,7 @@ class Member:
 
     @classmethod
     def begin(cls, plan: Plan, name: str) -> Self:
-        """Step 0: new keys and seeds.
-
-        Raises:
-            ValueError: the plan does not name this client, or gives it nothing to send.
-        """
+        """Step 0: new keys and seeds."""
         if name not in plan.members or not plan.of(name):
             raise ValueError(f"{name!r} has no part in secure aggregation {plan.label!r}")
         return cls(plan, name, new_key(), new_key(), {block: new_key() for block in plan.of(name)})
@@ -86,12 +78,6 @@ class Member:
         A repeated request with the same keys gets the same shares: the polynomials follow from the seal key, which is
         never shared, and from what is asked. With new ones, a second answer would hold further points of other
         polynomials through the same secrets.
-
-        Args:
-            keys: U_1, with their public keys.
-
-        Raises:
-            ValueError: they are fewer than the threshold, or not of the plan, or this client's keys are not its own.
         """
         self._check(keys, self.plan.members, "sent keys")
         if keys[self.name] != self.public:
@@ -112,15 +98,7 @@ class Member:
         return parcels
 
     def mask(self, parcels: Mapping[str, bytes], vectors: Mapping[int, Integers]) -> dict[int, Integers]:
-        """Step 2: the vectors behind their masks.
-
-        Args:
-            parcels: U_2, with what each sealed for this client.
-            vectors: block -> encoded update; changed in place.
-
-        Raises:
-            ValueError: U_2 has fewer than the threshold or clients that sent no keys, or the blocks are others.
-        """
+        """Step 2: the vectors behind their masks."""
         self._check(parcels, tuple(self.keys), "sent shares")
         if set(vectors) != set(self.seeds):
             raise ValueError(f"{self.name!r} must mask the blocks {sorted(self.seeds)}, got {sorted(vectors)}")
@@ -138,9 +116,6 @@ class Member:
         """Confirmation between steps 2 and 3, where blocks have different senders: the survivors this client was told.
 
         The survivors are checked as in :meth:`unmask`, with the same ValueError.
-
-        Returns:
-            Survivor -> what only this client and that one can make, and of these survivors only.
         """
         self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
         return {name: self._confirmed(self.name, name, survivors) for name in survivors if name != self.name}
@@ -153,20 +128,7 @@ class Member:
     def unmask(
         self, survivors: Sequence[str], confirmed: Mapping[str, bytes] | None = None
     ) -> dict[str, dict[int, bytes]]:
-        """Step 3: this client's shares of what takes the masks off.
-
-        Args:
-            survivors: U_3, whose masked vectors came.
-            confirmed: client of U_3 -> what it gave this one in :meth:`confirm`; needed where the plan is partial.
-
-        Returns:
-            Client of U_2 -> block -> share of its b_u, or -1 -> share of its mask key where it dropped out. Of
-            blocks with fewer survivors than the plan's least (three) there is none.
-
-        Raises:
-            ValueError: U_3 has fewer than the threshold or clients that are not in U_2, or was confirmed by fewer, or
-                this was asked before.
-        """
+        """Step 3: this client's shares of what takes the masks off."""
         if self.done:
             raise ValueError(f"{self.name!r} has given its shares for secure aggregation {self.plan.label!r} before")
         self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
@@ -212,13 +174,7 @@ class Member:
 
 
 def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Shares that take the masks off the sums: client of U_2 and block, or -1 for the mask key of one that dropped out.
-
-    Args:
-        plan: the sum.
-        sharers: U_2, in the order in which the server names them.
-        survivors: U_3.
-    """
+    """Shares that take the masks off the sums: client of U_2 and block, or -1 for a dropped client's mask key."""
     stayed = set(survivors)
     open_blocks = [b for b, block in enumerate(plan.blocks) if len(stayed & set(block.senders)) >= plan.least]
     for owner in sharers:

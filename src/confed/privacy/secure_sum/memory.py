@@ -10,8 +10,6 @@ from confed.federation.state import ClientState
 from confed.privacy.secure_sum.member import Keys, Member
 from confed.privacy.secure_sum.plan import Plan
 
-__all__ = ["FRESH", "GROUP", "as_bytes", "as_tensor", "forget", "recall", "remember", "rows", "stacked"]
-
 GROUP = "secure sum"
 """Of tensors in a client's state, and the scalar with the plan."""
 FRESH = frozenset({"secure_keys", "secure_unmask"})
@@ -55,11 +53,7 @@ def remember(state: ClientState, member: Member) -> None:
 
 
 def recall(state: ClientState) -> Member:
-    """The client's side of the secure aggregation in progress.
-
-    Raises:
-        ValueError: it is in none: it was not asked for its keys, or has given its shares.
-    """
+    """The client's side of the secure aggregation in progress."""
     tensors = state.tensors.get(GROUP)
     if tensors is None:
         raise ValueError("this client is in the middle of no secure aggregation")

@@ -11,8 +11,6 @@ from typing import Any
 
 from confed.federation.secure_sum import COARSEST, LEAST, SecureSum
 
-__all__ = ["Block", "Plan"]
-
 
 @dataclass(frozen=True)
 class Block:
@@ -20,7 +18,6 @@ class Block:
 
     Attributes:
         names: of the tensors, in the order of the vector.
-        senders: who sends them.
     """
 
     names: tuple[str, ...]
@@ -43,17 +40,12 @@ class Plan:
     Attributes:
         label: no two sums of a run have the same.
         members: all clients, each once; their order is the order of their numbers.
-        threshold: t.
         bits: k, 32 or 64.
         fraction: bits after the binary point.
         reach: largest absolute value of an update.
         blocks: each with at least three of the members; no tensor is in two of them, as the difference of two sums
             over other senders is the update of those who are in one of them only.
         least: members that must send a block: three, or two more than those that may collude.
-
-    Raises:
-        ValueError: the threshold is not more than half of the members, a block has too few senders or strangers, a
-            tensor is named twice, or the integers are others.
     """
 
     label: str
@@ -112,13 +104,6 @@ class Plan:
 
         The number of bits after the binary point follows from all members' weights, of which a client knows one; it
         cannot be more than this one leaves room for.
-
-        Args:
-            options: of the client's recipe.
-            weight: the client's own.
-
-        Raises:
-            ValueError: names what is another, with what it is here and in the plan.
         """
         here = {"bits": options.bits, "reach": float(options.reach), "threshold": options.needed(len(self.members))}
         here["least"] = options.least
@@ -141,11 +126,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> "Plan":
-        """The plan from its text.
-
-        Raises:
-            ValueError: the text is no plan, or a faulty one.
-        """
+        """The plan from its text."""
         try:
             values = json.loads(text)
             blocks = tuple(Block(_texts(block["names"]), _texts(block["senders"])) for block in values.pop("blocks"))

@@ -7,8 +7,6 @@ degree t - 1 whose value at 0 is the secret, in the integers modulo a prime.
 import secrets
 from collections.abc import Callable, Mapping
 
-__all__ = ["PRIME", "SHARE", "join", "split"]
-
 PRIME = 2**256 + 297
 """The least prime above all secrets of 32 bytes."""
 SHARE = 33
@@ -20,18 +18,7 @@ def _drawn(_: int) -> int:
 
 
 def split(secret: bytes, threshold: int, count: int, coefficient: Callable[[int], int] = _drawn) -> list[bytes]:
-    """Shares of a secret, beginning with holder 1.
-
-    Args:
-        secret: 32 bytes.
-        threshold: t, how many shares put it together.
-        count: n, how many there are.
-        coefficient: the polynomial's coefficients by their exponents, from 1; they must be impossible to guess. By
-            default they come from the operating system.
-
-    Raises:
-        ValueError: the secret has another length, or t is not in [1, n].
-    """
+    """Shares of a secret, beginning with holder 1."""
     if len(secret) != 32:
         raise ValueError(f"a secret must have 32 bytes, got {len(secret)}")
     if not 1 <= threshold <= count:
@@ -47,11 +34,7 @@ def split(secret: bytes, threshold: int, count: int, coefficient: Callable[[int]
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret from shares by their holders' numbers, from 1; all that are given are used.
-
-    Raises:
-        ValueError: there are none, one has another length, or they are no shares of one secret of 32 bytes.
-    """
+    """The secret from shares by their holders' numbers, from 1; all that are given are used."""
     if not shares:
         raise ValueError("a secret needs shares, got none")
     for holder, share in shares.items():

@@ -22,7 +22,6 @@ from confed.privacy.secure_sum.plan import Plan
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-__all__ = ["LARGEST", "Authority", "ListedKeys", "PublicKeys", "VouchedKeys", "statement"]
 
 LARGEST = 8192
 """Bytes of a signature, with a certificate where one belongs to it, at most."""
@@ -34,14 +33,7 @@ def statement(plan: Plan, name: str, keys: Keys) -> bytes:
 
 
 class PublicKeys:
-    """Check of signatures (ECDSA, SHA-384) by the keys with which sites prove to the server who they are.
-
-    Args:
-        public: site -> its public key in OpenSSH's format, as the coordinator's list has it.
-
-    Raises:
-        ValueError: a public key is none.
-    """
+    """Check of signatures (ECDSA, SHA-384) by the keys with which sites prove to the server who they are."""
 
     def __init__(self, public: Mapping[str, str]) -> None:
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -59,11 +51,7 @@ class PublicKeys:
             self._public[name] = found
 
     def check(self, client: str, statement: bytes, signature: bytes) -> None:
-        """See :class:`confed.federation.client.SignatureCheck`.
-
-        Raises:
-            ValueError: the client is not on the list, or the signature is not by its key.
-        """
+        """See :class:`confed.federation.client.SignatureCheck`."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA384
@@ -77,12 +65,7 @@ class PublicKeys:
 
 
 class ListedKeys(PublicKeys):
-    """Signatures (ECDSA, SHA-384) by the keys with which sites prove to the server who they are.
-
-    Args:
-        key: this site's private key.
-        public: see :class:`PublicKeys`.
-    """
+    """Signatures (ECDSA, SHA-384) by the keys with which sites prove to the server who they are."""
 
     def __init__(self, key: "EllipticCurvePrivateKey", public: Mapping[str, str]) -> None:
         super().__init__(public)
@@ -101,15 +84,7 @@ class ListedKeys(PublicKeys):
 
 
 class Authority:
-    """Check of signatures by keys whose certificates the federation's authority has signed, as in the kits of FLARE.
-
-    Args:
-        startup: the folder with ``rootCA.pem``.
-        names: client -> the name in its site's certificate; clients that are not in it have the client's name there.
-
-    Raises:
-        ValueError: the file is missing or not what it should be.
-    """
+    """Check of signatures by keys whose certificates the federation's authority has signed, as in the kits of FLARE."""
 
     def __init__(self, startup: Path, names: Mapping[str, str]) -> None:
         from cryptography import x509
@@ -121,11 +96,7 @@ class Authority:
         self._names = dict(names)
 
     def check(self, client: str, statement: bytes, signature: bytes) -> None:
-        """See :class:`confed.federation.client.SignatureCheck`.
-
-        Raises:
-            ValueError: the signature or its certificate is not that of the client's site, or is not valid now.
-        """
+        """See :class:`confed.federation.client.SignatureCheck`."""
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
@@ -151,15 +122,7 @@ class Authority:
 
 
 class VouchedKeys(Authority):
-    """Signatures by keys whose certificates the federation's authority has signed, as in the kits of FLARE.
-
-    Args:
-        startup: the folder with ``client.key``, ``client.crt`` and ``rootCA.pem``.
-        names: see :class:`Authority`.
-
-    Raises:
-        ValueError: a file is missing or not what it should be.
-    """
+    """Signatures by keys whose certificates the federation's authority has signed, as in the kits of FLARE."""
 
     def __init__(self, startup: Path, names: Mapping[str, str]) -> None:
         from cryptography import x509

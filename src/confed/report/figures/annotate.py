@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["End", "at_ends", "at_points", "spread"]
 
 SIZE = 8.0
 """Letters, in points."""
@@ -65,11 +64,6 @@ def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pa
     """Names of lines at the right edge of each panel, each joined to the end of its line.
 
     To be called when everything else is drawn. The layout of the figure is settled here.
-
-    Args:
-        figure: what holds the panels.
-        panels: axes, and how each of their lines looks with the last point of it.
-        palette: colours.
     """
     from matplotlib.lines import Line2D
 
@@ -113,12 +107,6 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette
 
     Points at the same place share a name. To be called when everything else is drawn; the layout of the figure is
     settled here.
-
-    Args:
-        figure: what holds the axes.
-        axes: where the points are.
-        points: key -> how it looks, and where it is.
-        palette: colours.
     """
     _settle(figure)
     scale = figure.dpi / 72

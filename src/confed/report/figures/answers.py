@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CLIENTS", "answer_counts", "answers_by_place", "answers_of", "places_of", "shared_by"]
 
 PLACES, ANSWERS, COLUMNS = 12, 14, 4
 """Panels; answers per panel; panels side by side."""
@@ -47,11 +46,7 @@ def answers_of(dataset: FederatedDataset | LabelDataset) -> Drawing | None:
 
 
 def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Number of places in which each answer occurs.
-
-    Args:
-        counts: place -> answer -> how many examples have it.
-    """
+    """Number of places in which each answer occurs."""
     places = dict[str, int]()
     for of_place in counts.values():
         for answer, count in of_place.items():
@@ -61,16 +56,7 @@ def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 
 def answers_by_place(name: str, counts: Mapping[str, Mapping[str, int]]) -> Drawing | None:
-    """The most frequent answers of each place, in % of its examples: in one place, in some, or in all of them.
-
-    Args:
-        name: of the dataset.
-        counts: place -> answer -> how many examples have it. The first places have a panel each; whether an answer is
-            in one or in all is judged of all that are given.
-
-    Returns:
-        None where fewer than two places have answers.
-    """
+    """The most frequent answers of each place, in % of its examples: in one place, in some, or in all of them."""
     filled = {place: {a: n for a, n in of_place.items() if n} for place, of_place in counts.items()}
     filled = {place: of_place for place, of_place in filled.items() if of_place}
     if len(filled) < 2:

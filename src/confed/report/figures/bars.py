@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "trade_off"]
 
 MANY_CLIENTS = 12
 MANY_METHODS = 6

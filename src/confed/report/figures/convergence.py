@@ -13,16 +13,9 @@ from confed.results.runs import Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["drawing", "series"]
-
 
 def series(study: Study) -> dict[str, list[Curve]]:
-    """Method -> one curve per seed: round -> mean over clients on validation data, a fraction.
-
-    Args:
-        study: evaluated after every round (``run.evaluate_every = 1``), or after some. Bounds are left out, and
-            methods without at least two evaluated rounds.
-    """
+    """Method -> one curve per seed: round -> mean over clients on validation data, a fraction."""
     chosen = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
     found = {m: [judged_curve(study, run) for run in study.of(m)] for m in chosen}
     return {m: curves for m, curves in found.items() if any(len(curve) > 1 for curve in curves)}
@@ -32,9 +25,6 @@ def drawing(study: Study) -> Drawing | None:
     """The curves, lines being means over seeds and bands one standard deviation to either side.
 
     None where methods deploy nothing but personal models (which the other curves show) or there is nothing to draw.
-
-    Args:
-        study: what was run.
     """
     if study.single or judged(study) != "deployed":
         return None

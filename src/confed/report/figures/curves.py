@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["client_curves", "curves", "spending"]
 
 MANY_CLIENTS = 12
 MANY_METHODS = 6

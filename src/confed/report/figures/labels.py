@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "LabelScores", "co_occurrence", "co_occurrence_figure", "co_occurrence_of", "label_scores", "precision_by_label",
-    "shares",
-]  # fmt: skip
 
 NAMED = 100
 """Up to this many labels each has a point and a name; of more, groups of neighbours have."""
@@ -31,7 +27,6 @@ class LabelScores:
     """Average precision of each label, the labels that are most frequent in training first.
 
     Attributes:
-        labels: their names, C.
         train: all clients' training examples with the label, (C,); of the test examples in runs that do not say it.
         chance: share of test examples with the label, (C,): what a score that is the same for all examples gets.
         values: method -> mean over seeds, (C,); NaN where no test example has the label.
@@ -117,14 +112,7 @@ def precision_by_label(study: Study) -> Drawing | None:
 
 
 def shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
-    """Conditional frequency of labels: share of examples with the row's label that have the column's, (K, K).
-
-    Args:
-        counts: how many examples have both, on the diagonal how many have the label.
-
-    Returns:
-        NaN on the diagonal, and in rows of labels that no example has.
-    """
+    """Conditional frequency of labels: share of examples with the row's label that have the column's, (K, K)."""
     table = np.asarray(counts, dtype=np.float64)
     own = table.diagonal().copy()
     found = np.divide(table, own[:, None], out=np.full_like(table, np.nan), where=own[:, None] > 0)
@@ -139,13 +127,7 @@ def co_occurrence(run: Run) -> Mapping[str, Any] | None:
 
 
 def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Drawing:
-    """Two heat maps side by side: which labels go together by the truth, and by what a model predicts.
-
-    Args:
-        label: the method's.
-        found: as :func:`co_occurrence` gives it.
-        name: keeps ids of several drawings on a page apart.
-    """
+    """Two heat maps side by side: which labels go together by the truth, and by what a model predicts."""
     labels = [_short(str(text)) for text in found["labels"]]
     maps = [("by the true labels", shares(found["truth"])), (f"as {label} predicts", shares(found["predicted"]))]
     every = np.concatenate([values[np.isfinite(values)] for _, values in maps])

@@ -15,8 +15,6 @@ from confed.report.sections import split_steps as steps
 from confed.report.tables import modalities as modality_matrix
 from confed.results.runs import Study, load
 
-__all__ = ["FIGURES", "save_figures"]
-
 FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
     "accuracy-by-round": lines.curves,
     "convergence": convergence.drawing,
@@ -35,19 +33,7 @@ FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
 
 
 def save_figures(folder: Path, out: Path | None = None, methods: Sequence[str] = ()) -> list[Path]:
-    """Export of a report's figures as ``NAME.png`` and ``NAME.svg``, without those that have no data.
-
-    Args:
-        folder: a run or study folder.
-        out: where the files go; by default ``figures/`` in the folder.
-        methods: the study's rows that are drawn; all by default.
-
-    Returns:
-        The files.
-
-    Raises:
-        ValueError: the folder is neither a run nor a study, or it has no such method.
-    """
+    """Export of a report's figures as ``NAME.png`` and ``NAME.svg``, without those that have no data."""
     study = load(Path(folder))
     for method in methods:
         if method not in study.methods:

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "GLOBAL",
-    "PERSONAL",
-    "Drawing",
-    "Palette",
-    "SeriesStyle",
-    "line_style",
-    "series_styles",
-    "style_axes",
-    "whole_rounds",
-]
 
 Palette = Callable[[str], str]
 """Name of a colour -> what matplotlib gets for it."""
@@ -60,7 +49,6 @@ class SeriesStyle:
     """Style of one series in all figures of a page.
 
     Attributes:
-        label: its name.
         colour: the name of its colour.
         dashed: whether its lines are dashed.
         marker: matplotlib's letter for its points.
@@ -89,7 +77,6 @@ class Drawing:
     Attributes:
         name: keeps the ids of several drawings on a page apart.
         width: in inches; a page shows 10.4 as its full width.
-        height: in inches.
         draw: puts it onto a figure with colours from a palette.
         shaded: whether it has a scale of colours, of which a small palette would spoil some.
     """

@@ -11,21 +11,11 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["name_positions", "panels_of"]
-
 
 def panels_of(figure: "Figure") -> list[dict[str, Any]]:
     """Every panel with labelled lines, points or bars.
 
     What has no label is decoration: bands, leaders, zero lines.
-
-    Args:
-        figure: drawn, so that its layout is settled, at 72 dots per inch, the unit of its SVG.
-
-    Returns:
-        Per panel ``title``, ``x`` and ``y`` (names of the axes), ``box`` (left, top, width, height) and ``series``:
-        label, colour, and points (x, y, left, top). Positions count from the upper left corner; x or y is a text where
-        the axis has names in place of numbers.
     """
     height = figure.bbox.height
     found = [_panel(axes, height) for axes in figure.axes]
@@ -33,14 +23,7 @@ def panels_of(figure: "Figure") -> list[dict[str, Any]]:
 
 
 def name_positions(axis: "Axis", positions: Sequence[float], names: Sequence[str], **style: Any) -> None:
-    """Names in place of numbers on an axis.
-
-    Args:
-        axis: of the figure.
-        positions: whole numbers.
-        names: what stands there.
-        style: of the letters, as for matplotlib's ``set_ticks``.
-    """
+    """Names in place of numbers on an axis."""
     from matplotlib.ticker import FixedFormatter
 
     axis.set_ticks(list(positions), labels=list(names), **style)

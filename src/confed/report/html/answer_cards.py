@@ -9,17 +9,11 @@ from confed.report.html.media import modalities_line, player, read, series_plot
 from confed.report.html.page import component
 from confed.results.runs import Study, number
 
-__all__ = ["AnswerCards"]
-
 Sample = Mapping[str, Any]
 
 
 class AnswerCards:
-    """Test questions with answers, or captions.
-
-    Args:
-        store: takes pictures and sounds.
-    """
+    """Test questions with answers, or captions."""
 
     style = ""
     note = (

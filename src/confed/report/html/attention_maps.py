@@ -11,20 +11,13 @@ import math
 import numpy as np
 from PIL import Image
 
-__all__ = ["attention_overlay"]
-
 _VEIL = 0.7
 _SIDE = 112
 """Pixels of a veil of boxes; the picture below has as many."""
 
 
 def attention_overlay(attention: object, boxes: object = None) -> str:
-    """A layer that darkens what the model does not look at; empty without a usable map.
-
-    Args:
-        attention: (rows, columns) weights with maximum 1; or one of R regions each, (R,).
-        boxes: where these are, (R, 4): left, top, right and bottom in [0, 1] of the picture.
-    """
+    """A layer that darkens what the model does not look at; empty without a usable map."""
     try:
         weights = np.asarray(attention, dtype=np.float64)
         places = None if boxes is None else np.asarray(boxes, dtype=np.float64)

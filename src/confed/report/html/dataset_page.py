@@ -13,8 +13,6 @@ from confed.report.figures.answers import CLIENTS, answer_counts, answers_of, pl
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
 
-__all__ = ["dataset_page"]
-
 SHOWN, ANSWERS, SIDE = 8, 12, 128
 """Examples per client; answers per client; pixels of a picture's longer side."""
 
@@ -34,14 +32,7 @@ def dataset_page(
     faults: Sequence[str],
     source: str,
 ) -> str:
-    """A page that is complete in itself.
-
-    Args:
-        dataset: what is shown.
-        rows: place, role and counts of every part.
-        faults: what is wrong, a sentence each.
-        source: how the dataset was asked for.
-    """
+    """A page that is complete in itself."""
     store = ImageStore()
     tabs = page.Tabs()
     parts = list(places_of(dataset))

@@ -9,24 +9,12 @@ from confed.report.html.label_cards import LabelCards
 from confed.report.html.page import Tabs, component
 from confed.results.runs import Study
 
-__all__ = ["gallery"]
-
 Sample = Mapping[str, Any]
 Cards = AnswerCards | LabelCards
 
 
 def gallery(study: Study, tabs: Tabs, store: ImageStore, *, labels: bool = False) -> str:
-    """Cards of all samples, one tab per method, and first a table of all methods.
-
-    Args:
-        study: gives the samples of each method's first seed.
-        tabs: makes the tabs.
-        store: takes the pictures; its rules must be put into the page.
-        labels: whether the samples have labels.
-
-    Returns:
-        HTML, empty if there are no samples.
-    """
+    """Cards of all samples, one tab per method, and first a table of all methods."""
     cards: Cards = LabelCards(store) if labels else AnswerCards(store)
     each = {m: [[s for s in run.gallery() if cards.takes(s)] for run in study.of(m)] for m in study.methods}
     samples = {m: found for m, runs in each.items() if (found := next(filter(None, runs), None))}

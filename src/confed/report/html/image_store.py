@@ -9,8 +9,6 @@ import hashlib
 
 from confed.report.html.media import Recording
 
-__all__ = ["ImageStore"]
-
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -12,8 +12,6 @@ from confed.report.html.page import component
 from confed.results.headline import is_bound
 from confed.results.runs import Study, number
 
-__all__ = ["LabelCards", "attention", "bar", "words"]
-
 _STRIP = 6
 """Labels whose attention is drawn below an example."""
 
@@ -21,11 +19,7 @@ Sample = Mapping[str, Any]
 
 
 class LabelCards:
-    """Samples with labels.
-
-    Args:
-        store: takes the pictures.
-    """
+    """Samples with labels."""
 
     style = "labels"
     note = "What the global model predicts or misses (the personal one where there is no global one)."
@@ -91,15 +85,7 @@ class LabelCards:
 
 
 def bar(label: str, probability: float, threshold: float, there: bool | None, beside: str = "") -> str:
-    """A label as a row: its name, marked right or wrong where the truth is known, and its probability as a bar.
-
-    Args:
-        label: the name.
-        probability: in [0, 1].
-        threshold: from which probability on it is predicted.
-        there: whether it is there; None if unknown.
-        beside: HTML of a further cell.
-    """
+    """A label as a row: its name, marked right or wrong where the truth is known, and its probability as a bar."""
     values = {
         "label": label,
         "there": there,
@@ -112,24 +98,13 @@ def bar(label: str, probability: float, threshold: float, there: bool | None, be
 
 
 def attention(picture: str, weights: object, size: str = "p112") -> str:
-    """A picture under the attention of one label; nothing without a usable map.
-
-    Args:
-        picture: its CSS class.
-        weights: (rows, columns), maximum 1.
-        size: CSS class of its extent.
-    """
+    """A picture under the attention of one label; nothing without a usable map."""
     layer = attention_overlay(weights)
     return f'<div class="picture {size} {picture}">{layer}</div>' if layer and picture else ""
 
 
 def words(tokens: Sequence[str], weights: Sequence[float]) -> str:
-    """A text whose words are shaded by attention; marks of beginning and end are left out.
-
-    Args:
-        tokens: L tokens; one that begins with ## belongs to the word before it.
-        weights: L, maximum 1.
-    """
+    """A text whose words are shaded by attention; marks of beginning and end are left out."""
     cells = [
         (
             not token.startswith("##"),

@@ -17,9 +17,6 @@ import numpy as np
 
 from confed.results.runs import number
 
-__all__ = ["Recording", "modalities_line", "player", "read", "series_plot"]
-
-
 WIDTH, HEIGHT = 256, 64
 """Units of a drawing."""
 COLUMNS = 128
@@ -27,20 +24,10 @@ COLUMNS = 128
 
 
 class Recording:
-    """A WAV file of 16 bits and one channel, read back.
-
-    Attributes:
-        samples: int16, shape (T,).
-        rate: samples per second.
-        text: the file, base64.
-    """
+    """A WAV file of 16 bits and one channel, read back."""
 
     def __init__(self, text: str) -> None:
-        """Reader of a WAV file.
-
-        Raises:
-            ValueError: it is no such file.
-        """
+        """Reader of a WAV file."""
         try:
             with wave.open(io.BytesIO(base64.b64decode(text, validate=True))) as file:
                 if file.getnchannels() != 1 or file.getsampwidth() != 2:
@@ -64,13 +51,7 @@ def read(entry: object) -> Recording | None:
 
 
 def player(recording: Recording, seconds: float | None = None, elsewhere: str = "") -> str:
-    """A waveform with controls to play it below, as HTML.
-
-    Args:
-        recording: what is played.
-        seconds: length of the whole, of which the recording may be the beginning.
-        elsewhere: where the page has the same recording with controls, for then there are none here.
-    """
+    """A waveform with controls to play it below, as HTML."""
     own = len(recording.samples) / recording.rate
     cut = seconds is not None and seconds > own + 0.01
     length = f"the first {own:.1f} s of {seconds:.1f} s" if cut else f"{own:.1f} s"

@@ -12,20 +12,9 @@ from confed.report.tables.table import Table, to_html
 from confed.report.tables.write import write_files
 from confed.results.runs import Study, distinct_labels, load
 
-__all__ = ["load_models", "render", "write_models"]
-
 
 def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> ModelStudies:
-    """The studies of several models that have runs.
-
-    Args:
-        root: their common folder.
-        models: folder within it -> how tables write the model.
-        headline: which model at the clients is judged; by default as the studies say.
-
-    Raises:
-        ValueError: not one of them has a run.
-    """
+    """The studies of several models that have runs."""
     found: dict[str, Study] = {}
     absent: dict[str, str] = {}
     labels = distinct_labels(models)
@@ -45,14 +34,6 @@ def write_models(
     """Export of ``models.md``, ``.csv``, ``.tex``, the CSV files of the tests and ``report.html`` to a folder.
 
     Raises ``ValueError``: no finished run, or an unknown reference.
-
-    Args:
-        root: the folder, with a study for each model.
-        models: folder within it -> how tables write the model.
-        references: the methods that others are compared with; by default all pairs of few methods.
-
-    Returns:
-        What was read, and the files.
     """
     studies = load_models(root, models)
     links = {
@@ -67,13 +48,7 @@ def write_models(
 def render(
     studies: ModelStudies, references: Sequence[str] | None = None, links: Mapping[str, str] | None = None
 ) -> str:
-    """The page as HTML.
-
-    Args:
-        studies: of :func:`load_models`.
-        references: as for :func:`write_models`.
-        links: label of a model -> where its own report is.
-    """
+    """The page as HTML."""
     tables, tabs = model_tables.model_tables(studies, references), Tabs()
     recipe = next((study.recipe for study in studies.studies.values() if study.recipe), "")
     title = f"{recipe + ': ' if recipe else ''}{len(studies.studies)} models, {len(studies.labels)} methods"

@@ -43,13 +43,7 @@ def _environment() -> "Environment":
 
 
 def component(name: str, *values: Any, template: str = "components") -> str:
-    """A macro of a template as HTML.
-
-    Args:
-        name: of the macro.
-        values: its arguments.
-        template: file name without ``.html``.
-    """
+    """A macro of a template as HTML."""
     return str(vars(_environment().get_template(f"{template}.html").module)[name](*values)).strip()
 
 
@@ -60,12 +54,7 @@ class Tabs:
         self._groups = count(1)
 
     def __call__(self, panels: Sequence[tuple[str, str]], shown: int = 0) -> str:
-        """Panels of which one is shown at a time.
-
-        Args:
-            panels: title (text) and content (HTML) of each.
-            shown: index of the panel that is shown at first.
-        """
+        """Panels of which one is shown at a time."""
         if len(panels) == 1:
             return panels[0][1]
         if len(panels) > MOST_TABS:
@@ -74,14 +63,7 @@ class Tabs:
 
 
 def document(title: str, head_html: str, sections: Sequence[tuple[str, str, str]], extra_css: str = "") -> str:
-    """A complete page that loads nothing.
-
-    Args:
-        title: of the page.
-        head_html: what stands above the sections.
-        sections: anchor, title and content (HTML) of each section; sections without content are left out.
-        extra_css: rules of this page.
-    """
+    """A complete page that loads nothing."""
     css, script = (
         files("confed.report.html").joinpath(f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
     )
@@ -129,13 +111,7 @@ def legend(entries: Sequence[tuple[str, str, bool, str]]) -> str:
 
 
 def figure(svg_html: str, caption: str = "", title: str = "") -> str:
-    """A drawing with a caption; nothing if there is no drawing.
-
-    Args:
-        svg_html: the drawing.
-        caption: text below it.
-        title: text for screen readers; the caption if there is none.
-    """
+    """A drawing with a caption; nothing if there is no drawing."""
     if (title or caption) and svg_html.startswith("<svg"):
         svg_html = f'<svg role="img" aria-label="{escape(title or caption)}"{svg_html.removeprefix("<svg")}'
     return component("figure", svg_html, caption) if svg_html else ""
@@ -160,16 +136,7 @@ def heatmap(
     by_column: bool = False,
     sections: int = 0,
 ) -> str:
-    """A table of fractions in percent whose cells are shaded from the smallest value to the largest.
-
-    Args:
-        corner: heading of the row names.
-        columns: headings.
-        rows: name and values of each row.
-        own: row name -> the column whose cell is framed.
-        by_column: shade every column for itself.
-        sections: number of last rows that are set apart by a rule.
-    """
+    """A table of fractions in percent whose cells are shaded from the smallest value to the largest."""
     ranges = [[value for _, values in rows if (value := values[i]) is not None] for i in range(len(columns))]
     if not by_column:
         ranges = [[value for part in ranges for value in part]] * len(columns)

@@ -7,8 +7,6 @@ from confed.report.tables.table import Table, to_html
 from confed.results.deployed import global_note, without_global
 from confed.results.runs import Study
 
-__all__ = ["caption_table", "captioned", "measured", "section"]
-
 _NOTE = (
     "Means over places, x 100, as they are usually written. CIDEr-D reaches 1,000 and weights words by the captions of "
     "all validation and test pictures of the data; BLEU-4 is that of all captions of a place together. Words are split "

@@ -13,9 +13,6 @@ from confed.report.html.image_store import ImageStore
 from confed.report.html.page import Tabs
 from confed.results.runs import Study, number
 
-__all__ = ["section"]
-
-
 _FORMULAS: Mapping[str, str] = {
     "gain": "log p_T − log(H_T/H_S) · log p_S, Eq. 8.12",
     "diff": "log p_T − log p_S, Eq. 8.11",
@@ -25,13 +22,7 @@ _FORMULAS: Mapping[str, str] = {
 
 
 def section(study: Study, tabs: Tabs, store: ImageStore) -> str:
-    """Cards of training questions, one tab per method that has a filter, the last in front; nothing without any.
-
-    Args:
-        study: gives the samples of each method's first seed.
-        tabs: makes the tabs.
-        store: takes the pictures.
-    """
+    """Cards of training questions, one tab per method that has a filter, the last in front; nothing without any."""
     panels: list[tuple[str, str]] = []
     for method in study.methods:
         found = next((samples for run in study.of(method) if (samples := _samples(run.gallery()))), [])

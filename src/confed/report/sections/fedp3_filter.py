@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Point", "drawing", "points", "section"]
-
 
 @dataclass(frozen=True)
 class Point:
     """One row of the figure.
 
     Attributes:
-        method: the study's row.
         count: the paper's count, N² or C; None for FedAvg.
         personal: mean over clients of the personal models, in % per seed.
         unseen: mean over unseen places of the global model, in % per seed.

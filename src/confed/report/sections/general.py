@@ -9,7 +9,7 @@ from confed.report.figures import curves as lines
 from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, series_styles
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.sections.features_saved import features_saved
+from confed.report.statistics.comparison import Comparison
 from confed.report.statistics.harmed import BySeed, by_seed, hurting
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.cost import cost_table, cost_to_target_table
@@ -20,19 +20,82 @@ from confed.results import format as formats
 from confed.results.headline import headline, is_bound, is_labelled
 from confed.results.history import judged, judged_words, no_global, nobody_has_own
 from confed.results.metric import metric_of, types_in_order
-from confed.results.runs import Run, Study, average, numbers
+from confed.results.runs import Run, Study, average, number, numbers
 from confed.results.traits import traits_of
 
-__all__ = [
-    "calibration",
-    "clients",
-    "cost",
-    "learning",
-    "matrices",
-    "question_types",
-    "results",
-    "tasks",
-]
+# Report section that compares methods: differences to references, clients -------------------------------------
+
+
+def significance(comparison: Comparison | None, tabs: Tabs) -> str:
+    """Paired tests against FedAvg and FedAvg + FT, or else against the first method with a global model."""
+    if comparison is None or not any(
+        d.over_seeds or d.over_examples or d.refused or d.unpaired for d in comparison.differences
+    ):
+        return ""
+    text = (
+        "Every method against a reference, in percentage points. Three questions: would other seeds show the same "
+        "(over seeds), do these trained models differ on this test data (over examples), and is a method no worse "
+        "than the reference, or no different from it, within a margin?"
+    )
+    panels = [
+        (f"against {comparison.labels[name]}", _against(comparison, name, tabs)) for name in comparison.references
+    ]
+    remarks = "".join(page.paragraph(remark, "note") for remark in (*comparison.remarks, *comparison.table_remarks))
+    return page.paragraph(text) + page.callout(comparison.warnings) + tabs(panels) + remarks
+
+
+def _against(comparison: Comparison, reference: str, tabs: Tabs) -> str:
+    """The tables against one reference: one tab per measure, then what is folded away."""
+    table = comparison.table(reference)
+    parts = [(section[0][0].text, _part(table, i)) for i, section in enumerate(table.sections) if section]
+    html = tabs(parts)
+    places = comparison.clients(reference)
+    return html + ("" if places is None else page.details("Client by client: sign-flip test", _html(places)))
+
+
+def _part(table: Table, section: int) -> str:
+    """One measure of a table, without the column that names it."""
+    rows = tuple(row[1:] for row in table.sections[section])
+    return _html(Table(table.title, table.columns[1:], (rows,)))
+
+
+def _html(table: Table) -> str:
+    return f'<div class="wide dense">{to_html(table.without_empty())}</div>'
+
+
+# What keeping features of frozen layers saved -----------------------------------------------------------------
+
+
+def features_saved(study: Study) -> str:
+    """Examples served and computed, and bytes kept, over all runs that used features; empty where none did."""
+    used = [run for run in study.runs if _used(run)]
+    if not used:
+        return ""
+    served, computed = (sum(numbers(run.summary["features"]).get(key, 0.0) for run in used) for key in _COUNTS)
+    held = max(number(run.summary["features"].get("held")) or 0.0 for run in used)
+    stages = sorted({str(run.summary["features"].get("stage", "")) for run in used} - {""})
+    where = f" (up to {', '.join(stages)})" if stages else ""
+    several = len(study.runs) > 1
+    runs = f", in {len(used)} of {len(study.runs)} runs" if several else ""
+    exact = all(run.summary["features"].get("exact") is True for run in used)
+    worst = max(number(run.summary["features"].get("difference")) or 0.0 for run in used)
+    bits = "the same bits as without" if exact else f"relative difference at most {worst:.1e}"
+    return (
+        f"Features of frozen layers{where}{runs}: {formats.count(served)} examples served from what was kept, "
+        f"{formats.count(computed)} computed for it or for checks, "
+        f"{formats.size(held)} {'at most ' if several else ''}kept in memory; {bits}."
+    )
+
+
+_COUNTS = ("reused", "computed")
+
+
+def _used(run: Run) -> bool:
+    features = run.summary.get("features")
+    return isinstance(features, dict) and features.get("used") is True and numbers(features).get("reused", 0.0) > 0
+
+
+# Report sections of every study -------------------------------------------------------------------------------
 
 MANY_PLACES = 24
 MANY_METHODS = 8

@@ -20,8 +20,6 @@ from confed.results import format as formats
 from confed.results.headline import is_bound, is_labelled, label_value
 from confed.results.runs import Study, number
 
-__all__ = ["GLOSSARY", "labelled", "labels", "models_differ", "pairs", "results", "tiles", "unit"]
-
 LISTED = 200
 """Up to this many labels are listed one by one."""
 

@@ -19,7 +19,6 @@ from confed.results.traits import traits_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DELTA", "Point", "accuracy_against_epsilon", "curves", "section"]
 
 DELTA = 1e-5
 
@@ -29,7 +28,6 @@ class Point:
     """Runs with the same noise.
 
     Attributes:
-        row: the study's row.
         epsilon: of all rows that one client sends in the run; infinite without a guarantee.
         accuracies: of the global model, one per seed, as fractions.
     """
@@ -57,10 +55,6 @@ def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
     run whose rows are not all noised has no guarantee.
 
     Raises ``ValueError``: dp-accounting is not installed, and a row is noised.
-
-    Args:
-        study: rows that differ in ``algorithm.privacy``.
-        delta: of the guarantee.
     """
     found: dict[str, list[Point]] = {}
     labels: dict[str, str] = {}
@@ -81,10 +75,6 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
     """Accuracy of the global model against epsilon, a line per method; dotted where there is no noise.
 
     None where no row of the study has a finite epsilon, and where dp-accounting is not installed.
-
-    Args:
-        study: see :func:`curves`.
-        delta: of the guarantee.
     """
     if not _noised(study) or not available():
         return None

@@ -6,10 +6,8 @@ from typing import Any
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
-from confed.results.privacy_spent import EXAMPLES, FIELD, SHOWN
+from confed.results.headline import EXAMPLES, FIELD, SHOWN
 from confed.results.runs import Run, Study, number, numbers
-
-__all__ = ["section"]
 
 
 def section(study: Study) -> str:

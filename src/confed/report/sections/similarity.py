@@ -25,16 +25,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["Similarity", "drawing", "figure", "read", "section"]
-
-
 @dataclass(frozen=True)
 class Similarity:
     """Similarities of B questions with B answers, those of the same examples.
 
     Attributes:
         place: whose test examples they are.
-        kind: "cosine" or "dot".
         answers: the examples' answers, sorted, so that equal ones are neighbours.
         before: with the initial values, (B, B); row i is question i.
         after: with the trained values.
@@ -50,15 +46,7 @@ class Similarity:
     same: float | None = None
 
     def means(self, values: np.ndarray) -> dict[str, float]:
-        """Means over kinds of pairs; a kind without any pair is left out.
-
-        Args:
-            values: ``before`` or ``after``.
-
-        Returns:
-            "own": a question with its own answer; "same": with another example's equal answer; "other": with a
-            different answer, the negatives; "right": share of questions whose most similar answer is the right one.
-        """
+        """Means over kinds of pairs; a kind without any pair is left out."""
         names = np.asarray(self.answers)
         equal, own = names[:, None] == names[None, :], np.eye(len(names), dtype=bool)
         parts = {"own": own, "same": equal & ~own, "other": ~equal}
@@ -102,11 +90,7 @@ def figure(study: Study) -> Drawing | None:
 
 
 def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
-    """Heat maps before and after training.
-
-    Args:
-        found: label and similarities of each method; a row each.
-    """
+    """Heat maps before and after training."""
 
     def draw(target: "Figure", palette: Palette) -> None:
         for number, (label, one) in enumerate(found):

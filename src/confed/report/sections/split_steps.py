@@ -14,7 +14,6 @@ from confed.results.runs import Run, Study, average, number, numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Span", "busy", "busy_table", "drawing", "section", "spans_of", "splitting", "traffic_table"]
 
 SHOWN = 60
 """Spans in the drawing; utilisation is of all that were written down."""

@@ -9,8 +9,6 @@ from typing import Any
 from confed.results.metric import ONE_ANSWER, SEVERAL, metrics_of, strict_scores
 from confed.results.runs import Run, counted
 
-__all__ = ["OtherExamples", "other_data", "other_places", "refusal", "refusal_of", "refusals"]
-
 KEYS = ("deployed", "personal", "global_seen", "global_unseen")
 """Keys of the values per place that means are taken over."""
 
@@ -20,13 +18,7 @@ class OtherExamples(str):
 
 
 def refusal(run: Run, reference: Run, strict: Callable[[Run], bool] = strict_scores) -> str:
-    """Why no difference between two runs of one seed may be tested; "" if it may.
-
-    Args:
-        run: of a method.
-        reference: of the method that it is compared with.
-        strict: whether all scores of a run's test examples are 0 or 1.
-    """
+    """Why no difference between two runs of one seed may be tested; "" if it may."""
     return other_data(run, reference) or _other_metric(run, reference, strict)
 
 
@@ -36,12 +28,7 @@ def refusal_of(pairs: Sequence[tuple[Run, Run]], strict: Callable[[Run], bool] =
 
 
 def other_places(pairs: Sequence[tuple[Run, Run]], key: str) -> str:
-    """Why the means of two methods are not of the same places; "" if they are, or if one of them has no values.
-
-    Args:
-        pairs: method and reference of each seed.
-        key: as for :func:`confed.results.runs.counted`.
-    """
+    """Why the means of two methods are not of the same places; "" if they are, or if one of them has no values."""
     for run, reference in pairs:
         a, b = (counted(one.summary, key).keys() for one in (run, reference))
         if a and b and a != b:
@@ -54,12 +41,7 @@ def other_places(pairs: Sequence[tuple[Run, Run]], key: str) -> str:
 def refusals(
     methods: Mapping[str, Mapping[int, Run]], strict: Callable[[Run], bool] = strict_scores
 ) -> dict[str, dict[str, str]]:
-    """Method -> other method -> why the two may not be tested against each other; only those that may not.
-
-    Args:
-        methods: method -> seed -> run.
-        strict: as for :func:`refusal`.
-    """
+    """Method -> other method -> why the two may not be tested against each other; only those that may not."""
     found: dict[str, dict[str, str]] = {}
     for a, runs in methods.items():
         for b, others in methods.items():

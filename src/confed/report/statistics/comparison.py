@@ -5,6 +5,8 @@ Three questions are kept apart. *Would another seed show the same?* is answered 
 mean over clients that the tables show, and the interval that it gives. *Is the method no worse, or no different?* is
 answered by two one-sided tests against a margin. Each family of tests (one measure, all pairs of methods) is corrected
 by Holm's procedure, so that a pair has one p-value in all tables. Differences are method minus reference.
+
+It reads the p-values of a comparison and computes none: whatever it says of a pair stands in the table of that pair.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from confed.report.statistics.caveats import remarks, table_remarks
+from confed.metrics.statistics import smallest_p
 from confed.report.statistics.comparable import refusals
 from confed.report.statistics.paired import (
+    LEVEL,
     MARGIN,
     MEASURES,
+    MIN_SEEDS,
     Difference,
     Methods,
     against,
@@ -29,19 +33,151 @@ from confed.report.statistics.pairing import BY_POSITION, Scores
 from confed.report.tables.control_marks import MEANING, blind_pair, fails, with_marks
 from confed.report.tables.differences import client_table, difference_table, seed_table
 from confed.report.tables.headline import view_key
+from confed.report.tables.labels import without_positives
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
-from confed.results.headline import LABELS
+from confed.results import format as formats
+from confed.results.deployed import deployed_note, is_shown, personal_note
+from confed.results.gates import POOLING
+from confed.results.headline import LABELS, is_bound, is_labelled
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import Run, Summary, counted, distinct_labels, load, with_deployed_of
-from confed.results.settings import differing_keys, named_apart
+from confed.results.runs import Run, Study, Summary, counted, distinct_labels, load, with_deployed_of
+from confed.results.settings import differing_keys, named_apart, tuning_note
+from confed.results.traits import traits_of
 from confed.system.processor import machine_differences
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Group
 
-__all__ = ["Comparison", "compare", "compare_runs"]
+# Caveats of a comparison of methods, in sentences -------------------------------------------------------------
+
+
+def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
+    """Caveats of differences between methods, common to all tables."""
+    said = [*_on_seeds(found), *_on_examples(found), *_on_refusals(found, methods)]
+    return [*said, *_on_methods(methods), *_on_tuning(methods)]
+
+
+def table_remarks(found: Sequence[Difference], pairs: Sequence[Difference], margin: float) -> list[str]:
+    """Caveats of one table of differences: its tests of equivalence, and the family of Holm's correction."""
+    return [*_on_margin(found, margin), *_on_families(pairs)]
+
+
+def _on_tuning(methods: Methods) -> list[str]:
+    """The tuned values, in which methods may differ beside their algorithms."""
+    note = tuning_note([next(iter(runs.values())) for runs in methods.values()])
+    return [f"{note} A difference between methods includes that of their tuned values."] if note else []
+
+
+def _on_seeds(found: Sequence[Difference]) -> list[str]:
+    """Caveats of tests over seeds."""
+    if not found:
+        return ["No method shares a seed and a measure with the reference: nothing can be compared."]
+    least, most = (choose(len(d.seeds) for d in found) for choose in (min, max))
+    if most < 2:
+        return ["One seed in common: nothing can be said about other seeds."]
+    seeds = f"{most}" if least == most else f"{least} to {most}"
+    lines = [
+        f"Over seeds: paired t-test over {seeds} seeds. A test of signs or ranks over {most} seeds cannot give "
+        f"a p-value below {smallest_p(most):.4g}."
+    ]
+    if least < MIN_SEEDS:
+        few = least if most >= MIN_SEEDS else seeds
+        lines.append(
+            f"With {few} seeds no significance is claimed at the level of seeds (that takes {MIN_SEEDS}); "
+            "intervals and p-values over seeds are for orientation."
+        )
+    if any(d.over_seeds and not d.over_seeds.sd for d in found):
+        lines.append(
+            "Where all seeds show the same difference there is no spread: the interval is a point, there are no "
+            "p-values over seeds, and Holm's correction is without that row."
+        )
+    if most >= MIN_SEEDS:
+        lines.append(f"* p-value over seeds at most {LEVEL} after Holm's correction.")
+    return lines
+
+
+def _on_margin(found: Sequence[Difference], margin: float) -> list[str]:
+    """Interpretation of the tests of equivalence."""
+    if not any(d.equivalence for d in found):
+        return []
+    points = f"{100 * margin:g} point" + ("" if margin == 0.01 else "s")
+    return [
+        f"Margin: two one-sided t-tests over seeds (TOST). A small p says that the method loses less than {points} "
+        f"(no worse), or differs by less than {points} either way (equal). A large p shows nothing: a difference "
+        "that is not significant is not equality."
+    ]
+
+
+def _on_examples(found: Sequence[Difference]) -> list[str]:
+    """Caveats of tests over examples."""
+    resampled = [d for d in found if d.over_examples]
+    if not resampled:
+        # Reasons for single pairs are said one by one.
+        unsaid = bool(found) and not all(d.refused or d.unpaired for d in found)
+        return ["No tests over examples: predictions of both methods on the same examples are missing."] * unsaid
+    means = [d for d in resampled if d.signs]
+    line = "Over examples: these trained models on this test data; it says nothing about other seeds."
+    if means:
+        line += (
+            " p is of sign flips within clients, and the interval holds what they do not reject; clients are averaged "
+            "as in the values, and an example counts once, with its mean over seeds."
+        )
+    if len(means) < len(resampled):
+        line += " C-AP and O-F1 are of all examples together; their p and interval are of a bootstrap over them."
+    bound = max((d.signs.smallest_p for d in means if d.signs and d.signs.won + d.signs.lost), default=0.0)
+    return [line + (f" Sign flips cannot give a p-value below {bound:.2g} in some rows." if bound > 1e-4 else "")]
+
+
+def _on_refusals(found: Sequence[Difference], methods: Methods) -> list[str]:
+    """Pairs that were not tested, or not over examples, with reasons: one sentence per pair and reason."""
+    lines: list[str] = []
+    for words, read in (("Not tested", _caveats_refused), ("No tests over examples", _unpaired)):
+        pairs: dict[tuple[str, str, str], list[str]] = {}
+        for d in found:
+            if reason := read(d):
+                pairs.setdefault((d.method, d.reference, reason), []).append(MEASURES[d.measure].words)
+        for (method, reference, reason), measures in pairs.items():
+            a, b = (next(iter(methods[name].values())).label for name in (method, reference))
+            lines.append(f"{words}: {a} against {b} ({', '.join(measures)}): {reason}.")
+    return lines
+
+
+def _caveats_refused(difference: Difference) -> str:
+    return difference.refused
+
+
+def _unpaired(difference: Difference) -> str:
+    return difference.unpaired
+
+
+def _on_families(pairs: Sequence[Difference]) -> list[str]:
+    """Note on multiple comparisons: the size of Holm's families."""
+    most = max((sum(pair.measure == measure for pair in pairs) for measure in MEASURES), default=0)
+    if most < 2:
+        return []
+    return [
+        f"p-values are corrected by Holm's procedure over all pairs of methods on a measure, up to {most}, whichever "
+        "of them a table shows: a pair has the same p-value in every table."
+    ]
+
+
+def _on_methods(methods: Methods) -> list[str]:
+    """Deployed models, and rows that are bounds."""
+    shown = {run.label: run.summary for runs in methods.values() for run in [*runs.values()][:1]}
+    lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
+    lines += filter(None, [personal_note(shown)])
+    labelled = [s["multilabel"] for s in shown.values() if is_labelled(s)]
+    lines += without_positives([(m, m.get(m.get("headline", ""))) for m in labelled])
+    firsts = [next(iter(runs.values())) for runs in methods.values()]
+    bounds = [run.label for run in firsts if is_bound(run.summary)]
+    if bounds:
+        lines.append(f"{formats.names(bounds)}: all data in one place, a bound and not a federated method.")
+    return lines
+
+
+# Comparison of methods ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -180,21 +316,7 @@ def compare(
     margin: float = MARGIN,
     headline: str = "",
 ) -> Comparison:
-    """Comparison of methods over the runs in some folders.
-
-    Args:
-        folders: run folders and study folders, also mixed. Runs of one algorithm with other hyper-parameters
-            are methods of their own, named by the values that differ.
-        reference: the method or methods that the others are compared with; by default FedAvg and FedAvg + FT as
-            far as they are there.
-        margin: differences smaller than this are taken not to matter, a fraction.
-        headline: what all methods are taken to deploy, "personal" or "global_seen"; see
-            :mod:`confed.results.deployed`. By default what their studies say.
-
-    Raises:
-        ValueError: a folder is neither a run nor a study, there are no folders, a reference is not among
-            the methods, or the margin is not positive.
-    """
+    """Comparison of methods over the runs in some folders."""
     if not folders:
         raise ValueError("folders must name at least one run or study, got none")
     return compare_runs([run for folder in folders for run in load(Path(folder)).runs], reference, margin, headline)
@@ -206,11 +328,7 @@ def compare_runs(
     margin: float = MARGIN,
     headline: str = "",
 ) -> Comparison:
-    """Comparison of methods over loaded runs; see :func:`compare`.
-
-    Raises:
-        ValueError: a reference is not among the methods, the margin is not positive, or an unknown headline.
-    """
+    """Comparison of methods over loaded runs; see :func:`compare`."""
     if not 0 < margin < 1:
         raise ValueError(f"margin must lie between 0 and 1 (0.01 is one percentage point), got {margin}")
     # Runs that were interrupted or failed have no test results; without any other, the remarks say what is missing.
@@ -318,3 +436,125 @@ def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
         if key not in a.tuned and key not in b.tuned
     }
     return ", ".join(f"{key} ({values})" for key, values in found.items())
+
+
+# Verdict of a study: which method is best, by how much --------------------------------------------------------
+
+UNSEEN = "global_unseen_mean"
+VERDICTS = {
+    "deployed_mean": "Deployed models",
+    "personal_mean": "Personal models on their own clients' data",
+    UNSEEN: "The global model in unseen places",
+    "C-AP": "C-AP",
+}
+"""Measures that a verdict is given on -> what they are called there; personal means only where nothing is deployed."""
+
+
+def verdict(study: Study, comparison: Comparison) -> str:
+    """Two sentences per measure; "" for a run on its own or with fewer than two ranked methods.
+
+    The first names the method with the highest mean, the second the methods that it is ahead of by more than noise:
+    over seeds where there are at least :data:`~confed.report.statistics.paired.MIN_SEEDS`, else over test examples.
+    Where the study has a centralised row without head-room over local training (over the reference, in unseen places),
+    the second says that nothing can be judged.
+    """
+    firsts = {run.method: run.summary for run in study.runs if run.complete}
+    ranked = [method for method, summary in firsts.items() if not is_bound(summary)]
+    if study.single or len(ranked) < 2:
+        return ""
+    sentences: list[str] = []
+    for measure, words in VERDICTS.items():
+        if measure == "personal_mean" and "deployed_mean" in comparison.values:
+            continue
+        values = comparison.values.get(measure, {})
+        means = {method: sum(values[method].values()) / len(values[method]) for method in ranked if method in values}
+        if len(means) > 1:
+            best = max(means, key=means.__getitem__)
+            pairs = [d for d in against(comparison.pairs, best) if d.measure == measure and d.method in means]
+            reason = _no_headroom(comparison, firsts, measure)
+            second = (
+                f"Nothing can be judged here: {reason}." if reason else _tested(comparison.labels, best, means, pairs)
+            )
+            sentences += [f"{words}: {_highest(comparison.labels, means)}.", second]
+    return " ".join(sentences)
+
+
+def _highest(labels: Mapping[str, str], means: Mapping[str, float]) -> str:
+    best, second = sorted(means, key=means.__getitem__, reverse=True)[:2]
+    percent = formats.percent(means[best])
+    level = [labels[method] for method, mean in means.items() if formats.percent(mean) == percent]
+    if len(level) > 1:
+        return f"{_names(level)} share the highest mean ({percent} %)"
+    lead = f"{100 * (means[best] - means[second]):.1f} points ahead of {labels[second]}"
+    return f"{labels[best]} has the highest mean ({percent} %), {lead}"
+
+
+def _at_most(p: float) -> str:
+    return "p below 0.001" if p < 0.0005 else f"p at most {formats.p_value(p)}"
+
+
+def _names(labels: Sequence[str]) -> str:
+    return " and ".join(filter(None, [formats.names(labels[:-1]), labels[-1]]))
+
+
+def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pairs: Sequence[Difference]) -> str:
+    """Which methods the best one is ahead of by more than noise, and which tests cannot tell from it."""
+    seeds = min((len(pair.seeds) for pair in pairs), default=0)
+    p = {pair.method: found for pair in pairs if (found := _p(pair, over_seeds=seeds >= MIN_SEEDS)) is not None}
+    if not p:
+        return "Whether that is more than noise is not tested."
+    # Over the seeds that both have, the difference may have another sign than that of the means.
+    ahead = [pair.method for pair in pairs if p.get(pair.method, 1.0) <= LEVEL and pair.points < 0]
+    level = [method for method in p if method not in ahead]
+    untested = [labels[method] for method in means if method != best and method not in p]
+    parts: list[str] = []
+    if ahead:
+        who = _names([labels[method] for method in ahead]) if len(ahead) < len(means) - 1 else "every other method"
+        parts.append(f"{labels[best]} is ahead of {who} ({_at_most(max(p[method] for method in ahead))})")
+    if level:
+        who = _names([labels[method] for method in level]) if len(level) < len(means) - 1 else "any other method"
+        least = formats.p_value(min(p[method] for method in level))
+        shown = [pair.detectable for pair in pairs if pair.method in level and pair.detectable is not None]
+        power = f"; a true difference of {100 * max(shown):.1f} points would show in 4 of 5 cases" if shown else ""
+        parts.append(f"the difference of {labels[best]} to {who} may be noise (p at least {least}{power})")
+    if untested:
+        parts.append(f"{_names(untested)} {'is' if len(untested) == 1 else 'are'} not tested")
+    few = f"On these test examples ({formats.counted(seeds, 'seed')}, others may differ)"
+    return f"{f'Over {seeds} seeds' if seeds >= MIN_SEEDS else few} {'; '.join(parts)}."
+
+
+def _p(pair: Difference, over_seeds: bool) -> float | None:
+    """The corrected p-value over seeds or over examples, as tables have it; None without one.
+
+    Of rows that are equal in every seed, which have no p-value over seeds, it is 1: they are level.
+    """
+    if not over_seeds:
+        return pair.examples_p
+    return 1.0 if pair.over_seeds is not None and not pair.over_seeds.sd and not pair.points else pair.seeds_p
+
+
+def _no_headroom(comparison: Comparison, firsts: Mapping[str, Summary], measure: str) -> str:
+    """Why a measure fails gate a of this study; "" where it passes, or where a row is missing.
+
+    The gate is the measure's own: at the clients pooling has to be ahead of local training, in unseen places of the
+    reference.
+    """
+    values = comparison.values[measure]
+    central = next((method for method in values if is_bound(firsts[method])), "")
+    if not central:
+        return ""
+    trained = firsts[central].get("trainable")
+    like = [method for method in values if method != central and firsts[method].get("trainable") == trained]
+    if measure == UNSEEN:
+        lower = next((method for method in comparison.references if method in like), "")
+    else:
+        lower = next((method for method in like if not traits_of(firsts[method]).communicates), "")
+    seeds = [seed for seed in values[central] if lower and seed in values[lower]]
+    if not seeds:
+        return ""
+    points = 100 * sum(values[central][seed] - values[lower][seed] for seed in seeds) / len(seeds)
+    if round(points, 9) >= POOLING:
+        return ""
+    names = comparison.labels[central], comparison.labels[lower]
+    place = f"{points:.1f} points ahead of" if points >= 0 else f"{-points:.1f} points behind"
+    return f"gate a fails, {names[0]} is {place} {names[1]} and at least {POOLING:g} ahead are needed"

@@ -7,8 +7,6 @@ from confed.metrics.fairness import Hurt, hurt
 from confed.results.runs import Study, counted
 from confed.results.traits import traits_of
 
-__all__ = ["BySeed", "Hurting", "by_seed", "hurting", "reference_row"]
-
 BySeed = Mapping[str, Mapping[int, float]]
 """Client -> seed -> value."""
 
@@ -28,13 +26,7 @@ class Hurting(NamedTuple):
 
 
 def by_seed(study: Study, method: str, key: str = "personal") -> dict[str, dict[int, float]]:
-    """Client -> seed -> value, of the clients that stayed to the end.
-
-    Args:
-        study: what was run.
-        method: one of its methods.
-        key: ``personal`` or ``global_seen``.
-    """
+    """Client -> seed -> value, of the clients that stayed to the end."""
     found: dict[str, dict[int, float]] = {}
     for run in study.of(method):
         for client, value in counted(run.summary, key).items():

@@ -6,8 +6,7 @@ A model counts once, with its mean over seeds, so that n models give n pairs. Di
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
-from confed.metrics.unpaired import UnpairedT, unpaired_t
+from confed.metrics.statistics import PairedT, UnpairedT, Wilcoxon, holm, paired_t, unpaired_t, wilcoxon
 from confed.report.statistics.comparable import refusals
 from confed.report.statistics.paired import references_of
 from confed.report.tables.columns import COLUMNS, RunColumn
@@ -16,8 +15,6 @@ from confed.results.deployed import is_shown
 from confed.results.headline import headline, is_bound
 from confed.results.metric import types_in_order
 from confed.results.runs import Run, Study, average, numbers, with_deployed_of
-
-__all__ = ["ALL_PAIRS_UP_TO", "OVERALL", "ModelPair", "ModelStudies", "model_studies", "pairs_over_models"]
 
 OVERALL = "overall"
 """The measure over all types of question; the others are the types' names."""
@@ -34,7 +31,6 @@ class ModelPair:
     """Two methods compared over models. P-values "after the correction" are Holm's, over the pairs.
 
     Attributes:
-        first: a method.
         second: the method it is compared with.
         differences: model -> mean over common seeds of first minus second, a fraction.
         paired: paired t-test over models.
@@ -94,15 +90,7 @@ class ModelStudies:
 
 
 def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> ModelStudies:
-    """Common methods and results of the studies of several models.
-
-    Args:
-        studies: label of a model -> its study.
-        headline_key: which model is judged, as in :mod:`confed.results.deployed`; by default as the studies say.
-
-    Raises:
-        ValueError: no studies, or an unknown headline.
-    """
+    """Common methods and results of the studies of several models."""
     if not studies:
         raise ValueError("studies must hold at least one, got none")
     # What is deployed is decided for all runs together: one table has one kind of value.
@@ -136,13 +124,7 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
 def pairs_over_models(
     cells: Cells, pairs: Sequence[tuple[str, str]], blind: Mapping[str, Collection[str]] | None = None
 ) -> list[ModelPair]:
-    """Tests over models for pairs of methods.
-
-    Args:
-        cells: values of one measure.
-        pairs: first and second method of each; those with fewer than two common models are left out.
-        blind: model -> methods that are not shown to use their input with it; a model counts for no pair of these.
-    """
+    """Tests over models for pairs of methods."""
     blind = blind or {}
     found: list[ModelPair] = []
     for first, second in pairs:

@@ -94,8 +94,6 @@ class Difference:
 
     Attributes:
         reference: what the method is compared with.
-        measure: key of :data:`MEASURES`.
-        method: which method.
         seeds: the seeds that both have.
         points: mean difference over these seeds, a fraction.
         over_seeds: paired t-test over seeds; None with fewer than two.
@@ -184,16 +182,7 @@ class Difference:
 
 
 def references_of(methods: Methods, asked: str | Sequence[str] | None = None) -> tuple[str, ...]:
-    """The methods that the others are compared with.
-
-    Args:
-        methods: what there is.
-        asked: their names. By default FedAvg and FedAvg + FT as far as they are there, else the first method
-            that is no bound.
-
-    Raises:
-        ValueError: a name is not among the methods, or none is given.
-    """
+    """The methods that the others are compared with."""
     if asked is not None:
         names = tuple(dict.fromkeys([asked] if isinstance(asked, str) else asked))
         for name in names:
@@ -230,11 +219,6 @@ def all_pairs(methods: Methods, margin: float = MARGIN, scores: Scores | None = 
 
     In the order of measures, then of pairs. Each kind of test is corrected by Holm's procedure over all pairs of
     methods with values of the measure, also those that cannot be tested.
-
-    Args:
-        methods: what is compared.
-        margin: differences smaller than this do not matter, a fraction.
-        scores: predictions read so far, shared by several calls.
     """
     scores = scores or Scores()
     found: list[Difference] = []
@@ -286,13 +270,7 @@ def _tested(
 
 
 def with_places(pair: Difference, methods: Methods, scores: Scores) -> Difference:
-    """A pair with the tests of its places, where its examples are tested.
-
-    Args:
-        pair: one of :func:`all_pairs`, or its mirror image.
-        methods: what is compared.
-        scores: predictions read so far.
-    """
+    """A pair with the tests of its places, where its examples are tested."""
     strata = _strata(_runs(pair, methods), MEASURES[pair.measure].view, scores) if pair.signs is not None else {}
     if isinstance(strata, str):
         return pair
@@ -339,11 +317,6 @@ def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:
     With n random signs p is at least 1 / (n + 1), which the correction multiplies by up to the number of tests. The
     second test has signs of its own and is asked only where the first one's p-value is small, so that neither finds
     more than its level.
-
-    Args:
-        differences: shape (S, N).
-        seed: random signs are a function of it.
-        family: number of tests that are corrected together.
     """
     found = sign_flip([differences], seed)
     most = min(MOST_SIGNS, math.ceil(2 * family / LEVEL))
@@ -353,12 +326,7 @@ def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:
 
 
 def corrected(family: Sequence[Difference], tests: int = 0) -> list[Difference]:
-    """The same differences with Holm's correction within each kind of test.
-
-    Args:
-        family: the comparisons among which a reader may look for the best.
-        tests: how many there could have been; at least as many as there are.
-    """
+    """The same differences with Holm's correction within each kind of test."""
 
     def adjusted(read: Callable[[Difference], float | None]) -> Mapping[str, float]:
         found = {str(i): p for i, d in enumerate(family) if (p := read(d)) is not None}

@@ -1,11 +1,13 @@
 """Scores of the same test examples in several runs, paired by the examples' names.
 
-Predictions hold a hash of each example's name (:mod:`confed.results.example_names`): rows of runs with the same
+Predictions hold a hash of each example's name (:mod:`confed.results.run_files`): rows of runs with the same
 examples in another order are put into one order, and other examples are refused. Older folders have no hashes. There
 rows are paired by their position, only where nothing can have reordered them: equal sections ``[data]``, and over seeds
 no modality that evaluations lose, since what is lost and hence the order depends on the seed.
 """
 
+import hashlib
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +15,132 @@ from typing import Any
 
 import numpy as np
 
-from confed.data.missing import missing_of
+from confed.data.imputation import missing_of
+from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
+from confed.metrics.resampling import Bootstrap, bootstrap_of
 from confed.report.statistics.comparable import OtherExamples
-from confed.report.statistics.label_bootstrap import LabelResamples
 from confed.results.deployed import VIEWS
+from confed.results.headline import LABELS, VALIDATION, label_value
 from confed.results.runs import Run
 
-__all__ = ["BY_POSITION", "Rows", "Scores", "aligned", "over_seeds"]
+# Paired tests over test examples of multi-label runs ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Resampled:
+    """One run's metric: the value on its test examples, and on every resample of them (R,)."""
+
+    value: float
+    values: np.ndarray
+    examples: int
+    test_set: int
+    names: bytes
+    members: bytes
+
+
+class LabelResamples:
+    """Resampled metrics of runs, each worked out once.
+
+    Runs with the same test labels get the same draws: their differences are paired. Other labels, as other seeds may
+    have, get draws of their own. Draws are of all examples together, as C-AP and O-F1 are. Runs that kept other names
+    of examples are no pair even if all labels agree.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Path, str], _Resampled | None] = {}
+
+    def over_examples(self, pairs: Sequence[tuple[Run, Run]], measure: str) -> Bootstrap | None:
+        """The mean difference over seeds, each a pair of runs, with its bootstrap over test examples."""
+        found = self._pairs(pairs, measure)
+        if not found:
+            return None
+        resampled = np.mean([a.values - b.values for a, b in found], axis=0)
+        # A test set that all seeds share is drawn once for all of them.
+        sets = {a.test_set: a.examples for a, _ in found}
+        return bootstrap_of(_observed(found), resampled, sum(sets.values()))
+
+    def unpaired(self, pairs: Sequence[tuple[Run, Run]], measure: str) -> str:
+        """Why a measure has no tests over examples; "" if it has. Arguments as for :meth:`over_examples`."""
+        for run, reference in pairs:
+            a, b = self._of(run, measure), self._of(reference, measure)
+            if a is None or b is None:
+                return "probabilities of both on test examples are missing"
+            if a.names and b.names and a.members != b.members:
+                return OtherExamples(f"other test examples (seed {run.seed})")
+            if a.names and b.names and a.names != b.names:
+                return f"test examples in another order (seed {run.seed})"
+            if a.test_set != b.test_set:
+                return f"test examples with other labels (seed {run.seed})"
+        return ""
+
+    def _pairs(self, pairs: Sequence[tuple[Run, Run]], measure: str) -> list[tuple[_Resampled, _Resampled]]:
+        """All pairs resampled, or none of them."""
+        if self.unpaired(pairs, measure):
+            return []
+        found: list[tuple[_Resampled, _Resampled]] = []
+        for run, reference in pairs:
+            a, b = self._of(run, measure), self._of(reference, measure)
+            if a is None or b is None:
+                return []
+            found.append((a, b))
+        return found
+
+    def _of(self, run: Run, measure: str) -> _Resampled | None:
+        key = (run.folder, measure)
+        if key not in self._found:
+            self._found[key] = _resampled(run, *LABELS[measure])
+        return self._found[key]
+
+
+def _observed(found: Sequence[tuple[_Resampled, _Resampled]]) -> float:
+    return float(np.mean([a.value - b.value for a, b in found]))
+
+
+def _resampled(run: Run, view: str, metric: str) -> _Resampled | None:
+    """One metric of one run, resampled; None without it or without probabilities."""
+    about: Mapping[str, Any] = run.summary.get("multilabel") or {}
+    value = label_value(run.summary, metric, view)
+    together = _together(run, view or str(about.get("headline", "")))
+    if value is None or together is None:
+        return None
+    scores, truth, names = together
+    packed = np.packbits(truth != 0).tobytes()
+    test_set = zlib.crc32(packed, len(truth))
+    if metric == "C-AP":
+        values = resampled_class_precision(scores, truth, about.get("undefined", "zero"), seed=test_set)
+    else:
+        values = resampled_overall_f1(scores, truth, float(about.get("threshold", 0.5)), seed=test_set)
+    return _Resampled(value, values, len(truth), test_set, _digest(names), _digest([np.sort(own) for own in names]))
+
+
+def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
+    """Probabilities and labels (N, C) of one view's test examples, and hashes of each place's examples.
+
+    Places are in the order of their names; the result is None for a run that did not keep these everywhere.
+    """
+    kept = run.predictions()
+    ending, places = "/probabilities", list[str]()
+    for key in sorted(kept):
+        start, _, rest = key.partition("/")
+        place = rest.removesuffix(ending)
+        shown = place not in run.left and not (view == "unseen" and place == VALIDATION)
+        if start == view and rest.endswith(ending) and shown and f"labels/{place}" in kept:
+            places.append(place)
+    if not places:
+        return None
+    names = [kept[f"names/{place}"] for place in places if f"names/{place}" in kept]
+    return (
+        np.concatenate([kept[f"{view}/{place}{ending}"] for place in places]),
+        np.concatenate([kept[f"labels/{place}"] for place in places]),
+        names if len(names) == len(places) else [],
+    )
+
+
+def _digest(names: Sequence[np.ndarray]) -> bytes:
+    return hashlib.sha256(np.concatenate(names).tobytes()).digest() if names else b""
+
+
+# Scores of the same test examples in several runs -------------------------------------------------------------
 
 BY_POSITION = (
     "Some predictions carry no names of examples (they were made by an earlier version): those are paired by position, "
@@ -32,7 +153,6 @@ class Rows:
     """One run's test examples at one place.
 
     Attributes:
-        scores: float64, shape (N,).
         names: hashes of their names, int64, shape (N,); None in an older folder.
         truth: positions of the right answers, int64, shape (N,); None where it was not kept.
         answers: hashes of the right answers' texts, int64, shape (N,); None in an older folder.
@@ -72,16 +192,7 @@ class Scores:
         return bool(rows) and all(bool(np.isin(r.scores, (0, 1)).all()) for r in rows)
 
     def differences(self, pairs: Sequence[tuple[Run, Run]], view: str) -> dict[str, np.ndarray] | str:
-        """Paired differences of every example of each place.
-
-        Args:
-            pairs: method and reference of each of S seeds.
-            view: "deployed", "personal", "global" or "unseen".
-
-        Returns:
-            Place -> method minus reference, shape (S, N_place), every column one example, NaN where a seed did not test
-            it; or why the examples cannot be paired.
-        """
+        """Paired differences of every example of each place."""
         found = [(self.of(a, view), self.of(b, view)) for a, b in pairs]
         if any(not rows for pair in found for rows in pair):
             return "predictions of both on test examples are missing"
@@ -127,13 +238,6 @@ def aligned(
 ) -> np.ndarray | str:
     """The order in which one run's rows are those of another.
 
-    Args:
-        base: some rows.
-        other: rows of the same place.
-        reorders: asked where names are not known: why positions cannot be relied upon; "" if they can.
-        same_pool: whether both have the same answers in the same order, so that positions of right answers can be
-            compared where their texts' hashes are not known; pools are made from training data.
-
     Returns:
         int64, shape (N,): ``other.scores[order]`` are of ``base``'s examples; or why there is no such order.
     """
@@ -159,10 +263,6 @@ def aligned(
 
 def over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
     """Rows of all seeds with every example in one column.
-
-    Args:
-        seeds: the rows of each of S seeds.
-        runs: whose rows they are.
 
     Returns:
         float64, shape (S, N), NaN where a seed has no such example; or why they cannot be put together.

@@ -14,8 +14,6 @@ from confed.results.history import judged
 from confed.results.runs import Study, load
 from confed.results.sweep import Point, Sweep
 
-__all__ = ["Stage", "stages"]
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -23,8 +21,6 @@ class Stage:
 
     Attributes:
         point: the value, and the settings that go with it.
-        study: the grid.
-        comparison: of its methods.
         differences: method -> it against the first reference, with Holm's correction over all pairs of methods of all
             values of the sweep, as a reader may look for the best of them.
     """

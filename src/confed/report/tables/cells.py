@@ -1,13 +1,66 @@
 """Table cells: values with their spread over seeds, and which of them tests do not tell from the best."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
+from confed.data.picture_tables import by_place
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, holm, mean, paired_t
 from confed.report.tables.table import Cell, Mark
 from confed.results import format as formats
+from confed.results.headline import membership
+from confed.results.runs import Summary
 
-__all__ = ["best_marks", "bold_note", "mean_sd_cell"]
+# Table of clients and places with examples left out because of unreadable -------------------------------------
+
+SIGN = "‡"
+"""Behind the values of clients and places without all their examples."""
+
+
+def _examples(summary: Summary) -> Mapping[str, Mapping[str, int]]:
+    found = summary.get("left_out")
+    return found if isinstance(found, Mapping) else {}
+
+
+def with_left_out(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
+    """Cells with the mark behind the text of those whose client or place lacks examples in some run."""
+    lacking = {place for summary in summaries for place in _examples(summary)}
+    return [
+        replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and place in lacking else cell
+        for cell, place in zip(cells, places, strict=True)
+    ]
+
+
+def left_out_note(summaries: Iterable[Summary]) -> list[str]:
+    """Footnote on the mark, with the largest number of missing examples; nothing where none is missing."""
+    most: dict[str, dict[str, int]] = {}
+    for summary in summaries:
+        for place, roles in _examples(summary).items():
+            own = most.setdefault(place, {})
+            for role, count in roles.items():
+                own[role] = max(count, own.get(role, 0))
+    return [f"{SIGN} Without examples whose pictures cannot be read: {by_place(most)}."] if most else []
+
+
+def left_clients_note(summaries: Iterable[Summary]) -> list[str]:
+    """Why a mean over clients is not that of the cells beside it, if it is not."""
+    summaries = list(summaries)
+    names = dict.fromkeys(str(name) for summary in summaries for name in summary.get("left", ()))
+    left = [f"Left before the last round and in no mean: {', '.join(names)}."] if names else []
+    return left + missing_sites_note(summaries)
+
+
+def missing_sites_note(summaries: Iterable[Summary]) -> list[str]:
+    """Over which part of a federation's sites the means are, and why others are in none; nothing where all are."""
+    notes: dict[str, None] = {}
+    for summary in summaries:
+        if sites := membership(summary):
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in summary["membership"]["missing"].items())
+            notes[f"{summary['label']}: every mean over clients is over {sites} (not evaluated: {reasons})."] = None
+    return [*notes]
+
+
+# Table cells: values with their spread over seeds -------------------------------------------------------------
 
 
 def mean_sd_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
@@ -30,11 +83,6 @@ def best_marks(
 
     Paired t-tests over seeds with Holm's correction over all pairs with values, those that are not ranked or may not be
     tested too, as in :func:`confed.report.statistics.paired.all_pairs`. Fewer than five common seeds tell nothing.
-
-    Args:
-        values: of each method, by seed.
-        ranked: positions of the methods that may be marked.
-        refused: whether two positions may not be tested against each other.
     """
     marks: list[Mark] = [""] * len(values)
     pairs = list(combinations([i for i, own in enumerate(values) if own], 2))

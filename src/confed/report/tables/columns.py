@@ -7,28 +7,13 @@ from typing import Literal
 
 from confed.data.few_shot import NEW, harmonic_mean
 from confed.report.statistics.comparable import other_places, refusal_of
-from confed.report.tables.cells import best_marks, bold_note, mean_sd_cell
+from confed.report.tables.cells import best_marks, bold_note, mean_sd_cell, with_left_out
 from confed.report.tables.control_marks import blind_pair, controls_note, marked
-from confed.report.tables.left_out import with_left_out
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.deployed import is_shown
 from confed.results.headline import headline, is_bound, membership
 from confed.results.runs import Run, Summary, average, counted, number, numbers
-
-__all__ = [
-    "COLUMNS",
-    "MANY_PLACES",
-    "Context",
-    "MethodRow",
-    "RunColumn",
-    "bytes_up",
-    "columns_of",
-    "in_order",
-    "method_row",
-    "method_table",
-    "place_columns",
-]
 
 MANY_PLACES = 8
 """With more clients or unseen places than this their columns are left to the CSV file."""
@@ -72,7 +57,6 @@ class Context:
     """Context of a table, by which columns decide whether they are shown.
 
     Attributes:
-        rows: the methods.
         clients: names of all clients.
         scenes: names of all unseen places.
         judged: which models are judged at the clients.
@@ -94,9 +78,7 @@ class RunColumn:
     """A column whose cells are means over a method's runs, one run per seed.
 
     Attributes:
-        title: heading.
         value: a run's value; None where it has none. Qualities are fractions, times seconds, sizes bytes.
-        tables: where it appears.
         group: heading above the heading, shared with the neighbours.
         kind: how values are written. Qualities are in percent with their standard deviation over seeds, and what
             tests do not tell from the best is marked.
@@ -166,14 +148,7 @@ def columns_of(table: TableName, context: Context) -> list[RunColumn]:
 
 
 def place_columns(key: str, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:
-    """A column for each place.
-
-    Args:
-        key: of the summary's values: ``personal``, ``deployed`` or ``global_unseen``.
-        group: heading above the places.
-        places: names of clients or unseen places.
-        detail: in the CSV file only.
-    """
+    """A column for each place."""
     return [
         RunColumn(
             place, lambda run, p=place: numbers(run.summary.get(key)).get(p), (), group, place=place, detail=detail
@@ -186,14 +161,7 @@ def method_table(
     title: str, rows: Sequence[MethodRow], columns: Sequence[RunColumn | tuple[Column, Sequence[Cell]]],
     notes: Sequence[str] = (),
 ) -> Table:  # fmt: skip
-    """A table with a row per method; bounds stand below a rule.
-
-    Args:
-        title: caption.
-        rows: the methods, federated ones before bounds.
-        columns: the columns behind the methods' names; or a heading with the cell of each row.
-        notes: sentences below the table.
-    """
+    """A table with a row per method; bounds stand below a rule."""
     cells = [column.cells(rows) if isinstance(column, RunColumn) else column[1] for column in columns]
     lines = [(Cell(row.title), *own) for row, own in zip(rows, zip(*cells, strict=True), strict=True)]
     cut = sum(not row.bound for row in rows)

@@ -14,19 +14,6 @@ from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.format import p_value
 from confed.results.runs import Study, Summary, number
 
-__all__ = [
-    "MEANING",
-    "SIGN",
-    "blind_pair",
-    "controls_in",
-    "controls_note",
-    "controls_table",
-    "fails",
-    "marked",
-    "section",
-    "with_marks",
-]
-
 SIGN = "†"
 """Behind the means of models that do not beat their controls."""
 
@@ -54,13 +41,7 @@ _CONDITIONS: Mapping[str, str] = {
 
 
 def controls_in(summary: Summary, key: str) -> Mapping[str, Any]:
-    """The controls of one view of a run; empty where none were tried.
-
-    Args:
-        summary: the run's.
-        key: ``personal``, ``global_seen``, ``global_unseen`` or ``deployed``. Where there are no personal models, those
-            of the global one stand for them, as its values do.
-    """
+    """The controls of one view of a run; empty where none were tried."""
     found = summary.get("controls")
     if not isinstance(found, Mapping):
         return {}
@@ -72,12 +53,7 @@ def controls_in(summary: Summary, key: str) -> Mapping[str, Any]:
 
 
 def fails(summaries: Iterable[Summary], key: str) -> bool:
-    """Whether a method's models are marked: at least half of the runs that tried controls did not beat them.
-
-    Args:
-        summaries: of the method's runs.
-        key: see :func:`controls_in`.
-    """
+    """Whether a method's models are marked: at least half of the runs that tried controls did not beat them."""
     passed = [bool(own.get("passed", True)) for summary in summaries if (own := controls_in(summary, key))]
     return bool(passed) and 2 * sum(passed) <= len(passed)
 
@@ -88,12 +64,7 @@ def marked(cell: Cell, summaries: Iterable[Summary], key: str) -> Cell:
 
 
 def with_marks(table: Table, blind: Collection[tuple[str, str]]) -> Table:
-    """A table of differences with the mark behind the values of models that do not beat their controls.
-
-    Args:
-        table: with the columns "measure", "method" and "value".
-        blind: measure and method of these, as the table names them.
-    """
+    """A table of differences with the mark behind the values of models that do not beat their controls."""
     place = [column.title for column in table.columns].index("value")
 
     def row(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
@@ -105,23 +76,12 @@ def with_marks(table: Table, blind: Collection[tuple[str, str]]) -> Table:
 
 
 def blind_pair(runs: Iterable[Summary], others: Iterable[Summary], key: str) -> str:
-    """Why no difference between two methods' models of one view may be tested; "" if it may.
-
-    Args:
-        runs: summaries of one method's runs.
-        others: of the other's.
-        key: see :func:`controls_in`.
-    """
+    """Why no difference between two methods' models of one view may be tested; "" if it may."""
     return "neither model is shown to use its input" if fails(runs, key) and fails(others, key) else ""
 
 
 def controls_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tuple(VIEWS)) -> list[str]:
-    """Footnote on the mark, where a table has one.
-
-    Args:
-        methods: summaries of each method's runs.
-        keys: the views that the table shows.
-    """
+    """Footnote on the mark, where a table has one."""
     return [MEANING] if any(fails(runs, key) for runs in methods for key in keys) else []
 
 

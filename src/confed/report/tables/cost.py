@@ -1,16 +1,41 @@
 """Cost of methods: bytes, time, memory, parameters, and cost to reach a given quality."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from confed.report.tables.table import Cell, Column, Table
+from confed.report.tables.table import Cell, Column, Table, joined
 from confed.results import format as formats
 from confed.results.headline import is_bound
 from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
 from confed.results.runs import Run, Study, number, numbers
 from confed.results.traits import traits_of
 
-__all__ = ["cost_table", "cost_to_target_table"]
+# Joined tables of several studies, with the backbone in front of every row ------------------------------------
+
+
+def backbone(runs: Sequence[Run]) -> str:
+    """The names of the models of some runs, most often one."""
+    names = dict.fromkeys(str(run.recipe.get("model", {}).get("name", "")) for run in runs)
+    return ", ".join(filter(None, names)) or formats.MISSING
+
+
+def by_backbone(tables: Mapping[str, Table]) -> Table:
+    """The tables of several studies as one, with the backbone in front of every row."""
+    if not tables:
+        raise ValueError("tables must hold at least one, got none")
+    (name, first), *others = tables.items()
+    for other, table in others:
+        if table.columns != first.columns:
+            columns, wanted = (", ".join(c.full_title for c in t.columns) for t in (table, first))
+            raise ValueError(f"the table of {other} must have the columns of {name}'s ({wanted}), got {columns}")
+    together = joined("backbone", tables)
+    notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
+    sections = tuple(filter(None, together.sections))
+    return replace(together, title=first.title.removesuffix(f" ({name})"), sections=sections, notes=tuple(notes))
+
+
+# Cost of methods: bytes, time, memory, parameters -------------------------------------------------------------
 
 
 def cost_table(study: Study) -> Table | None:

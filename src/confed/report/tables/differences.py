@@ -11,8 +11,6 @@ from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 
-__all__ = ["client_table", "difference_table", "seed_table"]
-
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Measure -> method -> seed -> value."""
 
@@ -26,17 +24,7 @@ def difference_table(
     margin: float,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Every method against one reference, a section per measure.
-
-    Args:
-        title: caption.
-        reference: the method that the others are compared with.
-        labels: method -> its name as people write it, in order.
-        values: of all methods.
-        found: the differences to this reference.
-        margin: of the tests of equivalence, a fraction.
-        notes: sentences below the table.
-    """
+    """Every method against one reference, a section per measure."""
     by_key = {(difference.measure, difference.method): difference for difference in found}
     columns = _columns(margin, len({len(seeds) for of in values.values() for seeds in of.values()}) < 2)
     sections = tuple(
@@ -54,11 +42,6 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
     """The sign-flip test for each client and unseen place: who was won and lost against one reference.
 
     None without predictions, or if there is only one place.
-
-    Args:
-        labels: method -> its name as people write it.
-        found: the differences to all references, so that their tables have the same columns.
-        reference: the one that is shown.
     """
     places = list(dict.fromkeys(place for d in found for place in d.by_place))
     found = [d for d in found if d.by_place and d.reference == reference]
@@ -92,13 +75,7 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
 def seed_table(
     labels: Mapping[str, str], values: Values, places: Mapping[str, Mapping[str, Mapping[str, Mapping[int, float]]]]
 ) -> Table:
-    """Every measure of every seed in a row of its own: the value, and below it those of each place it is a mean of.
-
-    Args:
-        labels: method -> its name as people write it, in order.
-        values: of all methods.
-        places: measure -> method -> place -> seed -> value.
-    """
+    """Every measure of every seed in a row of its own: the value, and below it those of each place it is a mean of."""
     columns = (
         Column("measure", words=True),
         Column("method", words=True),

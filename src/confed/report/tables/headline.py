@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from confed.report.tables.cells import left_clients_note, left_out_note
 from confed.report.tables.columns import (
     MANY_PLACES,
     Context,
@@ -13,7 +14,6 @@ from confed.report.tables.columns import (
     place_columns,
 )
 from confed.report.tables.labels import controls_key, label_tables
-from confed.report.tables.left_out import left_clients_note, left_out_note
 from confed.report.tables.table import Table, to_rich
 from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
 from confed.results.headline import LABELS, PARTS, is_labelled
@@ -22,8 +22,6 @@ from confed.results.runs import Study, Summary, numbers
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table as RichTable
-
-__all__ = ["results_table", "study_table", "table_of", "view_key"]
 
 
 def view_key(name: str, summary: Summary) -> str:
@@ -34,12 +32,7 @@ def view_key(name: str, summary: Summary) -> str:
 
 
 def study_table(summaries: Iterable[Summary]) -> "RichTable | Group":
-    """The headline table for a terminal; of multi-label runs a table per view.
-
-    Args:
-        summaries: contents of ``summary.json`` of the runs, methods in order; runs of one algorithm and label
-            are seeds of one method.
-    """
+    """The headline table for a terminal; of multi-label runs a table per view."""
     groups: dict[tuple[str, str], list[Summary]] = {}
     for summary in with_deployed(list(summaries)):
         algorithm = str(summary.get("algorithm", ""))
@@ -63,12 +56,6 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
 
     Test results after the last round in percent, mean and standard deviation over seeds; what paired
     tests over seeds do not tell from the best of a column is bold. Centralised training stands apart and is not ranked.
-
-    Args:
-        methods: label and summaries (one per seed) of each method, in order.
-
-    Raises:
-        ValueError: there are no methods, or one of them has no runs.
     """
     if not methods or not all(runs for _, runs in methods):
         raise ValueError(f"every method must have at least one run, got {[(m, len(runs)) for m, runs in methods]}")

@@ -8,14 +8,11 @@ places where clients have no test examples, or the clients' own models where a m
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from confed.report.tables.cells import missing_sites_note
 from confed.report.tables.columns import Context, RunColumn, columns_of, in_order, method_row, method_table
-from confed.report.tables.left_out import missing_sites_note
 from confed.report.tables.table import Table
 from confed.results import format as formats
 from confed.results.headline import LABEL_METRICS, is_labelled, label_value
-
-__all__ = ["VIEWS", "controls_key", "label_table", "label_tables", "without_positives"]
-
 
 VIEWS: Mapping[str, str] = {
     "": "the model that each method is judged by",
@@ -38,14 +35,7 @@ Summary = Mapping[str, Any]
 def label_table(
     methods: Sequence[tuple[str, Sequence[Summary]]], view: str = "", level: str = "", *, cost: bool = False
 ) -> Table:
-    """One view of a study's methods.
-
-    Args:
-        methods: label and summaries (one per seed) of each method, in order. Without any summary a row has dashes.
-        view: see :data:`VIEWS`.
-        level: one of :data:`LEVELS`, or empty for the labels themselves.
-        cost: columns for bytes sent and time, too.
-    """
+    """One view of a study's methods."""
     rows = in_order([method_row(label, runs) for label, runs in methods])
     columns = [
         RunColumn(
@@ -70,11 +60,7 @@ def controls_key(runs: Sequence[Summary], view: str) -> str:
 
 
 def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[str]:
-    """Note on the number of classes without positive test examples; nothing if there are none.
-
-    Args:
-        shown: the section ``multilabel`` of each run, and its values that are shown.
-    """
+    """Note on the number of classes without positive test examples; nothing if there are none."""
     notes: dict[str, None] = {}
     for section, found in shown:
         empty = int(found["without_positives"]) if found and "without_positives" in found else 0
@@ -98,11 +84,6 @@ def label_tables(
 
     These are ``table`` and, where some run has such a level or view, ``table-coarse``, ``table-personal`` and
     ``table-unseen``.
-
-    Args:
-        methods: as for :func:`label_table`.
-        cost: option of :func:`label_table` for the first table.
-        every: also the other ways to count, ``table-top3`` and ``table-flair``.
     """
     found = {"table": label_table(methods, cost=cost)}
     known = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]

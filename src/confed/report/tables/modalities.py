@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FILE", "Row", "drawing", "rows_of", "section", "sets_of", "table", "write"]
 
 FILE = "modalities"
 """Name of the table's files, without an ending."""
@@ -41,7 +40,6 @@ class Row(NamedTuple):
     """A model on the data of a place.
 
     Attributes:
-        view: one of :data:`VIEWS`.
         place: client or unseen place.
         values: set of modalities -> a value for each seed that has one, fractions.
     """

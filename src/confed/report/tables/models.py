@@ -17,8 +17,6 @@ from confed.results.deployed import deployed_note, personal_note
 from confed.results.metric import metric_note, metric_of
 from confed.results.runs import average
 
-__all__ = ["difference_of_models", "files", "model_table", "model_tables", "pair_table", "pairs_of", "shown_first"]
-
 FEW_TYPES = 4
 """With more types of question than this their tables are left to the files and the page."""
 
@@ -28,11 +26,6 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
 
     In each row the federated methods that paired tests over seeds do not tell from the best one are bold; the last row
     is the mean over the models that all methods have.
-
-    Args:
-        models: what was read.
-        measure: "overall" or a type of question.
-        notes: sentences below the table.
     """
     cells, bounds = models.measures[measure], models.bounds
     methods = list(models.labels)
@@ -94,13 +87,7 @@ def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> l
 
 
 def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = OVERALL) -> Table:
-    """Tests over models: the paired ones, and beside them the unpaired one that suits no such data.
-
-    Args:
-        models: what was read.
-        pairs: of :func:`confed.report.statistics.over_models.pairs_over_models`.
-        measure: which measure they are of.
-    """
+    """Tests over models: the paired ones, and beside them the unpaired one that suits no such data."""
     paired, unpaired, ranks = "paired t-test over models", "unpaired t-test", "Wilcoxon"
     columns = (
         Column("first", words=True),
@@ -145,14 +132,6 @@ def model_tables(models: ModelStudies, references: Sequence[str] | None = None) 
     """All tables of several models: name -> table.
 
     Raises ``ValueError``: an unknown reference.
-
-    Args:
-        models: what was read.
-        references: the methods that others are compared with; by default all pairs of few methods.
-
-    Returns:
-        "models" and "models TYPE" (values), and with two models or more "pairs" and "pairs TYPE" (tests),
-        "differences" and "differences TYPE".
     """
     asked = pairs_of(models, references)
     found: dict[str, Table] = {}

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from confed.report.statistics.harmed import by_seed, hurting, reference_row
+from confed.report.tables.cells import left_clients_note, left_out_note
 from confed.report.tables.columns import MANY_PLACES, Context, MethodRow, columns_of, method_table, place_columns
+from confed.report.tables.cost import backbone
 from confed.report.tables.labels import label_table, label_tables
-from confed.report.tables.left_out import left_clients_note, left_out_note
 from confed.report.tables.table import Cell, Column, Table
-from confed.report.tables.traffic import backbone
 from confed.results import format as formats
 from confed.results.deployed import deployed_note, is_shown, personal_note
 from confed.results.headline import is_bound, is_labelled
@@ -15,8 +15,6 @@ from confed.results.metric import metric_note, metric_of
 from confed.results.runs import Run, Study, Summary
 from confed.results.settings import tuning_note
 from confed.results.traits import traits_of
-
-__all__ = ["labelled_rows", "main_tables", "paper_table"]
 
 
 def paper_table(study: Study) -> Table:
@@ -32,9 +30,6 @@ def paper_table(study: Study) -> Table:
     worse than that of local training (or else of FedAvg).
 
     Of multi-label runs it is that of FedLGT (its tables 1 to 3): :func:`confed.report.tables.labels.label_table`.
-
-    Args:
-        study: a study that was read back.
     """
     if labelled := labelled_rows(study):
         return label_table(labelled)

@@ -20,10 +20,6 @@ from confed.results.runs import average
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Values", "improvement", "improvement_cell", "left_out", "mean_improvement", "no_mean", "relative_drawing",
-    "relative_table",
-]  # fmt: skip
 
 Values = Mapping[str, BySeed]
 """Method -> client -> seed -> value."""
@@ -36,12 +32,7 @@ MEAN = "mean"
 
 
 def improvement(own: BySeed, other: BySeed) -> dict[str, dict[int, float]]:
-    """(a - b) / b of each client and seed that both have, without the clients of :func:`left_out`.
-
-    Args:
-        own: client -> seed -> a.
-        other: client -> seed -> b.
-    """
+    """(a - b) / b of each client and seed that both have, without the clients of :func:`left_out`."""
     out = left_out(own, other)
     return {
         client: {
@@ -57,10 +48,6 @@ def left_out(own: BySeed, other: BySeed) -> dict[str, str]:
 
     A client whose b is 0 for one of several seeds is left out as a whole: without this seed, at which it gains most, it
     would seem to gain less.
-
-    Args:
-        own: client -> seed -> a.
-        other: client -> seed -> b.
     """
     found: dict[str, str] = {}
     for client in dict.fromkeys((*own, *other)):
@@ -76,10 +63,6 @@ def mean_improvement(own: BySeed, other: BySeed) -> dict[int, float]:
     """The mean over clients, for every seed that all of them have; none at all where a client is left out.
 
     Without the clients whose b is 0 the mean of shares could have another sign than the mean of differences.
-
-    Args:
-        own: client -> seed -> a.
-        other: client -> seed -> b.
     """
     found = improvement(own, other)
     if not found or left_out(own, other):
@@ -107,14 +90,7 @@ def improvement_cell(values: Sequence[float]) -> Cell:
 
 
 def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: str) -> Table:
-    """Results of every method at each client, and the relative improvement of one of them.
-
-    Args:
-        values: of all methods; ``own`` is one of them.
-        labels: method -> its name as people write it, in order.
-        own: the method whose improvement it is.
-        metric: name of the values.
-    """
+    """Results of every method at each client, and the relative improvement of one of them."""
     clients = list(dict.fromkeys(client for of in values.values() for client in of))
     many = len(clients) > MANY
     columns = (
@@ -147,11 +123,6 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
 
     A dash stands in the place of a client that is left out. Panels share their scale; one that would flatten the others
     has its own, and says so.
-
-    Args:
-        values: of all methods; ``own`` is one of them.
-        labels: method -> its name as people write it, in order.
-        own: the method whose improvement it is.
     """
     found = {m: improvement(values[own], values[m]) for m in labels if m != own and m in values}
     found = {method: shares for method, shares in found.items() if shares}

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
-from confed.system.data_frames import pandas
+from confed.system.packages import pandas
 from confed.system.plain_text import cell_text, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.table import Table as RichTable
 
-__all__ = ["Cell", "Column", "Table", "in_files", "joined", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
 
 Mark = Literal["", "best"]
 
@@ -48,7 +47,6 @@ class Column:
     """A column.
 
     Attributes:
-        title: its heading.
         group: the heading above the headings, shared with its neighbours.
         unit: of the values in CSV ("%", "bytes", "s").
         words: whether it holds text, which is aligned to the left.
@@ -72,8 +70,6 @@ class Table:
     """A table whose rows come in sections separated by rules.
 
     Attributes:
-        title: caption.
-        columns: the columns.
         sections: rows, each with one cell per column.
         notes: sentences below the table.
     """
@@ -126,12 +122,7 @@ def _float(value: float | None) -> float:
 
 
 def joined(title: str, tables: Mapping[str, Table]) -> Table:
-    """Tables with the same columns as one, for CSV: a column in front says which table a row is from.
-
-    Args:
-        title: heading of that column.
-        tables: what stands in it -> table; at least one.
-    """
+    """Tables with the same columns as one, for CSV: a column in front says which table a row is from."""
     first = next(iter(tables.values()))
     sections = tuple(
         tuple((Cell(name), *row) for row in section) for name, table in tables.items() for section in table.sections

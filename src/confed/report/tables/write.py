@@ -9,8 +9,6 @@ from confed.report.tables.paper import labelled_rows, paper_table
 from confed.report.tables.table import in_files
 from confed.results.runs import load
 
-__all__ = ["write_files", "write_tables"]
-
 
 def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
     """Export of a study's tables to its folder: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
@@ -20,15 +18,6 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
 
     Raises ``ValueError``: the folder is neither a run nor a study, or a reference is not among the methods.
-
-    Args:
-        folder: a run or study folder.
-        references: the methods that the others are compared with; by default FedAvg and FedAvg + FT as far as
-            they are there.
-        margin: how much worse still counts as no worse, a fraction.
-
-    Returns:
-        The files. There is no comparison of a single method.
     """
     from confed.report.statistics.comparison import compare_runs
     from confed.report.tables import modalities as modality_matrix  # here: these build on this module
@@ -46,15 +35,7 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
 
 
 def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Atomic export of texts to a folder.
-
-    Args:
-        folder: where the files go.
-        texts: name of a file -> its content.
-
-    Returns:
-        The files.
-    """
+    """Atomic export of texts to a folder."""
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
     return [folder / name for name in texts]
