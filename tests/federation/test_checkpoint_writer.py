@@ -1,3 +1,4 @@
+import gc
 import random
 import signal
 import sys
@@ -160,6 +161,7 @@ def interrupted(call: Callable[[], None], step: int) -> bool:
         return trace
 
     before = sys.gettrace()  # that of coverage
+    gc.disable()  # an exception in a callback of the collector would be printed, not raised
     sys.settrace(trace)
     try:
         call()
@@ -167,6 +169,7 @@ def interrupted(call: Callable[[], None], step: int) -> bool:
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 
