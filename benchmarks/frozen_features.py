@@ -176,7 +176,7 @@ class FromFeatures(nn.Module):
         found: list[list[Tensor]] = []
         with torch.no_grad():
             for batch in table.batches(LOCAL.batch_size):
-                parts = states.packed(staged.through(None, 0, self.cut, batch), len(batch["index"]))
+                parts = states.packed(staged.forward_stages(None, 0, self.cut, batch), len(batch["index"]))
                 assert parts is not None
                 found.append(parts[0])
                 self.constants = parts[1]
@@ -188,7 +188,7 @@ class FromFeatures(nn.Module):
         """The output of the whole model."""
         staged: Any = self.model
         kept = [batch[name] for name in sorted(batch) if name.startswith("state")]
-        return staged.through(states.unpacked(kept, self.constants), self.cut, len(staged.stages), batch)
+        return staged.forward_stages(states.unpacked(kept, self.constants), self.cut, len(staged.stages), batch)
 
 
 def floor_rounds(model: nn.Module, tables: list[Table], held_out: list[Table]) -> Callable[[], object]:

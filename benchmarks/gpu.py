@@ -79,7 +79,7 @@ def compare(
     floor = roofline(model, tables[0].batch(torch.arange(batch)), device, rates)
     plain = partial(plain_round, model, tables, local, device)
     ways = {
-        "one_by_one": setup,
+        "unbatchable_reason": setup,
         "at_once": replace(setup, batch_clients=CLIENTS),
         "features": replace(setup, features=FeatureSettings(4 * 10**9)),
         "data_on_device": replace(setup, device_data=4 * 10**9),
@@ -88,9 +88,9 @@ def compare(
         ours, told = _federation(own)
         figures = side_by_side(plain, ours, arguments.repeats, partial(_now, device))
         executor = told()
-        why = executor.one_by_one if name == "at_once" else executor.features.reason
+        why = executor.unbatchable_reason if name == "at_once" else executor.features.reason
         finish(
-            f"gpu, batches of {batch}, {name}", 1.03 if name == "one_by_one" else 1.0, **figures,
+            f"gpu, batches of {batch}, {name}", 1.03 if name == "unbatchable_reason" else 1.0, **figures,
             images_per_second=images / figures["ours_seconds"], plain_per_second=images / figures["plain_seconds"],
             roofline_per_second=batch / floor, why_not=why,
             reused=executor.features.reused, bytes_on_device=executor.device_data.held,

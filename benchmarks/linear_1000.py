@@ -39,7 +39,7 @@ def main() -> None:
     executor = InProcess(at_once, workspace)
     stacked = Simulation(at_once, MemoryStore(), executor, COHORT)
     together = side_by_side(plain, lambda: list(simulate(stacked, start)))
-    assert not executor.one_by_one
+    assert not executor.unbatchable_reason
     finish("linear_1000_at_once", 0.4, **together)
     finish("linear_1000", 1.3, **figures, milliseconds_per_plain_round=1000 * figures["plain_seconds"] / ROUNDS)
 

@@ -38,8 +38,8 @@ STACKED = """
 ## What stacked training follows
 
 With `run.batch_clients` the k-th steps of several clients are computed in one pass. A method says that it can be
-stacked (`Traits(one_by_one="")`), and `check_algorithm` compares both ways. These promises are checked while it trains;
-where one is broken the clients of that call are trained one by one, and the run's notes name it:
+stacked (`Traits(unbatchable_reason="")`), and `check_algorithm` compares both ways. These promises are checked while it
+trains; where one is broken the clients of that call are trained one by one, and the run's notes name it:
 
 - The objective yields one loss per batch, and runs the model once, on that batch, through the function it is given. It
   is made once per client and round, so that it may count batches. It reads values that clients train from

@@ -11,7 +11,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, SparseLabels, encode_labels, pool_labels
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
 from confed.data.ml_files.records import LabelRecord
-from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.ragged import Ragged
 from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.federation.local import Local
@@ -31,7 +31,7 @@ def table(rows=OWN, texts=False) -> MultiLabelTable:
         LabelRecord(Path("made up"), i, f"e{i}", row, picture=f"{i}.png", text=f"a b {i}" if texts else "")
         for i, row in enumerate(rows)
     ]
-    return collect(records, LABELS)[""]
+    return build_table(records, LABELS)[""]
 
 
 def pictures(n=6) -> np.ndarray:
@@ -225,7 +225,7 @@ def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None
 def test_clients_that_nobody_looked_at_must_have_the_labels_in_order_too(monkeypatch) -> None:
     """Positions would be read as other labels."""
     monkeypatch.setattr("confed.data.label_tables._LOOKED_AT", 1)
-    other = collect([LabelRecord(Path("made up"), 0, "e0", ("blue",), picture="0.png")], LABELS[::-1])[""]
+    other = build_table([LabelRecord(Path("made up"), 0, "e0", ("blue",), picture="0.png")], LABELS[::-1])[""]
 
     def make(name: str, own: np.ndarray) -> LabelSplit:
         strange = LabelExamples(other, pictures(1), rows(0))

@@ -25,7 +25,7 @@ from confed.data.ml_files.flair import (
 from confed.data.ml_files.integrity import cache_folder
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records
-from confed.data.ml_files.table import collect
+from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
 from confed.data.ml_files.voc import voc_records
 from confed.data.picture_files import Hdf5Pictures, NamedPictures, PictureFiles, open_pictures
@@ -115,12 +115,12 @@ def test_real_coco_agrees_with_its_label_lines(real_data, tmp_path):
     file = folder / "instances_train2017_mini.json"
     if not file.is_file():
         pytest.skip("no COCO pictures here")
-    table = collect(coco_records(file), COCO_LABELS)[""]
+    table = build_table(coco_records(file), COCO_LABELS)[""]
     lines = {row["image"]: row for row in map(json.loads, (folder / "labels.jsonl").read_text().splitlines())}
     assert len(table) == len(lines) == 175
     for row in range(len(table)):
         assert set(table.labels_of(row)) == set(lines[table.pictures[row]]["labels"])
-    groups = collect(coco_records(file, level="supercategory"), COCO_SUPERCATEGORIES)[""]
+    groups = build_table(coco_records(file, level="supercategory"), COCO_SUPERCATEGORIES)[""]
     assert all(
         set(groups.labels_of(row)) == set(lines[groups.pictures[row]]["supercategories"]) for row in range(len(groups))
     )
@@ -190,7 +190,7 @@ def _metadata(file: Path, rows: list = FLAIR) -> Path:
 
 
 def test_flair_users_stand_together(tmp_path):
-    tables = collect(flair_records(_metadata(tmp_path / "m.json")), FLAIR_LABELS)
+    tables = build_table(flair_records(_metadata(tmp_path / "m.json")), FLAIR_LABELS)
     assert list(tables) == ["train", "test"]
     train = tables["train"]
     assert list(train.names) == ["11", "13", "12"]
@@ -202,7 +202,7 @@ def test_flair_users_stand_together(tmp_path):
     expected[1, [FLAIR_LABELS.index("outdoor"), FLAIR_LABELS.index("plant")]] = 1
     np.testing.assert_array_equal(train.targets([2, 0]), expected)
     assert "1 without any label" in train.facts()["users"]
-    fine = collect(flair_records(tmp_path / "m.json"), level="fine")["test"]
+    fine = build_table(flair_records(tmp_path / "m.json"), level="fine")["test"]
     assert fine.labels == ("blue_sky", "bread", "grass", "waffle")
     assert fine.labels_of(0) == ("bread", "waffle")
 
@@ -234,14 +234,14 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
 )  # fmt: skip
 def test_malformed_flair_metadata_are_refused(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
-        collect(flair_records(_metadata(tmp_path / "m.json", rows)), FLAIR_LABELS)
+        build_table(flair_records(_metadata(tmp_path / "m.json", rows)), FLAIR_LABELS)
 
 
 def test_sample_of_flair_is_read(real_data, tmp_path):
     file = real_data / "format_samples/flair/labels_and_metadata.json"
     if not file.is_file():
         pytest.skip("no sample of FLAIR here")
-    tables = collect(flair_records(file), FLAIR_LABELS)
+    tables = build_table(flair_records(file), FLAIR_LABELS)
     assert {split: len(table) for split, table in tables.items()} == {"train": 2, "val": 1, "test": 1}
     assert tables["train"].labels_of(0) == ("equipment", "structure")
     cut = _write(tmp_path / "cut.json", file.read_text()[:-30])
@@ -283,7 +283,7 @@ def test_flair_hdf5_says_what_the_metadata_says(tmp_path, layout):
         record = by_image[image]
         assert (record.user, record.split) == (user, split)
         assert (set(record.labels), set(record.fine)) == (set(labels), set(fine_labels))
-    train = collect(by_image.values(), FLAIR_LABELS)["train"]
+    train = build_table(by_image.values(), FLAIR_LABELS)["train"]
     kept, pictures = drop_unreadable(train, tmp_path / "f.hdf5", 8, check="present")
     assert kept is train
     np.testing.assert_array_equal(pictures[np.arange(3)], np.stack([pixels[name] for name in train.names]))
@@ -312,7 +312,7 @@ def test_real_ucm_labels_are_read(real_data):
     if not folder.is_dir():
         pytest.skip("no aerial photographs here")
     assert list(UCM_LABELS) == json.loads((folder / "classes.json").read_text())["labels"]
-    tables = collect(ucm_records(folder), UCM_LABELS)
+    tables = build_table(ucm_records(folder), UCM_LABELS)
     assert {split: len(table) for split, table in tables.items()} == {"train": 1176, "val": 168, "test": 336}
     assert all(len(table.users) == 6 for table in tables.values())
     # The data set's own description: 3.3 labels a picture, 1 to 7.
@@ -331,7 +331,7 @@ def test_text_lines_and_what_they_must_hold(tmp_path):
             {"text": "kein Öl", "labels": [], "id": "x", "user": "v", "split": "train"},
         ],
     )
-    table = collect(line_records(file))["train"]
+    table = build_table(line_records(file))["train"]
     assert table.texts is not None
     assert (list(table.names), list(table.texts)) == (["0", "x"], ["heavy rain", "kein Öl"])
     assert (table.labels, list(table.users), table.labels_of(0)) == (("alert", "weather"), ["u", "v"], table.labels)
@@ -374,7 +374,7 @@ def test_table_against_plain_lists():
         _record(row, " ".join(rng.permutation(names)[: rng.integers(0, 4)]), f"u{rng.integers(0, 12)}")
         for row in range(60)
     ]
-    table = collect(records, names)[""]
+    table = build_table(records, names)[""]
     by_user: dict[str, list[LabelRecord]] = {}
     for record in records:
         by_user.setdefault(record.user, []).append(record)
@@ -405,15 +405,15 @@ def test_table_against_plain_lists():
 
 def test_tables_with_faulty_records_are_refused():
     with pytest.raises(ValueError, match="at least one picture or text"):
-        collect([])
+        build_table([])
     with pytest.raises(ValueError, match="the identifier 'r0' comes twice"):
-        collect([_record(0, "a"), _record(0, "b")])
+        build_table([_record(0, "a"), _record(0, "b")])
     with pytest.raises(ValueError, match="some rows have one and others do not"):
-        collect([_record(0, "a", "u"), _record(1, "b")])
+        build_table([_record(0, "a", "u"), _record(1, "b")])
     with pytest.raises(ValueError, match="the names of labels must differ, got 'a'"):
-        collect([_record(0, "a")], ["a", "b", "a"])
+        build_table([_record(0, "a")], ["a", "b", "a"])
     with pytest.raises(ValueError, match="has no users"):
-        collect([_record(0, "a")])[""].of_users()
+        build_table([_record(0, "a")])[""].of_users()
 
 
 # Pictures -----------------------------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def _damaged(root: Path, packed: bool) -> Path:
 
 
 PACKED = pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar"])
-TEN = collect([_record(n, "a", f"u{n // 2}") for n in range(10)])[""]
+TEN = build_table([_record(n, "a", f"u{n // 2}") for n in range(10)])[""]
 
 
 @pytest.fixture
@@ -597,7 +597,7 @@ def test_a_relative_cache_folder_does_not_count(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:. of 200 pictures")
 def test_a_check_is_shown_and_stops_at_once(tmp_path, cache, monkeypatch):
-    table = collect([_record(n, "a") for n in range(200)])[""]
+    table = build_table([_record(n, "a") for n in range(200)])[""]
     for n in range(1, 200):
         (tmp_path / f"r{n}.png").write_bytes(_png(n))
     steps: list[tuple[str, int]] = []
@@ -633,7 +633,7 @@ def test_arrays_of_an_hdf5_file_are_checked_too(tmp_path, cache, decoded):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "f.hdf5", "w") as file:
         file["r0.png"], file["r1.png"] = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
-    table = collect([_record(n, "a") for n in range(3)])[""]
+    table = build_table([_record(n, "a") for n in range(3)])[""]
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"^2 of 3 pictures in .*f\.hdf5, r1\.png: expected a picture \(H, W, 3\)"):
             kept, pictures = drop_unreadable(table, tmp_path / "f.hdf5", 4, at_most=0.7)

@@ -18,7 +18,7 @@ from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.coco import COCO_GROUPS, COCO_LABELS, COCO_SUPERCATEGORIES
 from confed.data.ml_files.flair import FLAIR_LABELS
 from confed.data.ml_files.records import LabelRecord
-from confed.data.ml_files.table import collect
+from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS
 from confed.datasets.coco_labels import coco
 from confed.datasets.flair import flair, flair_fine_names
@@ -552,7 +552,7 @@ def test_tagged_texts_of_a_folder(tmp_path: Path) -> None:
 
 def _pool(labels: list[str], roles: list[str]) -> LabelPool:
     records = [LabelRecord(Path("f"), i, f"r{i}", tuple(own.split()), text="t") for i, own in enumerate(labels)]
-    table = collect(records, ("a", "b"))[""]
+    table = build_table(records, ("a", "b"))[""]
     return LabelPool(table, None, np.array(roles), keys={"home": np.array(["h", "h", "k", "k", "k"])})
 
 

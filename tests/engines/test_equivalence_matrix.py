@@ -61,7 +61,7 @@ def of_training(run: Outcome) -> dict[str, Any]:
 
 
 def compare(name: str, way: str, run: Callable[..., Outcome]) -> None:
-    case, one_by_one = CASES[name], reference(name)
+    case, unbatchable_reason = CASES[name], reference(name)
     result = row_of(name).result(way, case.value)
     given = setup_of(case.algorithm, case.local)
     if result == "refused":
@@ -71,12 +71,12 @@ def compare(name: str, way: str, run: Callable[..., Outcome]) -> None:
     found = run(given)
     assert found.errors == {}
     if way == "stacked":
-        assert bool(found.executor.one_by_one) == (result == "one by one"), found.executor.notes
-        assert apart(one_by_one, found) < 1e-5
+        assert bool(found.executor.unbatchable_reason) == (result == "one by one"), found.executor.notes
+        assert apart(unbatchable_reason, found) < 1e-5
         if result == "one by one":
-            assert all(torch.equal(t, of_training(found)[n]) for n, t in of_training(one_by_one).items())
+            assert all(torch.equal(t, of_training(found)[n]) for n, t in of_training(unbatchable_reason).items())
     else:
-        assert apart(one_by_one, found) == 0.0
+        assert apart(unbatchable_reason, found) == 0.0
     if way == "kept features":
         counts = found.executor.features
         assert (counts.exact, counts.reason, counts.reused > 50) == (True, "", True)
@@ -133,25 +133,25 @@ class Smoothed(Local):
     smoothing: float = 0.1
 
 
-def one_by_one(algorithm: Algorithm, local: Local) -> tuple[str, str]:
+def unbatchable_reason(algorithm: Algorithm, local: Local) -> tuple[str, str]:
     executor = matrix_cases.stacked(setup_of(algorithm, local)).executor
-    return executor.one_by_one, executor.evaluated_one_by_one
+    return executor.unbatchable_reason, executor.unbatchable_evaluation_reason
 
 
 def test_an_undeclared_field_is_trained_and_evaluated_one_by_one():
     why = "local.smoothing is not known to stacked training"
-    assert one_by_one(Plain(), Smoothed(**vars(SGD))) == (why, why)
+    assert unbatchable_reason(Plain(), Smoothed(**vars(SGD))) == (why, why)
 
 
 def test_an_undeclared_hook_is_not_followed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Algorithm, "late", lambda self: 0, raising=False)
-    assert one_by_one(Plain(), SGD) == ("", "")
+    assert unbatchable_reason(Plain(), SGD) == ("", "")
 
     class Early(Plain):
         def late(self) -> int:
             return 1
 
-    trained, evaluated = one_by_one(Early(), SGD)
+    trained, evaluated = unbatchable_reason(Early(), SGD)
     assert trained == "Early overrides 'late', which stacked training does not know"
     assert "Early overrides 'late'" in evaluated
     with pytest.raises(ValueError, match="it overrides 'late', which asynchronous rounds do not know"):
@@ -160,11 +160,11 @@ def test_an_undeclared_hook_is_not_followed(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_undeclared_option_is_trained_one_by_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(OPTIONS, "accumulator")  # type: ignore[arg-type]
-    assert one_by_one(Plain(), SGD)[0] == "algorithm.accumulator is not known to stacked training"
+    assert unbatchable_reason(Plain(), SGD)[0] == "algorithm.accumulator is not known to stacked training"
 
 
 def test_plain_clients_are_trained_and_evaluated_at_once():
-    assert one_by_one(Plain(), SGD) == ("", "")
+    assert unbatchable_reason(Plain(), SGD) == ("", "")
     assert InProcess(setup_of(Plain(), SGD)).notes == []
 
 

@@ -25,14 +25,14 @@ from matrix_cases import SGD, Chain, Outcome, Plain, apart, outcome, setup_of
 def same_bits(given: Setup, reason: str) -> None:
     """Trained one by one, for a reason, with the bits of the reference."""
     expected, found = outcome(given), matrix_cases.stacked(given)
-    assert reason in found.executor.one_by_one
+    assert reason in found.executor.unbatchable_reason
     assert all(torch.equal(t, found.tensors[n]) for n, t in expected.tensors.items() if n.startswith("main"))
 
 
 def close(given: Setup) -> None:
     """Trained at once, as one by one."""
     expected, found = outcome(given), matrix_cases.stacked(given)
-    assert found.executor.one_by_one == ""
+    assert found.executor.unbatchable_reason == ""
     assert apart(expected, found) < 1e-5
 
 
@@ -158,8 +158,8 @@ class Counting(Chain):
         super().__init__()
         self.register_buffer("seen", torch.zeros(8))
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        output = super().through(state, first, last, batch)
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        output = super().forward_stages(state, first, last, batch)
         if self.training and last == 2:
             self.get_buffer("seen").mul_(0.9).add_(output.features.detach().mean(0), alpha=0.1)
         return output
@@ -169,15 +169,15 @@ def test_a_buffer_that_passes_change_is_every_clients_own():
     given = replace(setup_of(Plain(), SGD), build=Counting)
     expected, found = outcome(given), matrix_cases.stacked(given)
     assert float(expected.tensors["main/params/seen"].abs().max()) > 1e-3
-    assert found.executor.one_by_one == ""
+    assert found.executor.unbatchable_reason == ""
     assert apart(expected, found) < 1e-5
 
 
 class Noisy(Chain):
     """A model that is evaluated with noise."""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        output = super().through(state, first, last, batch)
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+        output = super().forward_stages(state, first, last, batch)
         if self.training or last < 2:
             return output
         return output._replace(logits=output.logits + torch.rand_like(output.logits))
@@ -186,8 +186,8 @@ class Noisy(Chain):
 def test_models_with_noise_are_evaluated_one_by_one():
     given = replace(setup_of(Plain(), SGD), build=Noisy)
     expected, found = outcome(given), matrix_cases.stacked(given)
-    assert found.executor.one_by_one == ""
-    assert found.executor.evaluated_one_by_one
+    assert found.executor.unbatchable_reason == ""
+    assert found.executor.unbatchable_evaluation_reason
     assert {n: v for n, v in found.numbers.items() if "global" in n} == pytest.approx(
         {n: v for n, v in expected.numbers.items() if "global" in n}, abs=1e-5
     )

@@ -58,7 +58,7 @@ def run(setup: Setup) -> tuple[dict[str, Tensor], list[dict[str, float]], list[d
     for client in simulation.clients():
         for group, own in store.load(client.id).tensors.items():
             tensors |= {f"{client.id}/{group}/{name}": tensor for name, tensor in own.items()}
-    return tensors, [dict(r.losses) for r in records], [dict(r.errors) for r in records], executor.one_by_one
+    return tensors, [dict(r.losses) for r in records], [dict(r.errors) for r in records], executor.unbatchable_reason
 
 
 def compare(alone: Setup, at_once: int, tolerance: float = 1e-5) -> None:
@@ -128,7 +128,7 @@ def test_frozen_layers_that_draw_random_numbers_are_not_shared(monkeypatch: pyte
     kept = replace(setup(FedAvg(), build, data=tables(words=True)), features=FeatureSettings(10**6), batch_clients=5)
     executor = InProcess(kept)
     list(simulate(s := Simulation(kept, MemoryStore(), executor), s.start(executor.workspace)))
-    assert "the frozen layers draw random numbers" in executor.one_by_one
+    assert "the frozen layers draw random numbers" in executor.unbatchable_reason
 
 
 @pytest.mark.parametrize("kind", ["top", "head", "adapters", "lora"])
@@ -146,7 +146,7 @@ def test_clients_at_once_read_kept_features_and_share_what_is_frozen(kind: Any, 
     kept = replace(alone, features=FeatureSettings(10**6), batch_clients=5)
     executor = InProcess(kept)
     records = list(simulate(s := Simulation(kept, MemoryStore(), executor), s.start(executor.workspace)))
-    assert (executor.one_by_one, executor.features.exact) == ("", True)
+    assert (executor.unbatchable_reason, executor.features.exact) == ("", True)
     assert executor.features.reused > 60  # of 40 examples, each in two epochs of three rounds
     expected = run(replace(alone, batch_clients=5))[0]
     for name, tensor in records[-1].servers["main"].params.items():

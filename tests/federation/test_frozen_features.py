@@ -53,7 +53,7 @@ class Chain(nn.Module):
     def stage_variant(self) -> str:
         return ""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         for number in range(first, last):
             if number == 0:
                 state = batch["x"] + batch["shift"] if self.shifted else batch["x"]
@@ -167,7 +167,7 @@ def test_model_that_gives_other_values_each_time_keeps_nothing():
 def test_layers_that_round_by_the_place_in_a_batch_keep_nothing_unless_tolerated(tolerance: float):
     model = Chain()
     features = kept(model, tolerance=tolerance)
-    exact = type(model).through
+    exact = type(model).forward_stages
 
     def uneven(state: Any, first: int, last: int, given: Batch) -> Any:
         found = exact(model, state, first, last, given)
@@ -175,7 +175,7 @@ def test_layers_that_round_by_the_place_in_a_batch_keep_nothing_unless_tolerated
             found = found * torch.cat([torch.ones(len(found) - 1, 1), torch.full((1, 1), 1 + 1e-6)])
         return found
 
-    model.through = uneven  # pyright: ignore[reportAttributeAccessIssue]
+    model.forward_stages = uneven  # pyright: ignore[reportAttributeAccessIssue]
     for _ in range(4):
         model(batch(5))
     assert (features.counts.reused > 0) == (not features.counts.exact) == (tolerance > 0)
@@ -249,13 +249,13 @@ def test_batches_that_round_differently_are_computed_unless_tolerated():
     for tolerance in (0.0, 1e-5):
         model = Chain()
         features = kept(model, tolerance=tolerance)
-        exact = type(model).through
+        exact = type(model).forward_stages
 
         def rounding(state: Any, first: int, last: int, given: Batch, model: Chain = model, exact: Any = exact) -> Any:
             found = exact(model, state, first, last, given)
             return found * (1 + 1e-6) if last < 3 and len(given["x"]) == 3 else found
 
-        model.through = rounding  # pyright: ignore[reportAttributeAccessIssue]
+        model.forward_stages = rounding  # pyright: ignore[reportAttributeAccessIssue]
         for _ in range(3):
             model(batch())
         assert features.counts.reused == 8

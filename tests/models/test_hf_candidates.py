@@ -72,7 +72,7 @@ def by_trees(model: Any, most: int) -> Tensor:
     return likelihood
 
 
-def one_by_one(model: Any) -> Tensor:
+def unbatchable_reason(model: Any) -> Tensor:
     """log p of all tokens of each answer but its first, from a pass through prompt and answer."""
     mask, _, _ = begun(model)
     ids = torch.randint(10, 32, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -118,7 +118,7 @@ def test_trees_are_no_larger_than_asked_and_hold_every_candidate_once() -> None:
 def test_trees_have_the_likelihoods_of_whole_sequences(family: str, attention: str) -> None:
     model = decoder_of(family, attention, **DECODERS[family])
     with torch.no_grad():
-        wanted = one_by_one(model)
+        wanted = unbatchable_reason(model)
         for most in (100, 3):
             torch.testing.assert_close(by_trees(model, most), wanted, rtol=1e-5, atol=1e-5)
 
@@ -139,7 +139,7 @@ def test_a_window_that_just_holds_prompt_and_answer_reads_trees() -> None:
             _, cache, _ = begun(model)
             assert reads_trees(model.get_decoder(), cache, longest) is reads
             if reads:
-                torch.testing.assert_close(by_trees(model, 100), one_by_one(model), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(by_trees(model, 100), unbatchable_reason(model), rtol=1e-5, atol=1e-5)
 
 
 def test_reading_a_tree_leaves_the_cache_of_the_prompts_as_it_was() -> None:

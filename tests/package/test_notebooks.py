@@ -15,7 +15,7 @@ pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-one_by_one = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+unbatchable_reason = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 FEWER = (
@@ -56,7 +56,7 @@ def errors(content: Any) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@one_by_one
+@unbatchable_reason
 def test_a_notebook_runs_from_top_to_bottom(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell, in a kernel of its own."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
@@ -65,7 +65,7 @@ def test_a_notebook_runs_from_top_to_bottom(notebook: Path, tmp_path: Path, monk
     assert errors(executed(with_fewer(notebook, tmp_path), tmp_path)) == []
 
 
-@one_by_one
+@unbatchable_reason
 def test_stored_outputs_are_there_and_name_no_machine(notebook: Path) -> None:
     content = nbformat.read(notebook, as_version=4)
     nbformat.validate(content)

@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 from confed.cli.app import main
 from confed.cli.cluster import with_address
 from confed.studies import on_ray
-from confed.studies.on_ray import carry_out_cell, shares_folder
+from confed.studies.on_ray import run_cell_on_ray, shares_folder
 from ray_scenarios import STUDY, scenario
 
 
@@ -64,6 +64,6 @@ def test_a_node_that_does_not_see_the_folder_as_it_is_says_so(tmp_path: Path, mo
 
 
 def test_a_cell_that_goes_wrong_is_an_outcome(tmp_path: Path) -> None:
-    outcome = carry_out_cell({"root": str(tmp_path), "number": 1}, lambda event: None)
+    outcome = run_cell_on_ray({"root": str(tmp_path), "number": 1}, lambda event: None)
     assert outcome["outcome"] == "refused"
     assert "has no cells.json" in outcome["text"]

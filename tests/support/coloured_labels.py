@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
 from confed.data.ml_files.records import LabelRecord
-from confed.data.ml_files.table import collect
+from confed.data.ml_files.table import build_table
 from confed.federation.protocols import Output
 from confed.models.tokenizer import WordTokenizer
 
@@ -32,7 +32,7 @@ def colours_dataset(validation: bool = True, seed: int = 0) -> LabelDataset:
         LabelRecord(Path("made up"), i, f"e{i}", tuple(np.array(LABELS)[:3][row]), picture=f"{i}.png")
         for i, row in enumerate(truth)
     ]
-    table = collect(records, LABELS)[""]
+    table = build_table(records, LABELS)[""]
     kinds = np.array([("pen", "ink")[i % 2] for i in range(len(truth))])
 
     def examples(start: int, stop: int) -> LabelExamples:

@@ -62,7 +62,7 @@ class Chain(nn.Module):
         self.frozen = {"stem.scale"}
         self.stages = (Stage("stem", ("image",), ("stem.",)), Stage("rest", (), ("",)))
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         if first == 0 and last > 0:
             state = self.stem(batch["image"])
         if last < 2:
@@ -89,7 +89,7 @@ class Counted(VQA):
 class Plain(Algorithm):
     """FedAvg, which says that it can be stacked, and that other means are the clients' updates still."""
 
-    traits = Traits(one_by_one="")
+    traits = Traits(unbatchable_reason="")
 
     def unsupported_reason(self, protection: Any) -> str:
         return ""
@@ -98,7 +98,7 @@ class Plain(Algorithm):
 class Silent(Algorithm):
     """FedAvg without a word on protections."""
 
-    traits = Traits(one_by_one="")
+    traits = Traits(unbatchable_reason="")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import words
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
 from confed.data.ml_files.records import LabelRecord
-from confed.data.ml_files.table import collect
+from confed.data.ml_files.table import build_table
 from confed.data.picture_files import PictureFiles
 from confed.federation.protocols import Output
 from confed.models.tokenizer import WordTokenizer
@@ -103,7 +103,7 @@ def own_shades(only: str = "", train: int = 8, test: int = 4, *, seed: int = 0) 
             LabelRecord(Path("made up"), i, f"{name}-{i}", tuple(np.array(CLIENTS[name])[row]), picture=f"{i}.png")
             for i, row in enumerate(truth)
         ]
-        table, kinds = collect(records, labels)[""], np.array([name] * len(truth))
+        table, kinds = build_table(records, labels)[""], np.array([name] * len(truth))
         rows = np.split(np.arange(len(truth)), [train, train + test])
         clients[name] = LabelSplit(*(LabelExamples(table, pictures, own.astype(np.int64), kinds) for own in rows))
     return LabelDataset("shades", labels, clients, {})

@@ -64,7 +64,7 @@ def writer(kind: Any, trainable: Any = "all") -> Any:
     return model
 
 
-def one_by_one(batch: Mapping[str, Tensor]) -> list[tuple[int, int, dict[str, Tensor]]]:
+def unbatchable_reason(batch: Mapping[str, Tensor]) -> list[tuple[int, int, dict[str, Tensor]]]:
     """Question, place and a batch of that question with that answer alone, for each answer there is."""
     found: list[tuple[int, int, dict[str, Tensor]]] = []
     for row, slot in batch["answer_weight"].nonzero().tolist():
@@ -77,7 +77,7 @@ def one_by_one(batch: Mapping[str, Tensor]) -> list[tuple[int, int, dict[str, Te
 def loop(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """The loss: one pass and one plain cross-entropy per answer."""
     total = torch.zeros((), dtype=torch.float64)
-    for row, slot, alone in one_by_one(batch):
+    for row, slot, alone in unbatchable_reason(batch):
         scores, target = model(alone).logits[0], alone["answer_tokens"][0, 1:]
         total = total + batch["answer_weight"][row, slot] * F.cross_entropy(scores, target, reduction="sum")
     return total / len(batch["text"])

@@ -31,7 +31,7 @@ class FedProx(Algorithm):
     """
 
     mu: Annotated[float, NOT_NEGATIVE] = 0.01
-    traits = Traits(one_by_one="", neutral={"mu": 0.0}, search={"mu": (0.001, 0.01, 0.1, 1.0)})
+    traits = Traits(unbatchable_reason="", neutral={"mu": 0.0}, search={"mu": (0.001, 0.01, 0.1, 1.0)})
 
     def objective(self, client: Client) -> Objective:
         """The task's loss plus (mu / 2) ||theta - w||^2 over the trained shared tensors."""

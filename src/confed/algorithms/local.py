@@ -17,7 +17,7 @@ class LocalOnly(Algorithm):
         group="references",
         has_global=False,
         communicates=False,
-        one_by_one="",
+        unbatchable_reason="",
         neutral="nothing is shared, so it never becomes FedAvg",
     )
 

@@ -216,10 +216,10 @@ def _published(folder: Path, target: Path, hub: str, private: bool, personal: bo
     """An export with its model card, uploaded; under "hub" the address of the commit."""
     from confed.inference.export import export as write
     from confed.inference.finished_run import FinishedRun
-    from confed.inference.hub import hub_name, publish, token_and_access, without_local_paths, write_card
+    from confed.inference.hub import hub_credentials, hub_name, publish, without_local_paths, write_card
 
     name = hub_name(hub)
-    token_and_access(name)
+    hub_credentials(name)
     run = FinishedRun(folder)
     written = write(folder, target, personal=personal)
     write_card(target, run, name.repository)

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from confed.data.modality_names import in_order
+from confed.data.modality_names import sort_modalities
 from confed.federation.reading import read_bounded
 
 VERSION = 1
@@ -180,7 +180,7 @@ def _checked(values: Mapping[str, Any]) -> Card:
 
 def _client(values: Mapping[str, Any], where: str) -> CardClient:
     _check_keys(values, [f.name for f in fields(CardClient)], where)
-    modalities = in_order(_names(values["modalities"], f"{where}.modalities"), f"{where}.modalities")
+    modalities = sort_modalities(_names(values["modalities"], f"{where}.modalities"), f"{where}.modalities")
     task = _of_kind(values["task"], str, f"{where}.task")
     return CardClient(_names(values["answers"], f"{where}.answers"), task, modalities)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from confed.data.chat import Conversation, pictures_shown
 from confed.data.controls import controlled
-from confed.data.modality_names import in_order
+from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
@@ -274,7 +274,7 @@ def check_presence(examples: Examples) -> None:
         if n and not (int(index.min()) >= 0 and int(index.max()) < len(table)):
             raise ValueError(f"{name}_index must lie in [0, {len(table)}), got up to {index.max()}")
     said: Mapping[str, np.ndarray] = examples.present or {}
-    in_order(said, "present")
+    sort_modalities(said, "present")
     for name, there in said.items():
         if there.shape != (n,) or there.dtype != np.bool_:
             raise ValueError(f"present[{name!r}] must be bool of shape ({n},), got {there.dtype} {there.shape}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
 from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
-from confed.data.modality_names import in_order
+from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.regions import HeldRegions, Regions, join
 from confed.data.seeding import generator
@@ -258,7 +258,7 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
     for name, rates in missing.clients.items():
         if name not in dataset.clients:
             raise ValueError(f"data.missing names no client {name!r}; there are {', '.join(dataset.clients)}")
-        for modality in in_order(rates.share, f"data.missing.{name}"):
+        for modality in sort_modalities(rates.share, f"data.missing.{name}"):
             if modality not in owned[name]:
                 raise ValueError(f"data.missing.{name}.{modality}: the client owns {', '.join(owned[name])} only")
     for modality in missing.everyone.share:

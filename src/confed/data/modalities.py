@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
-from confed.data.modality_names import in_order, set_names
+from confed.data.modality_names import set_names, sort_modalities
 from confed.federation.ownership import MODALITIES
 
 __all__ = [
@@ -55,7 +55,7 @@ def longest(dataset: FederatedDataset) -> dict[str, tuple[int, float]]:
 def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
     """Modalities of each client, in the fixed order; by default those of its examples."""
     if dataset.modalities:
-        return {name: in_order(dataset.modalities[name], f"client {name!r}") for name in dataset.clients}
+        return {name: sort_modalities(dataset.modalities[name], f"client {name!r}") for name in dataset.clients}
     return dict.fromkeys(dataset.clients, modalities_in(e for s in dataset.clients.values() for e in _roles(s)))
 
 
@@ -71,7 +71,7 @@ def check_ownership(dataset: FederatedDataset) -> None:
             + (f"there is no client {strange[0]!r}" if strange else f"nothing is said of {silent[0]!r}")
         )
     for name, split in dataset.clients.items():
-        owned = in_order(dataset.modalities[name], f"client {name!r}")
+        owned = sort_modalities(dataset.modalities[name], f"client {name!r}")
         train, everywhere = modalities_in([split.train]), modalities_in(_roles(split))
         for modality in MODALITIES:
             if modality in owned and modality not in train:

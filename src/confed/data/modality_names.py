@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     pass
 
 
-def in_order(names: Iterable[str], where: str) -> tuple[str, ...]:
+def sort_modalities(names: Iterable[str], where: str) -> tuple[str, ...]:
     """Modalities in the fixed order, each once."""
     given = list(names)
     for name in given:

@@ -14,7 +14,7 @@ from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories, coco_records
 from confed.data.ml_files.pictures import drop_unreadable
-from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.picture_files import Check, NamedPictures
 from confed.registry import register_dataset
 
@@ -94,7 +94,7 @@ def coco(
 
     def read(split: str) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
         records = coco_records(_annotations(folder, split), level=level, unlabelled=unlabelled)
-        table = collect((replace(record, split="") for record in records), labels)[""]
+        table = build_table((replace(record, split="") for record in records), labels)[""]
         source = _pictures(folder, split)
         return drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
 

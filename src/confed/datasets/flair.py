@@ -25,7 +25,7 @@ from confed.data.ml_files.flair import (
 )
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord
-from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.partitions import hold_out
 from confed.data.picture_files import Check, NamedPictures
 from confed.registry import register_dataset
@@ -87,7 +87,7 @@ def flair(
     coarse = flair_relationship(folder / _RELATIONSHIP) if level == "fine" else {}
     labels = flair_fine_labels(folder / _RELATIONSHIP) if level == "fine" else FLAIR_LABELS
     records, source = _sources(folder)
-    tables = collect(records, labels, level="fine" if level == "fine" else "labels")
+    tables = build_table(records, labels, level="fine" if level == "fine" else "labels")
     if "train" not in tables:
         raise ValueError(f"flair: expected users of the partition train in {folder}, got {', '.join(tables)}")
     readable = {

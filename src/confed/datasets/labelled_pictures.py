@@ -39,7 +39,7 @@ from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
-from confed.data.ml_files.table import collect
+from confed.data.ml_files.table import build_table
 from confed.data.owners import with_owner
 from confed.data.picture_files import Check
 from confed.data.vl_files.records import Distinct
@@ -112,7 +112,7 @@ def labelled_pictures(
     # One table for all splits, of pictures alone: splits are dealt with here, and texts are for tagged_texts.
     owned = all(record.user.strip() for record in records)
     bare = (replace(record, split="", text="", user=record.user.strip() if owned else "") for record in records)
-    whole = collect(bare, labels)[""]
+    whole = build_table(bare, labels)[""]
     if not whole.labels:
         raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
     source = _source(folder)

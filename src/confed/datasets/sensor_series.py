@@ -22,7 +22,7 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split, presence
 from confed.data.federate import floors, words
 from confed.data.modalities import modalities_in
-from confed.data.modality_names import in_order, set_names
+from confed.data.modality_names import set_names, sort_modalities
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_tables import NoPictures
@@ -105,7 +105,7 @@ def sensor_series(
     if strange := [name for name in said if name not in splits]:
         raise ValueError(f"data.modalities names no client {strange[0]!r}; there are {', '.join(splits)}")
     owned = {
-        name: in_order(said[name], f"data.modalities.{name}")
+        name: sort_modalities(said[name], f"data.modalities.{name}")
         if name in said
         else modalities_in([split.train, split.validation])
         for name, split in splits.items()

@@ -18,7 +18,7 @@ from confed.data.federate import words
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
-from confed.data.ml_files.table import collect
+from confed.data.ml_files.table import build_table
 from confed.data.owners import with_owner
 from confed.data.seeding import generator
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, SCENES, Object, objects, sample
@@ -125,7 +125,7 @@ def tagged_texts(
         texts = with_owner(texts, [record.user for record in texts], user_key)
     if silent := [record for record in texts if not record.text]:
         raise ValueError(f"{silent[0].where}: expected a text, got none ({len(silent)} such rows)")
-    table = collect((replace(record, split="", user="") for record in texts), labels)[""]
+    table = build_table((replace(record, split="", user="") for record in texts), labels)[""]
     roles = np.array([{"validation": "val"}.get(record.split, record.split) or "train" for record in texts])
     users = np.array([record.user.strip() for record in texts])
     pictures = {name: number for number, name in enumerate(dict.fromkeys(r.picture for r in texts if r.picture))}

@@ -14,7 +14,7 @@ import numpy as np
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
-from confed.data.ml_files.table import collect
+from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
 from confed.registry import register_dataset
 
@@ -82,7 +82,7 @@ def ucm_labels(
     for record, again in zip(ucm_records(folder, "scene"), ucm_records(folder, "land_use"), strict=True):
         scene_of[record.name] = (record.user, again.user, record.split)
     # One table for all splits: users and splits are dealt with here.
-    whole = collect((replace(r, split="") for r in ucm_records(folder, "")), UCM_LABELS)[""]
+    whole = build_table((replace(r, split="") for r in ucm_records(folder, "")), UCM_LABELS)[""]
     tar = folder / "images.tar"
     source = tar if tar.is_file() else folder / "images"
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, hold=HELD)

@@ -15,7 +15,7 @@ from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord
-from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.ml_files.voc import VOC_LABELS, voc_records
 from confed.data.picture_files import Check, NamedPictures
 from confed.registry import register_dataset
@@ -79,7 +79,7 @@ def voc(
     folder = Path(root)
 
     def read(parts: Sequence[str], what: str) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
-        table = collect(_records(folder, parts, difficult, what), VOC_LABELS)[""]
+        table = build_table(_records(folder, parts, difficult, what), VOC_LABELS)[""]
         return drop_unreadable(table, folder, image_size, at_most=unreadable, check=check, hold=HELD)
 
     table, pictures = read(train, "train")

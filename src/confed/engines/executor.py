@@ -9,7 +9,7 @@ from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
 from confed.engines.together import FEW, answer_together
 from confed.federation.device_tables import DeviceCounts
-from confed.federation.equivalence import evaluates_one_by_one, trains_one_by_one
+from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Call, Reply
 from confed.federation.stacked_passes import StackedPasses
@@ -43,18 +43,19 @@ class InProcess:
     """Answers calls in this process, when they are asked for: one by one, or those of several clients at once.
 
     Attributes:
-        one_by_one: with ``batch_clients``, why clients were trained one by one, the first reason; "" where none were.
-        evaluated_one_by_one: with ``batch_clients``, why own models were evaluated one by one, the first reason.
+        unbatchable_reason: with ``batch_clients``, why clients were trained one by one, the first reason; "" where none
+            were.
+        unbatchable_evaluation_reason: the same of the evaluation of own models.
     """
 
     def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
         self._setup = setup
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
-        self.one_by_one = trains_one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
-        self.evaluated_one_by_one = evaluates_one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
-        self._together = 1 if self.one_by_one else setup.batch_clients
-        self._evaluated_together = 1 if self.evaluated_one_by_one else setup.batch_clients
+        self.unbatchable_reason = unbatchable_training(setup.algorithm) if setup.batch_clients > 1 else ""
+        self.unbatchable_evaluation_reason = unbatchable_evaluation(setup.algorithm) if setup.batch_clients > 1 else ""
+        self._together = 1 if self.unbatchable_reason else setup.batch_clients
+        self._evaluated_together = 1 if self.unbatchable_evaluation_reason else setup.batch_clients
         self._features: FrozenFeatures | FeatureCounts | None = None
         self._passes = StackedPasses(self.workspace.model)
 
@@ -86,9 +87,9 @@ class InProcess:
                 yield from found
                 return
             if calls[0].action == "fit":
-                self.one_by_one = self.one_by_one or found
+                self.unbatchable_reason = self.unbatchable_reason or found
             elif found != FEW:
-                self.evaluated_one_by_one = self.evaluated_one_by_one or found
+                self.unbatchable_evaluation_reason = self.unbatchable_evaluation_reason or found
         for call in calls:
             with self.timeline.span(call.client.id, call.action):
                 reply = answer(self._setup, self.workspace, call, store, round)
@@ -102,7 +103,10 @@ class InProcess:
     @property
     def notes(self) -> list[str]:
         """What was done one by one although ``batch_clients`` asks for several at once, a sentence each."""
-        found = {"clients were trained": self.one_by_one, "own models were evaluated": self.evaluated_one_by_one}
+        found = {
+            "clients were trained": self.unbatchable_reason,
+            "own models were evaluated": self.unbatchable_evaluation_reason,
+        }
         stacks = self._setup.batch_clients > 1
         return [f"run.batch_clients: {what} one by one: {why}" for what, why in found.items() if stacks and why]
 

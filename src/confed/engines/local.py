@@ -19,7 +19,7 @@ from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.usage import Ledger, Traffic
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
-from confed.federation.equivalence import evaluates_one_by_one
+from confed.federation.equivalence import unbatchable_evaluation
 from confed.federation.evaluation import read_counts, read_tallies
 from confed.federation.messages import Call, Exchange, Flow, Message, Reply, drive
 from confed.federation.ownership import unowned
@@ -154,7 +154,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         if algorithm.global_model == "alone":  # else an unseen place would lack a part
             infos += [self.observer(name) for name in self.setup.observers]
         # Methods that evaluate in their own way may show a personal model what others have learned.
-        alone = not self.lenient and not evaluates_one_by_one(algorithm)
+        alone = not self.lenient and not unbatchable_evaluation(algorithm)
         key = split, limit
         scalars: dict[str, Scalar] = {"split": split, "limit": limit}
         known = {c.id: own[key] for c in infos if key in (own := self._personal.get(c.id, {}))}

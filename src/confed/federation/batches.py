@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from confed.federation.protocols import Batch, KeepsPictures
+from confed.federation.protocols import Batch, NoAugmentation
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
@@ -32,7 +32,7 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
     """One shuffled epoch of a client's training batches, augmented as ``client.local`` says.
 
     Data stay as they are where another input, such as others' scores, was computed from each example
-    (:class:`confed.federation.protocols.KeepsPictures`).
+    (:class:`confed.federation.protocols.NoAugmentation`).
 
     Mirroring for a model that reads regions, which were made from the pictures as they are, is a ValueError.
 
@@ -41,7 +41,7 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
         purpose: names the random stream of the order; each epoch has its own.
     """
     batches = client.data.train(client.local.batch_size, client.rng(purpose))
-    if client.local.augment == "none" or (isinstance(client.data, KeepsPictures) and client.data.fixed):
+    if client.local.augment == "none" or (isinstance(client.data, NoAugmentation) and client.data.fixed):
         return batches
     chosen = torch.rand(len(client.data), generator=client.rng(f"{purpose}/flip")) < 0.5
     return _mirrored(batches, chosen)

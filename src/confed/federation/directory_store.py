@@ -319,7 +319,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, str, Place]]:
 # Manifest of the files of client states that a checkpoint needs -----------------------------------------------
 
 
-class NeededStates:
+class CheckpointManifest:
     """Clients whose newest state lies in each file, kept up to date at a constant cost per saved state.
 
     Args:
@@ -357,7 +357,7 @@ def missing(needed: Mapping[str, str], found: Mapping[str, str]) -> tuple[str, s
     """A file that has not the states that a checkpoint needs, and what is wrong with it; None if all have them.
 
     Args:
-        needed: as :meth:`NeededStates.record` was when the checkpoint was written.
+        needed: as :meth:`CheckpointManifest.record` was when the checkpoint was written.
         found: the same of what there is now.
     """
     want, there = _clients(needed), _clients(found)
@@ -409,7 +409,7 @@ class DirectoryStore:
         self.later: Callable[[Callable[[], None]], None] = at_once
         self._packs = StatePacks(root)
         self._files: bool | None = None
-        self._needed: NeededStates | None = None
+        self._needed: CheckpointManifest | None = None
 
     def begin(self, version: int) -> None:
         """See :class:`confed.federation.state.Store`."""
@@ -467,7 +467,7 @@ class DirectoryStore:
 
         Returns:
             Name of a file, or pattern of files of one version -> clients and checksum
-            (:meth:`confed.federation.directory_store.NeededStates.record`).
+            (:meth:`confed.federation.directory_store.CheckpointManifest.record`).
         """
         if version != self.version:  # a run that is stopped in the middle of a round saves the round before
             return self._found(version).record()
@@ -573,10 +573,12 @@ class DirectoryStore:
         packed = self._packs.versions(client_id)
         return sorted({*packed, *_versions_in(self._folder(client_id))}) if self._filed() else packed
 
-    def _found(self, version: int) -> NeededStates:
+    def _found(self, version: int) -> CheckpointManifest:
         """The files with the clients' newest states that are not newer than a version, looked for."""
         newest = ((client, [v for v in self._versions(client) if v <= version]) for client in self.clients())
-        return NeededStates((client, self._name(client, max(versions))) for client, versions in newest if versions)
+        return CheckpointManifest(
+            (client, self._name(client, max(versions))) for client, versions in newest if versions
+        )
 
     def _name(self, client_id: str, version: int) -> str:
         """The file with a client's state, relative to the folder; a pattern for those of one version."""

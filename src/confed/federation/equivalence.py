@@ -137,10 +137,10 @@ def overridden(algorithm: Algorithm) -> list[str]:
     return [name for name in hooks() if getattr(type(algorithm), name) is not getattr(Algorithm, name)]
 
 
-def trains_one_by_one(algorithm: Algorithm) -> str:
+def unbatchable_training(algorithm: Algorithm) -> str:
     """Why stacked training does not follow a method, as the end of a sentence; "" where it does."""
-    if algorithm.traits.one_by_one:
-        return algorithm.traits.one_by_one
+    if algorithm.traits.unbatchable_reason:
+        return algorithm.traits.unbatchable_reason
     title = type(algorithm).__name__
     for name in overridden(algorithm):
         if name not in HOOKS:
@@ -150,7 +150,7 @@ def trains_one_by_one(algorithm: Algorithm) -> str:
     return _unfollowed(algorithm, OPTIONS, "algorithm", [field.name for field in fields(Algorithm)])
 
 
-def evaluates_one_by_one(algorithm: Algorithm) -> str:
+def unbatchable_evaluation(algorithm: Algorithm) -> str:
     """Why models of several clients are not evaluated at once, as the end of a sentence; "" where they are."""
     for name in overridden(algorithm):
         if name not in HOOKS or name in ("evaluate", "actions"):

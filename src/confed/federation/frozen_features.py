@@ -175,7 +175,7 @@ class FrozenFeatures:
     def state(self, model: Staged, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.KeptStates`."""
         state, first = self.start(model, batch, self.cut)
-        return model.through(state, first, self.cut, batch)
+        return model.forward_stages(state, first, self.cut, batch)
 
     @contextmanager
     def given(self, batch: Batch, state: Any) -> Generator[None]:
@@ -291,7 +291,7 @@ class FrozenFeatures:
 
     def _compute(self, model: Staged, batch: Batch, examples: int) -> Any:
         began = time.perf_counter()
-        state = model.through(None, 0, self.cut, batch)
+        state = model.forward_stages(None, 0, self.cut, batch)
         seconds = time.perf_counter() - began
         self._computing[0] += examples
         self._computing[1] += seconds
@@ -324,7 +324,7 @@ class FrozenFeatures:
         """Whether a state has a gradient: something in the frozen stages learns, such as a hook."""
         if not torch.is_grad_enabled():
             with torch.enable_grad():
-                state = model.through(None, 0, self.cut, batch)
+                state = model.forward_stages(None, 0, self.cut, batch)
         return any(tensor.requires_grad for tensor in states.tensors_in(state))
 
     def _reorder(self, model: Staged, batch: Batch, number: int, state: Any) -> None:
@@ -338,11 +338,11 @@ class FrozenFeatures:
         places = torch.arange(examples)
         for order in [places.flip(0), *(places.roll(by) for by in range(1, min(examples, FEW)))]:
             moved = {key: tensor[order] for key, tensor in batch.items()}
-            again = states.packed(model.through(None, 0, self.cut, moved), examples)
+            again = states.packed(model.forward_stages(None, 0, self.cut, moved), examples)
             apart = math.inf if again is None else states.gap(again[0], [tensor[order] for tensor in first[0]])
             if apart == 0:
                 continue
-            same = states.tensors_in(model.through(None, 0, self.cut, batch))
+            same = states.tensors_in(model.forward_stages(None, 0, self.cut, batch))
             if states.gap(states.tensors_in(state), same) != 0:
                 self._refuse(number, "the frozen layers give other values when they are computed twice")
             elif apart > self.tolerance:

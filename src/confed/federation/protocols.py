@@ -214,7 +214,7 @@ class Movable(Protocol):
 
 
 @runtime_checkable
-class KeepsPictures(Protocol):
+class NoAugmentation(Protocol):
     """Client data that may refuse augmentation, because other inputs were computed from the pictures.
 
     Attributes:

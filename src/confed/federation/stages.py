@@ -87,7 +87,7 @@ class Staged(Protocol):
         """What beside tensors and batch decides what the stages compute, such as the head that was selected."""
         ...
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """Stages ``first`` to ``last - 1``.
 
         Args:
@@ -103,7 +103,7 @@ def run_stages(model: Staged, batch: Batch, last: int) -> Any:
     """The state after the first ``last`` stages, which begin at kept features where there are some."""
     kept = model.frozen_features
     state, first = (None, 0) if kept is None else kept.start(model, batch, last)
-    return model.through(state, first, last, batch)
+    return model.forward_stages(state, first, last, batch)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ GlobalModel = Literal["alone", "with own parts", "none"]
 """What is global of a method on a model: a model that answers anywhere; one that answers only with parts that each
 client keeps to itself, such as its head or one factor of LoRA, so not in unseen places; or nothing."""
 
-_OF_THE_CLASS = ("label", "group", "neutral", "search", "has_steps", "one_by_one")
+_OF_THE_CLASS = ("label", "group", "neutral", "search", "has_steps", "unbatchable_reason")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class Traits:
         neutral: hyper-parameters at which the method is FedAvg (the contract checks it), or why there are none.
         search: hyper-parameter -> values that ``confed tune`` may try.
         has_steps: clients train by steps of an optimiser; where they do not, no learning rate is searched.
-        one_by_one: why clients cannot be trained at once (``run.batch_clients``), as the end of a sentence; "" where
-            ``objective`` yields one loss per batch, for which it runs the model once, on that batch, and reads trained
-            values from ``client.tensors`` only, while it computes that loss.
+        unbatchable_reason: why clients cannot be trained at once (``run.batch_clients``), as the end of a sentence; ""
+            where ``objective`` yields one loss per batch, for which it runs the model once, on that batch, and reads
+            trained values from ``client.tensors`` only, while it computes that loss.
     """
 
     label: str = ""
@@ -87,7 +87,7 @@ class Traits:
     neutral: Mapping[str, Any] | str = field(default_factory=dict[str, Any])
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     has_steps: bool = True
-    one_by_one: str = "the method does not say that its objective is one loss per batch"
+    unbatchable_reason: str = "the method does not say that its objective is one loss per batch"
 
     def stated(self) -> dict[str, Any]:
         """Traits of a method for a run's ``summary.json``."""

@@ -225,7 +225,7 @@ def hub_name(text: str) -> HubName:
     return HubName(found[1], found[2])
 
 
-def token_and_access(name: HubName) -> None:
+def hub_credentials(name: HubName) -> None:
     """Check before anything is computed that an upload can be tried; a fault is a ValueError."""
     from huggingface_hub import get_token
 
@@ -248,7 +248,7 @@ def publish(folder: Path, name: HubName, *, private: bool = False, message: str 
 
     if not (folder / FACTS).is_file():
         raise ValueError(f"{folder} must be a folder that `confed export` wrote, it has no {FACTS}")
-    token_and_access(name)
+    hub_credentials(name)
     api = HfApi(endpoint=_endpoint())
     with _plainly(name):
         api.create_repo(name.repository, private=private, exist_ok=True)

@@ -224,7 +224,7 @@ class GenerativeAnswerer(Finetunable):
         candidates.
         """
         question = run_stages(self, batch, len(self.stages) - 1)
-        return self.through(question, len(self.stages) - 1, len(self.stages), batch)
+        return self.forward_stages(question, len(self.stages) - 1, len(self.stages), batch)
 
     # The stages of a pass -----------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class GenerativeAnswerer(Finetunable):
         """None but one."""
         return ""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`.
 
         States are those of the picture, (B, 1 + P, d), then a :class:`Question`, then an ``Output``.
@@ -319,7 +319,7 @@ class GenerativeAnswerer(Finetunable):
         return 2 if self.adapters.names else 1
 
     def _asked(self, state: Prefix) -> Question:
-        picture = self.through(state.hidden, self._before, len(self.visual_blocks) + 3, {})
+        picture = self.forward_stages(state.hidden, self._before, len(self.visual_blocks) + 3, {})
         return self.fuse(self._prompted(picture), state.text, state.mask)
 
     @staticmethod

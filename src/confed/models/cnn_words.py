@@ -82,7 +82,7 @@ class CnnWords(nn.Module):
         """None but one."""
         return ""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 3 d)."""
         if first == 0 and last > 0:
             state = self._features(batch)

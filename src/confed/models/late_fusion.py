@@ -20,7 +20,7 @@ from confed.models.heads import count
 from confed.models.magneto import Encoder
 from confed.models.modal_module import ModalEmbedding, ModalTransformer, read
 from confed.models.modal_segments import checked_modalities
-from confed.models.modal_transformer import Sound, WordVectors, segmenter, short_tokenizer
+from confed.models.modal_transformer import Sound, WordVectors, caption_tokenizer, segmenter
 from confed.models.pretrained import seeded
 from confed.registry import register_model
 
@@ -140,4 +140,4 @@ def late_fusion_mini(
     return seeded(seed, lambda: LateFusion({name: network(name) for name in names}))
 
 
-late_fusion_mini.tokenizer = short_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
+late_fusion_mini.tokenizer = caption_tokenizer  # pyright: ignore[reportFunctionMemberAccess]

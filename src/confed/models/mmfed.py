@@ -22,7 +22,7 @@ from confed.models.heads import count
 from confed.models.magneto import Encoder, EncoderLayer
 from confed.models.modal_module import ModalEmbedding, Tokens, joined, pool, read
 from confed.models.modal_segments import checked_modalities
-from confed.models.modal_transformer import segmenter, short_tokenizer
+from confed.models.modal_transformer import caption_tokenizer, segmenter
 from confed.models.pretrained import seeded
 from confed.models.variants import variant
 
@@ -132,7 +132,7 @@ mmfed_tiny = variant(
     assemble, "mmfed_tiny",
     "MMFed's network with a few thousand parameters, for tests: one layer per modality, 16 features.",
     "answers vocab_size modalities picture_size sample_rate series_channels max_length dropout seed",
-    sources=(segmenter,), spec=ModelSpec(tokenizer=short_tokenizer),
+    sources=(segmenter,), spec=ModelSpec(tokenizer=caption_tokenizer),
     word_width=16, mels=8, width=16, layers=1, attention_heads=2, hidden=32,
 )  # fmt: skip
 mmfed_mini = variant(
@@ -140,5 +140,5 @@ mmfed_mini = variant(
     "MMFed's network in about the size of :func:`confed.models.modal_transformer.modal_transformer_mini`.",
     "answers vocab_size modalities picture_size sample_rate series_channels patch word_width max_length sound "
     "audio_seconds mels stack series_steps window width layers attention_heads hidden dropout seed",
-    sources=(segmenter,), spec=ModelSpec(tokenizer=short_tokenizer),
+    sources=(segmenter,), spec=ModelSpec(tokenizer=caption_tokenizer),
 )  # fmt: skip

@@ -60,7 +60,7 @@ class ClipPatches(Segmenter):
         """None but one."""
         return ""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 1 + P, d)."""
         blocks = self.clip.encoder.layers
         if first == 0 and last > 0:

@@ -183,10 +183,10 @@ def _tokenizer(
     words: Sequence[str], vocabulary: Path | str | None = None, max_length: int = 64
 ) -> BertTokenizer | WordTokenizer:
     """BERT's tokenizer where there is a vocabulary, else one of the dataset's words."""
-    return short_tokenizer(words, max_length) if vocabulary is None else bert_tokenizer(vocabulary, max_length)
+    return caption_tokenizer(words, max_length) if vocabulary is None else bert_tokenizer(vocabulary, max_length)
 
 
-def short_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
+def caption_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
     """A tokenizer of the dataset's words; of any, where there is nothing to read."""
     return WordTokenizer(words or ("nothing",), max_length)
 
@@ -198,7 +198,7 @@ modal_transformer_tiny = variant(
     "A multimodal Transformer of a few thousand parameters, for tests: one layer, d_model = 16 of which d_v = 4.",
     "answers vocab_size modalities picture_size sample_rate series_channels max_length vector block dropout trainable "
     "peft seed",
-    sources=SOURCES, spec=ModelSpec(tokenizer=short_tokenizer),
+    sources=SOURCES, spec=ModelSpec(tokenizer=caption_tokenizer),
     word_width=16, mels=8, layers=1, attention_heads=2, hidden=32, width=16, vector_width=4,
 )  # fmt: skip
 modal_transformer_mini = variant(
@@ -207,7 +207,7 @@ modal_transformer_mini = variant(
     "answers vocab_size modalities picture_size sample_rate series_channels patch word_width word_vectors max_length "
     "sound audio_seconds mels stack series_steps window width vector_width vector positions layers attention_heads "
     "hidden block magneto_init dropout trainable peft seed",
-    sources=SOURCES, spec=ModelSpec(tokenizer=short_tokenizer),
+    sources=SOURCES, spec=ModelSpec(tokenizer=caption_tokenizer),
 )  # fmt: skip
 modal_transformer = variant(
     assemble, "modal_transformer",

@@ -105,7 +105,7 @@ class RegionModel(Finetunable):
         """None but one."""
         return ""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; states are (B, L, d), then (B, D), then an ``Output``."""
         for number in range(first, last):
             if number == 0:

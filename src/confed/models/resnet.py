@@ -101,7 +101,7 @@ class PictureModel(nn.Module, ABC):
         """None but one."""
         return ""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is the plane."""
         if first == 0 and last > 0:
             image = checked_image(batch, self.image_size, type(self).__name__)

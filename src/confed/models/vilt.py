@@ -123,7 +123,7 @@ class Vilt(Heads, Finetunable):
         """The head that was selected."""
         return self.selected
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; states are :class:`Prefix`, the last one an ``Output``."""
         blocks = self._blocks
         for number in range(first, last):
@@ -159,7 +159,7 @@ class Vilt(Heads, Finetunable):
 
     def suffix(self, state: Prefix) -> Output:
         """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
-        return self.through(state, self._before, len(self._blocks) + 4, {})
+        return self.forward_stages(state, self._before, len(self._blocks) + 4, {})
 
     @property
     def _first_place(self) -> int:

@@ -93,7 +93,7 @@ class Vit(Finetunable):
         """None but one."""
         return ""
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; states are (B, S, d), then (B, d), then an ``Output``."""
         layers = self._layers
         for number in range(first, last):
@@ -126,7 +126,7 @@ class Vit(Finetunable):
 
     def suffix(self, state: Tensor) -> Output:
         """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
-        return self.through(state, self._before, len(self._layers) + 4, {})
+        return self.forward_stages(state, self._before, len(self._layers) + 4, {})
 
     @property
     def _before(self) -> int:

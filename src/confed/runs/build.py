@@ -20,7 +20,7 @@ from confed.data.labelled import LabelDataset
 from confed.data.ml_files.integrity import cache_folder
 from confed.data.modal_tables import ModalTable
 from confed.data.modalities import is_modal, modalities_of
-from confed.data.modality_names import in_order
+from confed.data.modality_names import sort_modalities
 from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.engines.compiled import check_compiler
@@ -308,7 +308,7 @@ def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str
     """The modalities that any client has."""
     if isinstance(owned, tuple):
         return owned
-    return in_order((name for own in owned.values() for name in own), "a client")
+    return sort_modalities((name for own in owned.values() for name in own), "a client")
 
 
 def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def compute_on_ray(
     place = root.resolve()
     source = JobSource(
         "confed.studies.on_ray:shares_folder",
-        "confed.studies.on_ray:carry_out_cell",
+        "confed.studies.on_ray:run_cell_on_ray",
         {"root": str(place), "digest": _digest(root)},
     )
     wanted = _wanted(root, workers, len(missing))
@@ -76,7 +76,7 @@ def shares_folder(root: str, digest: str) -> str:
     return f"it does not see {root}/{CELLS} as it was written: the folder must be on a file system that all nodes share"
 
 
-def carry_out_cell(job: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, str]:
+def run_cell_on_ray(job: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, str]:
     """Execution or continuation of a cell; returns its outcome as :class:`confed.system.events.JobEnded` has it."""
     outcome, text = attempt(_complete, job, lambda event: tell(to_json(event)))
     return {"outcome": outcome, "text": text}

@@ -13,7 +13,7 @@ from torch import nn
 
 from confed.engines.buffered import unsupported_reason
 from confed.federation.algorithm import Algorithm
-from confed.federation.equivalence import trains_one_by_one
+from confed.federation.equivalence import unbatchable_training
 from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
 from confed.federation.protocols import Batch
 from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
@@ -113,7 +113,7 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
     reasons = {
         "asynchronous rounds": unsupported_reason,
-        "clients trained at once equal one by one": trains_one_by_one,
+        "clients trained at once equal one by one": unbatchable_training,
         "one global model": lambda method: "" if method.traits.has_global else "there is no global model",
     }
     reasons |= {name: partial(lacks_protection, check=name) for name in PROTECTED}

@@ -7,7 +7,7 @@ import torch
 from confed.algorithms.fedavg import FedAvg
 from confed.data.table_concatenation import concatenate_tables
 from confed.federation.algorithm import Algorithm
-from confed.federation.equivalence import trains_one_by_one
+from confed.federation.equivalence import unbatchable_training
 from confed.federation.local import Local
 from confed.federation.ownership import modalities_of
 from confed.federation.params import named_tensors
@@ -31,7 +31,7 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
 
 def stacked_equals_one_by_one(algorithm: Algorithm) -> None:
     """Training two clients at once gives what training one by one gives (without BatchNorm and dropout)."""
-    if trains_one_by_one(algorithm):
+    if unbatchable_training(algorithm):
         return
     for local in (
         Local(epochs=2, batch_size=5, lr=0.05, optimizer="sgd", momentum=0.5, clip=1.0),

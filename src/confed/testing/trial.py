@@ -100,8 +100,8 @@ class Together(Recording):
         for call, reply in zip(calls, self.inner(calls, store, round), strict=True):
             self.replies.append((call.client.id, call, reply))
             yield reply
-        if self.inner.one_by_one:
-            raise ContractViolation(f"clients were trained one by one: {self.inner.one_by_one}")
+        if self.inner.unbatchable_reason:
+            raise ContractViolation(f"clients were trained one by one: {self.inner.unbatchable_reason}")
 
 
 def run(

@@ -94,8 +94,8 @@ def test_networks_of_version_6_and_mapped_addresses_count_as_one_address() -> No
 
 
 def test_descriptors_are_kept_for_files() -> None:
-    assert ConnectionLimits().fitting(1024).most == 512
-    small = ConnectionLimits().fitting(64)
+    assert ConnectionLimits().for_file_limit(1024).most == 512
+    small = ConnectionLimits().for_file_limit(64)
     assert (small.most, small.reserved) == (32, 16)
     with pytest.raises(ValueError, match="fewer places must be reserved"):
         ConnectionLimits(most=5, reserved=5)

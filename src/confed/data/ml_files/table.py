@@ -150,7 +150,7 @@ class UserRows(Mapping[str, np.ndarray]):
         return np.arange(self._offsets[number], self._offsets[number + 1])
 
 
-def collect(
+def build_table(
     records: Iterable[LabelRecord],
     labels: Sequence[str] | None = None,
     *,

@@ -70,7 +70,7 @@ class ConnectionLimits:
                 f"most {self.most}, reserved {self.reserved}"
             )
 
-    def fitting(self, files: int) -> "ConnectionLimits":
+    def for_file_limit(self, files: int) -> "ConnectionLimits":
         """At most half of the files that the process may have open are connections; the others are files."""
         room = max(files // 2, 2)
         return replace(self, most=min(self.most, room), reserved=min(self.reserved, room // 2))
@@ -267,7 +267,7 @@ class LimitedServer(uvicorn.Server):
         self, config: uvicorn.Config, limits: ConnectionLimits, turned_away: Callable[[str], None] = lambda _: None
     ) -> None:
         super().__init__(config)
-        self.table = ConnectionTable(limits.fitting(open_files()))
+        self.table = ConnectionTable(limits.for_file_limit(open_files()))
         self._turned_away = turned_away
         self._entering: set[asyncio.Task[None]] = set()
 

@@ -87,7 +87,7 @@ class SuperLinkGrid(Grid):
         """The most pieces that a reply may consist of."""
         return self.inbox.pieces
 
-    def bound(self, largest: int) -> None:
+    def set_max_reply_bytes(self, largest: int) -> None:
         """See :class:`confed.engines.remote.sites.Bounded`."""
         self.inbox.largest = min(self.inbox.largest, largest)
 

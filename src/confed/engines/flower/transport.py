@@ -91,10 +91,10 @@ class FlowerTransport:
         """See :class:`confed.engines.remote.sites.Waiting`; a grid of Flower's own does not tell what arrives."""
         return isinstance(self._grid, Waiting) and self._grid.wait(seconds)
 
-    def bound(self, largest: int) -> None:
+    def set_max_reply_bytes(self, largest: int) -> None:
         """See :class:`confed.engines.remote.sites.Bounded`; a grid of Flower's own has its own bounds."""
         if isinstance(self._grid, Bounded):
-            self._grid.bound(largest)
+            self._grid.set_max_reply_bytes(largest)
 
     def forget(self, sent: str) -> None:
         """See :class:`confed.engines.remote.sites.Transport`; Flower's own grids drop messages that expire."""

@@ -359,7 +359,7 @@ class Remote:
         self._reader = ReplyReader(setup, self._local.workspace, limits, judge)
         limits = self._reader.limits
         if isinstance(transport, Bounded):
-            transport.bound(limits.head + limits.body)
+            transport.set_max_reply_bytes(limits.head + limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
         self.sites = SiteRegistry(
             transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)

@@ -74,7 +74,7 @@ class Transport(Protocol):
 class Bounded(Protocol):
     """A transport that can refuse a message that is too large before it has all of it."""
 
-    def bound(self, largest: int) -> None:
+    def set_max_reply_bytes(self, largest: int) -> None:
         """From now on a reply has at most so many bytes."""
         ...
 

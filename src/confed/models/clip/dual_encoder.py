@@ -249,7 +249,7 @@ class DualEncoder(Finetunable):
         """The settings by which inputs are made of pictures."""
         return self._pictures.settings
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, D)."""
         if first == 0 and last > 0:
             state = self._seen(batch, "features", lambda images: self._image(images)[0])

@@ -238,7 +238,7 @@ def _rows(found: Any) -> Tensor:
 # Parts of a vision-language model of transformers: language part, connector -----------------------------------
 
 
-class LibraryParts(Finetunable):
+class TransformersAdapter(Finetunable):
     """A library's model by its parts."""
 
     body: Any
@@ -462,7 +462,7 @@ class Asked(NamedTuple):
     seen: PictureStates | None = None
 
 
-class HuggingFaceVLM(LibraryParts):
+class HuggingFaceVLM(TransformersAdapter):
     """An image-text-to-text model of ``transformers`` that writes answers, or chooses among given ones by likelihood.
 
     Batches have ``image``, uint8 (B, 3, H, W), or of several pictures (B, P, 3, H, W) with ``image_count`` (B,), and
@@ -587,7 +587,7 @@ class HuggingFaceVLM(LibraryParts):
         """The settings by which inputs are made of pictures."""
         return self.tokenizer.placeholder.settings
 
-    def through(self, state: Any, first: int, last: int, batch: Batch) -> Any:
+    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is a :class:`PictureStates`.
 
         Of examples that have all P pictures.

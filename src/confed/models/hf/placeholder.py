@@ -150,7 +150,7 @@ class Placeholder:
 
     def fault(self, conversation: Conversation) -> str:
         """What is wrong with our ids of a conversation, compared with those of the processor; empty if nothing is."""
-        turns = turns_of(conversation)
+        turns = to_chat_messages(conversation)
         for part in (part for turn in turns for part in turn["content"] if part["type"] == "image"):
             part["image"] = _GREY
         read = self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
@@ -196,7 +196,7 @@ class Placeholder:
         """A conversation as the chat template writes it, with its answer or up to where that begins."""
         from jinja2.exceptions import TemplateError
 
-        turns = turns_of(conversation if answer is None else (*conversation, Said("assistant", (answer,))))
+        turns = to_chat_messages(conversation if answer is None else (*conversation, Said("assistant", (answer,))))
         try:
             return self._processor.apply_chat_template(turns, add_generation_prompt=answer is None, tokenize=False)
         except TemplateError as error:
@@ -308,7 +308,7 @@ def left_padded(
     return ids.view(len(rows), length), torch.tensor(mask, dtype=torch.int64, device=device).view(len(rows), length)
 
 
-def turns_of(conversation: Conversation) -> list[dict[str, Any]]:
+def to_chat_messages(conversation: Conversation) -> list[dict[str, Any]]:
     """A conversation as chat templates read it."""
     return [
         {"role": role, "content": [{"type": "image"} if p is None else {"type": "text", "text": p} for p in parts]}

@@ -25,7 +25,7 @@ from confed.report.statistics.paired import (
     Methods,
     against,
     all_pairs,
-    references_of,
+    baseline_methods,
     values_of,
     with_places,
 )
@@ -336,7 +336,7 @@ def compare_runs(
     methods: dict[str, dict[int, Run]] = {}
     for run in named_apart(ended):
         methods.setdefault(run.method, {})[run.seed] = run
-    references = references_of(methods, reference)
+    references = baseline_methods(methods, reference)
     scores = Scores()
     pairs = all_pairs(methods, margin, scores)
     found = [with_places(d, methods, scores) for name in references for d in against(pairs, name)]

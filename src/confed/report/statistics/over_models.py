@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from confed.metrics.statistics import PairedT, UnpairedT, Wilcoxon, holm, paired_t, unpaired_t, wilcoxon
 from confed.report.statistics.comparable import refusals
-from confed.report.statistics.paired import references_of
+from confed.report.statistics.paired import baseline_methods
 from confed.report.tables.columns import COLUMNS, RunColumn
 from confed.report.tables.control_marks import fails
 from confed.results.deployed import is_shown
@@ -80,13 +80,13 @@ class ModelStudies:
         return tuple(method for method, found in runs.items() if found and is_bound(found[0].summary))
 
     def references(self, asked: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The methods that others are compared with; see :func:`confed.report.statistics.paired.references_of`.
+        """The methods that others are compared with; see :func:`confed.report.statistics.paired.baseline_methods`.
 
         Raises ``ValueError``: an unknown method.
         """
         every = [run for study in self.studies.values() for run in study.runs]
         methods = {m: dict(enumerate(run for run in every if run.method == m)) for m in self.labels}
-        return references_of({method: runs for method, runs in methods.items() if runs}, asked)
+        return baseline_methods({method: runs for method, runs in methods.items() if runs}, asked)
 
 
 def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> ModelStudies:

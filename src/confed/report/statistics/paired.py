@@ -43,9 +43,9 @@ __all__ = [
     "Scores",
     "against",
     "all_pairs",
+    "baseline_methods",
     "by_place_test",
     "corrected",
-    "references_of",
     "values_of",
     "with_places",
 ]
@@ -181,7 +181,7 @@ class Difference:
         return len(self.seeds) >= MIN_SEEDS and p is not None and p <= LEVEL
 
 
-def references_of(methods: Methods, asked: str | Sequence[str] | None = None) -> tuple[str, ...]:
+def baseline_methods(methods: Methods, asked: str | Sequence[str] | None = None) -> tuple[str, ...]:
     """The methods that the others are compared with."""
     if asked is not None:
         names = tuple(dict.fromkeys([asked] if isinstance(asked, str) else asked))

@@ -22,7 +22,7 @@ def _examples(summary: Summary) -> Mapping[str, Mapping[str, int]]:
     return found if isinstance(found, Mapping) else {}
 
 
-def with_left_out(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
+def mark_excluded(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
     """Cells with the mark behind the text of those whose client or place lacks examples in some run."""
     lacking = {place for summary in summaries for place in _examples(summary)}
     return [

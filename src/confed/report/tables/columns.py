@@ -7,7 +7,7 @@ from typing import Literal
 
 from confed.data.few_shot import NEW, harmonic_mean
 from confed.report.statistics.comparable import other_places, refusal_of
-from confed.report.tables.cells import best_marks, bold_note, mean_sd_cell, with_left_out
+from confed.report.tables.cells import best_marks, bold_note, mark_excluded, mean_sd_cell
 from confed.report.tables.control_marks import blind_pair, controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
@@ -128,7 +128,7 @@ class RunColumn:
             ]
         if self.place:
             cells = [
-                with_left_out([cell], [self.place], row.summaries)[0] for cell, row in zip(cells, rows, strict=True)
+                mark_excluded([cell], [self.place], row.summaries)[0] for cell, row in zip(cells, rows, strict=True)
             ]
         return cells
 
