@@ -7,7 +7,7 @@ from confed.federation.file_names import Name, Title, file_name
 SOUND = ["fedvqa_scenes", "FedP³ (N = 2)", "my recipe, second try", "привет", "a" * 100, "می‌خواهم", "v1.2", "console"]
 NO_TITLE = [
     "", " a", "a ", "a" * 101, "a\nb", "a\tb", "a\x00b", "a\x1b[31m", "a\u2028b", "a\u202eb", "a\u2067b", "a\u061cb",
-    "a\u200eb", "\ufeffa", "\ud800", 1, ["a"], None, b"a",
+    "a\u200eb", "a\u0378b", "a\ue000b", "\ufeffa", "\ud800", 1, ["a"], None, b"a",
 ]  # fmt: skip
 NO_NAME = [
     "/abs", "../../x", "a/b", "a\\b", ".", "..", ".hidden", "-rf", "--out", "C:x", "a:b", "nul", "CON", "com1.txt",

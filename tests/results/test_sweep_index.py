@@ -70,7 +70,9 @@ def test_an_index_must_not_lead_elsewhere(tmp_path: Path) -> None:
         read_sweep(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "3", '{"models": 3}', MODELS.replace("0.01", '"x"'), "{"])
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "3", '{"models": 3}', MODELS.replace("0.01", '"x"'), MODELS.replace("0.01", "9" * 400), "{"]
+)
 def test_an_index_of_another_form_is_refused(content: str, tmp_path: Path) -> None:
     for name in ("models.json", "sweep.json"):
         (tmp_path / name).write_text(content)

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from confed.federation.reading import FAULTS
+
 FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO", "QOI")
 """Picture formats that are decoded; not among them those that start another program (EPS) or are no pixels (WMF)."""
 
@@ -76,7 +78,7 @@ def array_header(stream: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, kind = read(stream)
-    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError, TokenError) as error:
+    except (MemoryError, SyntaxError, TokenError, *FAULTS) as error:
         raise ValueError(f"{where} must hold arrays in NumPy's format: {error}") from error
     if kind.hasobject:
         raise ValueError(

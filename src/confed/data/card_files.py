@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from confed.data.modality_names import sort_modalities
-from confed.federation.reading import read_bounded
+from confed.federation.reading import FAULTS, read_bounded
 
 VERSION = 1
 """Of the file's format."""
@@ -145,7 +145,7 @@ def read_card(path: Path) -> Card:
         raise ValueError(f"{path} is a card of format {version!r}; this version of confed reads format {VERSION}")
     try:
         return _checked(values)
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+    except FAULTS as error:
         raise ValueError(f"{path}: {error}") from error
 
 

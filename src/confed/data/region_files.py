@@ -32,6 +32,7 @@ import numpy as np
 
 from confed.data.bounded_files import array_header, check_array, hdf5_array, load_npy, load_npz
 from confed.data.regions import grid_boxes
+from confed.federation.reading import FAULTS
 
 # Readers of published region features: one file per picture (.npz, .npy) --------------------------------------
 
@@ -397,7 +398,7 @@ def _read_index(file: Path) -> RegionIndex:
         return RegionIndex(
             tuple(map(int, images)), content["regions"], content["width"], content["encoder"], content["padded"]
         )
-    except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
+    except FAULTS as error:
         raise ValueError(f"{file} must be an index of region features: {repr(error)[:300]}") from error
 
 
@@ -418,9 +419,7 @@ def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
                 if type(first) is not int or type(last) is not int or not 0 <= first <= last:
                     raise ValueError(f"{name} must have two offsets, got {first!r:.80} and {last!r:.80}")
                 found[name], end = (kind, tuple(entries[name]["shape"]), start + first), max(end, start + last)
-        except (
-            struct.error, LookupError, TypeError, ValueError, OverflowError, MemoryError, RecursionError,
-        ) as error:  # fmt: skip
+        except (struct.error, MemoryError, *FAULTS) as error:  # fmt: skip
             raise ValueError(f"{file} must be a safetensors file of region features: {repr(error)[:300]}") from error
     if file.stat().st_size < end:
         raise ValueError(f"{file} is cut off: expected {end} bytes, got {file.stat().st_size}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
-from confed.federation.reading import read_bounded
+from confed.federation.reading import FAULTS, read_bounded
 
 MANIFEST = "federation.json"
 SIGNATURE = f"{MANIFEST}.sig"
@@ -165,7 +165,7 @@ def _read(path: Path, data: bytes) -> Manifest:
         form = content.pop("format")
         manifest = Manifest(**content)
         texts = [*manifest.sites, *manifest.sites.values(), manifest.recipe, manifest.card, *manifest.wheel.values()]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except FAULTS as error:
         raise ValueError(f"{path} must be a manifest of a federation: {error!r}") from error
     sound = all(isinstance(text, str) for text in texts) and type(manifest.serial) is int and manifest.serial >= 0
     if form not in (1, FORMAT) or not sound:
@@ -224,7 +224,7 @@ def _manifest_serial_read(path: Path) -> dict[str, tuple[int, str]]:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         found = {str(name): (entry["serial"], entry["digest"]) for name, entry in content.items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (OSError, *FAULTS) as error:
         raise ValueError(f"{path} must hold serial numbers of manifests as JSON: {error!r}") from error
     if not all(type(serial) is int and isinstance(digest, str) for serial, digest in found.values()):
         raise ValueError(f"{path} must hold a whole number and a digest for each authority")

@@ -229,7 +229,7 @@ def _record(path: Path, round: int) -> dict[str, Any]:
         sound = sound and record["round"] == round and all(type(n) is int and n >= 0 for n in numbers)
         sound = sound and all(isinstance(digest, str) for digest in digests)
         sound = sound and all(int(text.split()[0]) > 0 for text in record.get("states", {}).values())
-    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"no checkpoint's record: {type(error).__name__}: {error}") from error
     if not sound:
         raise ValueError(f"no record of a checkpoint of round {round}")

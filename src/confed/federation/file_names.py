@@ -23,8 +23,8 @@ _DEVICES = frozenset(
 
 _MOST = 100
 """Characters of a name or a title."""
-_INVISIBLE = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
-"""Unicode's categories of control characters, marks of direction and other formats, surrogates, line separators."""
+_INVISIBLE = frozenset(["Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"])
+"""Unicode's control characters, marks of direction and other formats, no characters, surrogates, line separators."""
 _RESERVED = frozenset('/\\:*?"<>|')
 """Characters that separate parts of paths, or that Windows keeps for itself."""
 _JOINERS = "\u200c\u200d"  # formats that spelling needs
@@ -57,7 +57,7 @@ class Title:
         if not 0 < len(text) <= _MOST or text != text.strip():
             return f"have 1 to {_MOST} characters, none of them a blank at an end"
         if any(unicodedata.category(sign) in _INVISIBLE and sign not in _JOINERS for sign in text):
-            return "have no control characters, line ends or marks of direction"
+            return "have no control characters, line ends, marks of direction or unknown characters"
         return ""
 
 

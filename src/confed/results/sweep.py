@@ -10,7 +10,7 @@ from typing import Any
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
-from confed.federation.reading import read_bounded
+from confed.federation.reading import FAULTS, read_bounded
 from confed.results.folder import SWEEPS
 
 MODELS = "models"
@@ -90,7 +90,7 @@ def read_sweep(root: Path) -> Sweep:
             float(content["margin"]),
             str(content.get("by", "")),
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except FAULTS as error:
         raise ValueError(f"{file} is no index of a sweep: {type(error).__name__}: {error}") from error
     for point in sweep.points:
         if not re.fullmatch(r"[\w.+-]+", Name(point.folder, f"{file}: a study's folder")):

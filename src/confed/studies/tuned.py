@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from confed.federation.reading import read_bounded
+from confed.federation.reading import FAULTS, read_bounded
 from confed.recipes.recipe import Recipe
 from confed.results.settings import flat
 from confed.system.plain_text import cell_text
@@ -167,7 +167,7 @@ def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], range]:
         terms = content.get("tuning", {})
         first = int(terms.get("seed", 0))
         seeds = range(first, first + int(terms.get("seeds", 1))) if "seed" in terms else range(0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, *FAULTS) as error:
         raise ValueError(f"{path} is no tuned.toml of `confed tune`: {error}") from error
     return rows, seeds
 

@@ -19,6 +19,7 @@ import PIL
 
 from confed.data.preparation import step
 from confed.federation.checkpoint import write_atomically
+from confed.federation.reading import FAULTS
 
 _AT_ONCE = 64
 """Pictures that a thread takes at once."""
@@ -130,7 +131,7 @@ def _remembered(key: str, pictures: CheckedPictures) -> list[int] | None:
             return None
         rows = {int(row): name for row, name in content["unreadable"].items()}
         sound = all(0 <= row < len(pictures) and pictures.names[row] == name for row, name in rows.items())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, *FAULTS):
         return None  # as if no picture had been checked yet
     return sorted(rows) if sound else None
 

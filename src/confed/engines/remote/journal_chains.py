@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from confed.engines.remote.protocol import Refused
 from confed.federation.atomic import write_atomically
+from confed.federation.reading import FAULTS
 
 Statement = Mapping[str, tuple[int, str]]
 """Journal -> its number of entries, and its head."""
@@ -250,7 +251,7 @@ def _signed_statement(signed: str, site: str) -> Statement:
         statement = _entries(told["journals"])
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["key"]))
         key.verify(bytes.fromhex(told["signature"]), _text(site, statement).encode())
-    except (ValueError, TypeError, LookupError, RecursionError, InvalidSignature) as error:
+    except (InvalidSignature, *FAULTS) as error:
         raise Refused(
             f"the server's signature under the journals of {site!r} is none: {type(error).__name__}"
         ) from error

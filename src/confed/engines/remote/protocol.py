@@ -17,6 +17,7 @@ import torch
 
 from confed.federation.messages import Message
 from confed.federation.params import Params
+from confed.federation.reading import FAULTS
 from confed.federation.wire import decode, encode
 from confed.privacy.protections import first_non_finite
 
@@ -290,7 +291,7 @@ def _check_scalars(metadata: Any) -> None:
     try:
         scalars = json.loads(metadata.get("scalars", "{}"))
         sound = all(isinstance(value, bool | int | float | str) for value in scalars.values())
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+    except FAULTS as error:
         raise Refused(f"a body's scalars must be JSON: {error}") from error
     if not sound:
         raise Refused("a body's scalars must be numbers, texts, true or false")

@@ -27,6 +27,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.atomic import write_atomically
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message
+from confed.federation.reading import FAULTS
 from confed.federation.update_privacy import origin
 from confed.privacy.protections import UPDATE
 
@@ -91,7 +92,7 @@ class NormHistory:
             for action, site, round, size in stored["sizes"]:
                 if round < start:
                     self.note(action, site, round, float(size))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except FAULTS as error:
             raise ValueError(
                 f"{self._path} must hold the sizes of sites' updates as JSON, got {type(error).__name__}: {error}; put "
                 "it back, or remove it to have the next round say what is usual"

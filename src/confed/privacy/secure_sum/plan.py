@@ -132,7 +132,7 @@ class Plan:
             blocks = tuple(Block(_texts(block["names"]), _texts(block["senders"])) for block in values.pop("blocks"))
             members = _texts(values.pop("members"))
             return Plan(members=members, blocks=blocks, **{key: _plain(values, key) for key in values})
-        except (LookupError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        except (LookupError, TypeError, AttributeError, RecursionError, ArithmeticError, json.JSONDecodeError) as error:
             raise ValueError(f"not the plan of secure aggregation: {type(error).__name__}: {error}") from error
 
 
