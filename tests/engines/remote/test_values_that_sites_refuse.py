@@ -228,6 +228,20 @@ def test_activations_of_another_scale_leave_their_site_out(tmp_path: Path, bad: 
     assert max(largest(state.params) for state in records[0].servers.values()) < 10
 
 
+def test_the_very_first_activations_are_measured_beside_those_of_the_other_site(tmp_path: Path) -> None:
+    setup = of_two(SplitLearning(), rounds=1)
+    replies: list[int] = []
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        replies.append(hostile.calls)
+        return tensor * (1e4 if hostile.calls == replies[0] else 1.0)
+
+    hostile = Hostile(setup, tmp_path, change, bad=0)
+    records = led(setup, hostile.remote())
+    assert set(records[0].errors) == {"client-0"}
+    assert set(replies) == {replies[0]}  # it was not asked again
+
+
 def test_a_new_model_that_sites_would_refuse_is_not_kept(tmp_path: Path) -> None:
     setup = of_two(FedAvg())
     remote = Letters(setup, tmp_path, TWO)
