@@ -42,7 +42,10 @@ RUNS: dict[str, tuple[str, ...]] = {
     "split bicsl": ("bicsl_scenes", *SMALL, *FEW, "--methods", "bicsl"),
     "modalities": (*MODALITIES, "--methods", "fedavg"),
     "retrieval": ("retrieval_scenes", *SMALL, "--methods", "fedavg"),
+    "federation": (),
 }  # fmt: skip
+FEDERATION = "import sys, pathlib, golden; golden.federation(pathlib.Path(sys.argv[1]))"
+"""A server with its sites in one process, as the folder of the golden pages is made."""
 COMPARED = ("models", "checkpoint", "predictions.safetensors", "metrics.jsonl")
 
 
@@ -55,11 +58,14 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 def digests(tree: Path, arguments: tuple[str, ...], folder: Path) -> dict[str, str]:
     """Digests of a run that a tree's own code makes."""
+    modules = (tree / "src", tree / "tests" / "support", ROOT / "tests" / "golden")
     environment = os.environ | {
-        "PYTHONPATH": str(tree / "src"), "CONFED_CPU": "avx2", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache"),
+        "PYTHONPATH": os.pathsep.join(map(str, modules)), "CONFED_CPU": "avx2", "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache"),
     }  # fmt: skip
     command = [sys.executable, "-m", "confed.cli", "run", *arguments, "--out", str(folder), "--quiet"]
+    if not arguments:
+        command = [sys.executable, "-c", FEDERATION, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"it ended": (done.stderr or done.stdout).strip().splitlines()[-1]}

@@ -163,9 +163,8 @@ def pack(folder: Path, name: str) -> None:
                 archive.writestr(zipfile.ZipInfo(relative.as_posix()), path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
 
 
-def _federation(folder: Path) -> None:
+def federation(folder: Path) -> None:
     """State of a server with two sites in this process, one of which is away at the end."""
-    sys.path.insert(0, str(HERE.parent / "support"))
     import confed
     from confed.deployment.server import run_server
     from confed.engines.flower.transport import FlowerTransport
@@ -175,7 +174,7 @@ def _federation(folder: Path) -> None:
     from led_recipe import SITES_OF, grid_of, recipe_of
 
     confed.allow_code("toy_federation")
-    recipe, root = recipe_of("fedper", "run.rounds=2"), folder.parent / "sites"
+    recipe, root = recipe_of("fedper", "run.rounds=2"), folder.with_name(f"{folder.name}-sites")
     root.mkdir()
     (root / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
     grid = grid_of(root / "recipe.toml", root)
@@ -192,7 +191,7 @@ def _federation(folder: Path) -> None:
 
 def _make(name: str, scratch: Path) -> None:
     if name == "federation":
-        _federation(scratch / name)
+        federation(scratch / name)
         pack(scratch / name, name)
         return
     command = "sweep" if name == "sweep" else "run"
@@ -208,6 +207,7 @@ def main() -> None:
     parser.add_argument("what", choices=("folders", "pages"))
     parser.add_argument("names", nargs="*", default=[*MADE, "federation"])
     options = parser.parse_args()
+    sys.path.append(str(HERE.parent / "support"))
     os.environ |= {"COLUMNS": "160", "NO_COLOR": "1"}
     with tempfile.TemporaryDirectory() as scratch:
         if options.what == "folders":
