@@ -171,10 +171,12 @@ class AFL(Deploying):
         outputs: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for batch in client.data.train(client.local.batch_size, client.rng("moments")):
-                there = to_device(batch, device)
-                output: Output = network(there)
-                total += float(client.task.loss(output, there)) * len(output.features)
-                outputs.append((output.features.double().cpu(), targets(there, self.shape[1], single=single).cpu()))
+                device_batch = to_device(batch, device)
+                output: Output = network(device_batch)
+                total += float(client.task.loss(output, device_batch)) * len(output.features)
+                outputs.append(
+                    (output.features.double().cpu(), targets(device_batch, self.shape[1], single=single).cpu())
+                )
         features, wanted = (torch.cat(parts) for parts in zip(*outputs, strict=True))
         gram, cross = moments(features, wanted, intercept=self.intercept)
         return Message({GRAM: packed(gram), CROSS: cross}, {"loss": total / len(features)})

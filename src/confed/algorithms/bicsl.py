@@ -116,8 +116,8 @@ class BiCSL(TwoServers):
             )
         if not self.server.plain:
             raise ValueError("BiCSL's servers take the mean of their parts, so algorithm.server must be left as it is")
-        for part in PARTS["client"]:
-            refuse_mixing(self.privacy, model.get_submodule(part))
+        for client_part in PARTS["client"]:
+            refuse_mixing(self.privacy, model.get_submodule(client_part))
         method = replace(self)
         modules = nn.ModuleDict({name: copy.deepcopy(model.get_submodule(name)) for name in PARTS["server"]})
         object.__setattr__(method, "modules", modules.cpu())
@@ -213,10 +213,10 @@ class BiCSL(TwoServers):
         """A client's copy of the adapters."""
         if self.modules is None or server.local is None:
             raise ValueError("BiCSL does not know the servers' modules; call configure(model, task) before the run")
-        own: Params = server.slots.get(f"lta of {client.id}", {}) if self.own_answers else {}
+        answer_layer: Params = server.slots.get(f"lta of {client.id}", {}) if self.own_answers else {}
         moments = server.slots.get(f"moments of {client.id}") if self.keep_moments else None
         return ServerPart(
-            self.modules, {**server.params, **own}, server.local, server.round, max(server.rounds, 1),
+            self.modules, {**server.params, **answer_layer}, server.local, server.round, max(server.rounds, 1),
             steps_of(client.num_examples, server.local), moments,
         )  # fmt: skip
 
@@ -261,8 +261,8 @@ class BiCSL(TwoServers):
     @action
     def receive(self, client: Client, message: Message) -> Message:
         """Client action: reception of the averaged part before the first batch."""
-        own = client.state.tensors.get("answers", {}) if self.own_answers else {}
-        client.load({**message.tensors, **own})
+        answer_layer = client.state.tensors.get("answers", {}) if self.own_answers else {}
+        client.load({**message.tensors, **answer_layer})
         moments = client.state.tensors.get("moments") if self.keep_moments else None
         Half(client, self._bottom, self.staleness, moments=moments).keep(client)
         return Message()

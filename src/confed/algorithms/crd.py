@@ -105,13 +105,13 @@ class CRD(Algorithm):
         """Task loss plus both sides' contrast."""
         if self.lam == 0 or client.round < self.start_round:
             return super().objective(client)
-        known = global_features(client)
+        teacher_features = global_features(client)
         embed_student, embed_teacher = (client.model.get_submodule(f"crd_{side}") for side in ("student", "teacher"))
         banks, labels = self._memory(client)
         noise = client.rng("negatives")
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            features, index = known(batch), batch["index"]
+            features, index = teacher_features(batch), batch["index"]
             output = model(batch)
             student, teacher = embed_student(output.features), embed_teacher(features)
             chosen = draw_negatives(labels != labels[index].unsqueeze(1), self.negatives, noise)

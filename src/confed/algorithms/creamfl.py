@@ -103,8 +103,8 @@ class Views(NamedTuple):
 
     def message(self, modalities: Sequence[str]) -> dict[str, Tensor]:
         """What travels of these modalities."""
-        there = {PICTURES: self.pictures, TEXTS: self.texts}
-        return {name: there[name] for name in modalities}
+        views = {PICTURES: self.pictures, TEXTS: self.texts}
+        return {name: views[name] for name in modalities}
 
 
 @dataclass(frozen=True)
@@ -232,13 +232,13 @@ class CreamFL(Algorithm):
         learner = side.learner(server, self.server_lr)
         with isolated(derive(side.seed, server.round, SERVER, "pairs")):
             train(learner, Algorithm.objective(self, learner), self.server_epochs, order="pairs")
-        own = _views(learner, side.data)
-        sent = Message(own.message(BOTH))
-        wanted = {client.id: own.message(self.modalities(client.id)) for client in cohort}
+        server_views = _views(learner, side.data)
+        sent = Message(server_views.message(BOTH))
+        wanted = {client.id: server_views.message(self.modalities(client.id)) for client in cohort}
         replies = yield [Call(client, "fit", sent, expects=wanted[client.id]) for client in cohort]
         heard = [reply.message.tensors for reply in replies if reply.error is None]
         if heard and self.distill_epochs:
-            towards = aggregated(heard, own, contrastive=self.aggregation == "contrastive")
+            towards = aggregated(heard, server_views, contrastive=self.aggregation == "contrastive")
             with isolated(derive(side.seed, server.round, SERVER, "distil")):
                 train(learner, _distillation(learner, *towards), self.distill_epochs, order="distil")
         return replace(server, round=server.round + 1, params=learner.values(Scope.SHARED))
@@ -254,8 +254,8 @@ class CreamFL(Algorithm):
         """
         if client.public is None or not len(client.public):
             raise ValueError(f"CreamFL needs public pairs at every client, and {client.info.id!r} has none")
-        own, shown = client.state.tensors.get("personal", client.initial), self.modalities(client.info.id)
-        client.load({name: own[name] for name in client.names(Scope.SHARED)})
+        personal, shown = client.state.tensors.get("personal", client.initial), self.modalities(client.info.id)
+        client.load({name: personal[name] for name in client.names(Scope.SHARED)})
         before = _views(client, client.public, shown)
         received = Views(message.tensors[PICTURES], message.tensors[TEXTS], before.text_of)
         pairs, texts = len(before.text_of), int(before.text_of.max()) + 1
@@ -272,16 +272,16 @@ class CreamFL(Algorithm):
     def _regularised(self, client: Client, received: Views, before: Views) -> Objective:
         """The client's own loss plus both contrasts on a batch of public pairs (LCR)."""
         shown = self.modalities(client.info.id)
-        own = Algorithm.objective(self, client) if shown == BOTH else _own_classes(client, shown[0])
+        objective = Algorithm.objective(self, client) if shown == BOTH else _own_classes(client, shown[0])
         if not self.contrast:
-            return own
+            return objective
         device = next(client.model.parameters()).device
         stream = _public_batches(client)
         theirs = {name: received.of(name).to(device) for name in BOTH}
         old = {name: before.of(name).to(device) for name in shown}
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            for loss in own(model, batch):
+            for loss in objective(model, batch):
                 public = to_device(next(stream), device)
                 k = public["index"]
                 ours = {name: _represented(client, public, name) for name in shown}
@@ -301,8 +301,8 @@ def _own_classes(client: Client, modality: str) -> Objective:
     """Classification of the client's examples of one modality by class number (L_task)."""
 
     def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-        found = model.get_submodule(CLASSIFIER)(_represented(client, batch, modality))
-        scores = among_offered(as_classifier(model).similarity_scores(found), batch)
+        logits = model.get_submodule(CLASSIFIER)(_represented(client, batch, modality))
+        scores = among_offered(as_classifier(model).similarity_scores(logits), batch)
         yield functional.cross_entropy(scores, batch["label"])
 
     return losses
@@ -374,14 +374,14 @@ def _views(client: Client, data: ClientData, shown: Sequence[str] = BOTH) -> Vie
     client.model.eval()
     device = next(client.model.parameters()).device
     none = torch.zeros(0, 0)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    representations: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.no_grad():
         for batch in data.train(client.local.eval_batch_size, client.rng("representations")):
-            there = (
+            device_batch = (
                 _represented(client, to_device(batch, device), PICTURES).float().cpu() if PICTURES in shown else none
             )
-            found.append((batch["index"], batch["label"], there))
-        index, labels, pictures = (torch.cat(column) for column in zip(*found, strict=True))
+            representations.append((batch["index"], batch["label"], device_batch))
+        index, labels, pictures = (torch.cat(column) for column in zip(*representations, strict=True))
         order = index.argsort()
         classes, text_of = _distinct(labels[order])
         texts = _texts(client, classes.to(device)).float().cpu() if TEXTS in shown else none

@@ -52,9 +52,9 @@ class Ditto(Algorithm):
         model is sound and is sent.
         """
         before = client.state.tensors.get("personal")
-        own = message.tensors if before is None else before
+        personal = message.tensors if before is None else before
         reply = super().fit(client, message)
-        client.load(own)
+        client.load(personal)
         train(client, self._near(client, message.tensors), order="personal")
         client.keep_personal = True
         client.remember()

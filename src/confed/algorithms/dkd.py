@@ -69,10 +69,10 @@ class DKD(Algorithm):
         weight = self.lam * min((client.round - self.start_round + 1) / self.warmup, 1.0)
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            known = teacher(batch)
+            teacher_output = teacher(batch)
             output = model(batch)
             loss = client.task.loss(output, batch)
-            tckd, nckd = decoupled(output.logits, known, task.labels(batch), self.temperature)
+            tckd, nckd = decoupled(output.logits, teacher_output, task.labels(batch), self.temperature)
             yield loss + weight * (self.alpha * tckd + self.beta * nckd)
 
         return losses

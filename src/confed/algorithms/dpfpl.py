@@ -194,14 +194,14 @@ def context_gradients(model: nn.Module, task: Task, batch: Batch, context: Tenso
     features = reads.image_features(batch)
     classes = classes_of(batch, reads.class_count).to(features.device)
     texts = reads.class_features(context, classes)
-    own = texts.detach().expand(count, -1, -1).clone().requires_grad_()
-    scores = reads.similarity_scores(torch.einsum("bd,bkd->bk", features, own))
+    client_texts = texts.detach().expand(count, -1, -1).clone().requires_grad_()
+    scores = reads.similarity_scores(torch.einsum("bd,bkd->bk", features, client_texts))
     whole = scores_of(scores, classes, batch, reads.class_count)
     losses = [
         task.loss(Output(whole[i : i + 1], features[i : i + 1]), {name: t[i : i + 1] for name, t in batch.items()})
         for i in range(count)
     ]
-    (towards,) = torch.autograd.grad(torch.stack(losses).sum(), own)
+    (towards,) = torch.autograd.grad(torch.stack(losses).sum(), client_texts)
     return torch.stack([torch.autograd.grad(texts, context, one, retain_graph=True)[0] for one in towards])
 
 

@@ -46,12 +46,12 @@ class FedBN(Algorithm):
         frozen = frozen_names(model)
         trained = set(named_tensors(model)) - frozen
         modules: dict[str, nn.Module] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-        found = [name for name, module in modules.items() if isinstance(module, kinds)]
-        norms = tuple(name for name in found if any(n.startswith(f"{name}.") for n in trained))
+        norm_layers = [name for name, module in modules.items() if isinstance(module, kinds)]
+        norms = tuple(name for name in norm_layers if any(n.startswith(f"{name}.") for n in trained))
         if norms:
             return replace(self, norms=norms)
         what = "batch-normalisation" if self.layers == "batch" else "normalisation"
-        state = "they are all frozen in this model" if found else "this model has none"
+        state = "they are all frozen in this model" if norm_layers else "this model has none"
         hint = "; algorithm.layers = 'all' takes layer and group normalisation too" if self.layers == "batch" else ""
         raise ValueError(f"FedBN keeps {what} layers private, and {state}{hint}")
 

@@ -201,8 +201,13 @@ class FedDAT(FisherWeighted):
         """
         if not self.adapter:
             raise ValueError("FedDAT does not know this model's adapter; call configure(model, task) before the run")
-        own = {} if self.teacher == "frozen" else {tensors_of(LOCAL): Scope.PRIVATE}
-        return {tensors_of(self.adapter): Scope.SHARED, **head_rules(self.head, "FedDAT"), **own, "*": Scope.FROZEN}
+        private_rules = {} if self.teacher == "frozen" else {tensors_of(LOCAL): Scope.PRIVATE}
+        return {
+            tensors_of(self.adapter): Scope.SHARED,
+            **head_rules(self.head, "FedDAT"),
+            **private_rules,
+            "*": Scope.FROZEN,
+        }
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def weight(self, reply: Reply) -> float:

@@ -136,7 +136,7 @@ class FedDC(Algorithm):
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort plus the mean drift; and the new g."""
-        known = server.slots[DRIFT]
+        drifts = server.slots[DRIFT]
         travelled = Mean(self.accumulator_dtype)
         asked, answered, correcting, rates = 0, 0, 0, 0.0
 
@@ -148,17 +148,17 @@ class FedDC(Algorithm):
                 answered += reply.error is None
                 if rate > 0:
                     correcting, rates = correcting + 1, rates + rate
-                    travelled.add({n: reply.message.tensors[n] for n in known}, rate)
+                    travelled.add({n: reply.message.tensors[n] for n in drifts}, rate)
                 yield reply
 
         mean, before = self.average(server, noted()), server.params
         clients = server.clients or asked
-        drift = {n: h + answered * (mean[n] - before[n]) for n, h in known.items()}
+        drift = {n: h + answered * (mean[n] - before[n]) for n, h in drifts.items()}
         slots: dict[str, Params] = {**server.slots, DRIFT: drift}
         if correcting:
             # The sum of v_k change_k, with v_k change_k = -g - rate_k (theta_k - w).
-            old, to = server.slots.get(GRADIENT, {}), travelled.result({n: before[n] for n in known})
-            total = {n: old.get(n, torch.zeros_like(h)) for n, h in known.items()}
+            old, to = server.slots.get(GRADIENT, {}), travelled.result({n: before[n] for n in drifts})
+            total = {n: old.get(n, torch.zeros_like(h)) for n, h in drifts.items()}
             slots[GRADIENT] = {n: t - correcting * t / clients - rates * (to[n] - before[n]) for n, t in total.items()}
         params = mean | {n: mean[n] + h / clients for n, h in drift.items()}
         return replace(server, round=server.round + 1, params=params, slots=slots)
@@ -210,9 +210,9 @@ class FedDC(Algorithm):
         zeros = self._zeros(client)
         drift = client.state.tensors.get(DRIFT, zeros)
         correcting = self._corrects(client.local)
-        own = client.state.tensors.get(GRADIENT, zeros)
+        client_gradient = client.state.tensors.get(GRADIENT, zeros)
         everyone = {n: message.tensors.get(PREFIX + n, z) / share for n, z in zeros.items()}
-        pull = {n: everyone[n] - own[n] for n in zeros} if correcting else None
+        pull = {n: everyone[n] - client_gradient[n] for n in zeros} if correcting else None
         loss = train(client, self._corrected(client, drift, pull, self.alpha / share))
         client.remember()
         length = travelled(client) if correcting else 0.0
@@ -221,7 +221,9 @@ class FedDC(Algorithm):
         moved = {n: reply.tensors[n] - shared[n] for n in zeros}
         client.state.tensors[DRIFT] = {n: drift[n] + moved[n] for n in zeros}
         if per_distance:
-            client.state.tensors[GRADIENT] = {n: own[n] - everyone[n] - per_distance * moved[n] for n in zeros}
+            client.state.tensors[GRADIENT] = {
+                n: client_gradient[n] - everyone[n] - per_distance * moved[n] for n in zeros
+            }
         return reply
 
     def _corrected(self, client: Client, drift: Params, pull: Params | None, alpha: float) -> Objective:

@@ -112,7 +112,7 @@ class FedDPA(FisherWeighted):
         # Heads that read several passes at once are wider than the others; the rest of a row stays zero.
         parts = private_head(model, self.head, "FedDPA", optional=True)
         # What writes its answers has no head; its features are as wide as what its adapters read.
-        read = [".down.weight"] if parts == NO_HEAD else [f"{part}." for part in parts]
+        read = [".down.weight"] if parts == NO_HEAD else [f"{module_name}." for module_name in parts]
         matrices = ((f".{name}", p) for name, p in model.named_parameters() if p.ndim == 2)
         width = max(p.shape[1] for name, p in matrices if any(place in name for place in read))
         model.add_module(EXAMPLES, _Examples(self.examples, width))
@@ -125,8 +125,13 @@ class FedDPA(FisherWeighted):
         """
         if not self.adapter:
             raise ValueError("FedDPA does not know this model's adapter; call configure(model, task) before the run")
-        own = dict.fromkeys((tensors_of(LOCAL), f"{EXAMPLES}.*"), Scope.PRIVATE)
-        return {tensors_of(self.adapter): Scope.SHARED, **own, **head_rules(self.head, "FedDPA"), "*": Scope.FROZEN}
+        private_rules = dict.fromkeys((tensors_of(LOCAL), f"{EXAMPLES}.*"), Scope.PRIVATE)
+        return {
+            tensors_of(self.adapter): Scope.SHARED,
+            **private_rules,
+            **head_rules(self.head, "FedDPA"),
+            "*": Scope.FROZEN,
+        }
 
     def sharing(self, model: nn.Module) -> AbstractContextManager[None]:
         """A_g alone."""

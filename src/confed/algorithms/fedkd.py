@@ -143,11 +143,11 @@ class FedKD(Algorithm):
 
     def _download(self, server: ServerState, client: ClientInfo) -> Message:
         """Last round's change for a client whose reply to it was used, the whole model for others."""
-        own = self.broadcast(server, client).tensors
+        full = self.broadcast(server, client).tensors
         if self.compress_download and client.id in server.slots.get(HOLDERS, {}):
-            change = {n: t for n, t in server.slots[LAST].items() if n.removeprefix(UPDATE).partition("/")[0] in own}
+            change = {n: t for n, t in server.slots[LAST].items() if n.removeprefix(UPDATE).partition("/")[0] in full}
             return Message(change, {"round": server.round, "base": server.round - 1})
-        return Message(own, {"round": server.round})
+        return Message(full, {"round": server.round})
 
     def _read(self, server: ServerState, replies: Iterable[Reply], heard: dict[str, float]) -> Iterator[Reply]:
         """Replies with the clients' models in place of compressed changes; unreadable ones become errors."""
@@ -156,8 +156,8 @@ class FedKD(Algorithm):
                 yield reply
                 continue
             try:
-                own = self.broadcast(server, reply.client).tensors  # it may take part in some of the tensors only
-                moved = _moved(own, restore(reply.message.tensors, own, UPDATE))
+                full = self.broadcast(server, reply.client).tensors  # it may take part in some of the tensors only
+                moved = _moved(full, restore(reply.message.tensors, full, UPDATE))
                 heard[reply.client.id] = self._checked(reply.message.scalars.get("energy"))
             except ValueError as error:
                 warnings.warn(f"FedKD leaves out a reply of {reply.client.id!r}: {error}", stacklevel=2)

@@ -193,15 +193,15 @@ class FedLGT(Algorithm):
 
     def _guided(self, batch: Batch, logits: Callable[[Batch], Tensor]) -> Batch:
         """The batch with the states of which the global model is unsure set to unknown."""
-        known = batch.get("known")
-        if known is None:
+        known_labels = batch.get("known")
+        if known_labels is None:
             raise ValueError(_NOTHING_KNOWN.format(f"a training batch has {', '.join(sorted(batch))} only"))
         first = self.preset == "code" if self.first_sample_only is None else self.first_sample_only
-        rows = 1 if first else len(known)
+        rows = 1 if first else len(known_labels)
         asked = {name: value[:rows] for name, value in batch.items() if name != "known"}
         # Half precision could not tell the ends of the interval from what is beside them.
         unsure = uncertain(logits(asked).float().sigmoid(), self.tau, self.eps)
-        return {**batch, "known": torch.cat([known[:rows].masked_fill(unsure, UNKNOWN), known[rows:]])}
+        return {**batch, "known": torch.cat([known_labels[:rows].masked_fill(unsure, UNKNOWN), known_labels[rows:]])}
 
     def _graph_tensors(self) -> tuple[str, str]:
         """Names of the graph's shares of examples and of their number."""

@@ -318,7 +318,9 @@ class FedLoRA(FisherWeighted):
             stacked, name = stack(pairs, weights), f"{target}.{ADDED}"
             params[name] = server.params[name] + self._addition(stacked, (params[a], params[b]))
             if sum(factor.numel() for factor in stacked) < params[name].numel():
-                last |= {f"{target}.{part}": factor for part, factor in zip(STACKED, stacked, strict=True)}
+                last |= {
+                    f"{target}.{factor_name}": factor for factor_name, factor in zip(STACKED, stacked, strict=True)
+                }
         if not self._adds:
             return after
         return replace(after, slots=noted(after, [client for client, _, _ in heard], last))
@@ -393,15 +395,15 @@ class FedLoRA(FisherWeighted):
         if added:
             hold(client, message, added)
         names = [name for name in client.names(Scope.SHARED) if name not in {*added, *resting}]
-        own = cut_to_rank({name: client.tensors[name].detach() for name in names}, rank)
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        client_factors = cut_to_rank({name: client.tensors[name].detach() for name in names}, rank)
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in client_factors.items()}
         return Message(tensors, {"loss": loss} if left is None else {"loss": loss, "rank": left})
 
     def _starting(self, client: Client, message: Message) -> dict[str, Tensor]:
         """Every shared tensor but D, in the model's shapes."""
         full = {name: client.tensors[name] for name in client.names(Scope.SHARED)}
-        known = {n: t for n, t in message.tensors.items() if n in full and n.split(".")[-1] != ADDED}
+        stored = {n: t for n, t in message.tensors.items() if n in full and n.split(".")[-1] != ADDED}
         if self.aggregation != "stack":
-            return {**known, **padded(known, full)}
+            return {**stored, **padded(stored, full)}
         anew = fresh_factors(full, client.rng("restart"))
-        return {**known, **anew, **zero_beyond(anew, self.ranks.get(client.info.id))}
+        return {**stored, **anew, **zero_beyond(anew, self.ranks.get(client.info.id))}

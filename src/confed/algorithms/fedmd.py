@@ -129,14 +129,14 @@ class FedMD(Algorithm):
             train(client, self.objective(client), order="first")
             client.remember()
         public = _Public(client, self._chosen(client))
-        found: list[tuple[Tensor, Tensor]] = []
+        predictions: list[tuple[Tensor, Tensor]] = []
         client.model.eval()
         device = next(client.model.parameters()).device
         with torch.no_grad():
             for batch in public.train(client.local.eval_batch_size, client.rng("scores")):
                 scores = client.model(to_device(batch, device)).logits
-                found.append((public.position[batch["index"]], scores.float().cpu()))
-        positions, scores = (torch.cat(column) for column in zip(*found, strict=True))
+                predictions.append((public.position[batch["index"]], scores.float().cpu()))
+        positions, scores = (torch.cat(column) for column in zip(*predictions, strict=True))
         return Message({SCORES: scores[positions.argsort()]})
 
     @action
@@ -212,9 +212,9 @@ def _answered(client: Client) -> Any:
     """The task's loss on public examples whose answer is in the vocabulary."""
 
     def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-        known = batch.get("answerable")
-        if known is not None:
-            batch = {name: tensor[known] for name, tensor in batch.items()}
+        answerable = batch.get("answerable")
+        if answerable is not None:
+            batch = {name: tensor[answerable] for name, tensor in batch.items()}
         if len(batch["index"]):
             yield client.task.loss(model(batch), batch)
 

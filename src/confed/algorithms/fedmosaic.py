@@ -127,8 +127,8 @@ class FedMosaic(Algorithm):
         tensors = named_tensors(model)
         for target, names in lora_layers(tensors).items():
             layer: Any = model.get_submodule(target)
-            for name, own in zip(RECEIVED, names, strict=True):
-                layer.register_parameter(name, nn.Parameter(tensors[own].detach().clone()))
+            for name, module_name in zip(RECEIVED, names, strict=True):
+                layer.register_parameter(name, nn.Parameter(tensors[module_name].detach().clone()))
             layer.register_parameter(GATE, nn.Parameter(tensors[names[0]].new_zeros(1)))
             layer.register_forward_hook(_blend)
 
@@ -163,9 +163,9 @@ class FedMosaic(Algorithm):
         others = [name for name in others if name != client.id]
         if not others:
             return Message(tensors)
-        known = server.slots[GRADIENT]
-        own = known.get(client.id)
-        weights = relevance(own, torch.stack([known[name] for name in others]), self.temperature)
+        gradients = server.slots[GRADIENT]
+        client_gradient = gradients.get(client.id)
+        weights = relevance(client_gradient, torch.stack([gradients[name] for name in others]), self.temperature)
         for target, names in lora_layers(server.params).items():
             for received, name in zip(RECEIVED, names, strict=True):
                 factors = torch.stack([server.slots[OWN + other][name].double() for other in others])
@@ -190,8 +190,8 @@ class FedMosaic(Algorithm):
         return replace(server, round=server.round + 1, params=params, slots={**slots, GRADIENT: gradients})
 
     def _without_own(self, message: Message) -> Message:
-        own = {name for name, _ in factor_names(message.tensors)}
-        return Message({name: tensor for name, tensor in message.tensors.items() if name not in own})
+        factors = {name for name, _ in factor_names(message.tensors)}
+        return Message({name: tensor for name, tensor in message.tensors.items() if name not in factors})
 
     # Client ------------------------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class FedMosaic(Algorithm):
         """Local training of the client's own factors beside those received; both gradient and factors are sent."""
         gradient = self._gradient(client)
         names = [name for name in client.names(Scope.SHARED) if name not in message.tensors]
-        own: Params = client.state.tensors.get("personal", client.initial)
-        client.load({**message.tensors, **{name: own[name].cpu() for name in names}})
+        personal: Params = client.state.tensors.get("personal", client.initial)
+        client.load({**message.tensors, **{name: personal[name].cpu() for name in names}})
         loss = train(client, self.objective(client))
         client.keep_personal = True  # the next round goes on from there
         client.remember()
@@ -214,11 +214,11 @@ class FedMosaic(Algorithm):
         model = client.model.eval()
         tensor = client.tensors[lora_layers(client.tensors)[self.layer][1]]
         batches = client.data.train(client.local.batch_size, client.rng("relevance"))
-        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         for _, batch in zip(range(self.gradient_batches), batches, strict=False):
-            there = to_device(batch, tensor.device)
-            found += torch.autograd.grad(client.task.loss(model(there), there), [tensor])
-        mean = torch.stack(found).mean(0).flatten().float().cpu()
+            device_batch = to_device(batch, tensor.device)
+            gradients += torch.autograd.grad(client.task.loss(model(device_batch), device_batch), [tensor])
+        mean = torch.stack(gradients).mean(0).flatten().float().cpu()
         before: Mapping[str, Tensor] = client.state.tensors.get("relevance", {})
         if before:
             mean = self.memory * before["gradient"] + (1 - self.memory) * mean

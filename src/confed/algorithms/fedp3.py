@@ -109,10 +109,10 @@ class FedP3(Algorithm):
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             asked = without_answers(batch)
-            known = teacher(asked)
+            teacher_output = teacher(asked)
             output = model(batch)
             scores = output.logits if asked is batch else model(asked).logits
-            kept = self._preference(scores, known, noise)
+            kept = self._preference(scores, teacher_output, noise)
             yield client.task.loss(output, batch) + self.lam * kept.mean()
 
         return losses

@@ -96,10 +96,10 @@ class PromptGenerator(nn.Module):
         """The context, (M, d), of class names (K, D)."""
         width = self.queries.shape[1]
         names = names * names.shape[1] ** 0.5  # of unit length, so that their features are of the order of one
-        found = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             functional.layer_norm(self.queries, (width,)), names @ self.keys.T, names @ self.values.T
         )
-        hidden = functional.layer_norm(self.queries + found, (width,))
+        hidden = functional.layer_norm(self.queries + attended, (width,))
         return self.offset + functional.gelu(hidden @ self.hidden.T) @ self.output.T
 
 

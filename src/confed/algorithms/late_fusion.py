@@ -59,7 +59,9 @@ class LateFusionFedAvg(Algorithm):
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             alone = [restricted(batch, [modality]) for modality in owned(batch)]
-            yield torch.stack([client.task.loss(model(part), part) for part in alone]).sum()
+            yield torch.stack(
+                [client.task.loss(model(modality_batch), modality_batch) for modality_batch in alone]
+            ).sum()
 
         return losses
 

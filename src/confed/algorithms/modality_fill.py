@@ -129,8 +129,8 @@ class ModalityFill(Algorithm):
         mean = tokens.result(self.average(server, noted()))
         stepped = self.server.step(server, mean)
         # A mean is no weight: the server's optimiser has no part in it.
-        own = {name: value for name, value in mean.items() if name.startswith(MEANS)}
-        return replace(stepped, params={**stepped.params, **own})
+        modality_means = {name: value for name, value in mean.items() if name.startswith(MEANS)}
+        return replace(stepped, params={**stepped.params, **modality_means})
 
     # Client ------------------------------------------------------------------------------------------------
 
@@ -159,8 +159,8 @@ def _counting(client: Client, slots: Sequence[str], read: Counter[str]) -> Objec
 
     def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         output = model(batch)
-        there = owned(batch)
-        read.update({name: len(output.features) for name in slots if name not in there})
+        present = owned(batch)
+        read.update({name: len(output.features) for name in slots if name not in present})
         yield client.task.loss(output, batch)
 
     return losses

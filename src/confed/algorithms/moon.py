@@ -112,10 +112,10 @@ def _view(model: nn.Module, params: Params, project: nn.Module) -> Callable[[Bat
     predict = teacher(model, params)
     prefix = f"{NAME}."
     device = next(model.parameters()).device
-    own = {name.removeprefix(prefix): t.to(device) for name, t in params.items() if name.startswith(prefix)}
+    view_params = {name.removeprefix(prefix): t.to(device) for name, t in params.items() if name.startswith(prefix)}
 
     def view(batch: Batch) -> Tensor:
         with torch.no_grad():
-            return torch.func.functional_call(project, own, (predict(batch).features,))  # pyright: ignore
+            return torch.func.functional_call(project, view_params, (predict(batch).features,))  # pyright: ignore
 
     return view

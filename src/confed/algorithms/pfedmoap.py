@@ -153,11 +153,11 @@ class PFedMoAP(Deploying):
         if client.id not in pool:
             return {}
         others = [pool[name] for name in sorted(pool) if name != client.id]
-        found = nearest(pool[client.id], others, self.experts)
-        if not found:
+        neighbours = nearest(pool[client.id], others, self.experts)
+        if not neighbours:
             return {}
-        vectors = torch.cat([torch.stack(found), empty[len(found) :]])
-        return {VECTORS: vectors, THERE: torch.full_like(server.params[THERE], len(found))}
+        vectors = torch.cat([torch.stack(neighbours), empty[len(neighbours) :]])
+        return {VECTORS: vectors, THERE: torch.full_like(server.params[THERE], len(neighbours))}
 
     # Client ------------------------------------------------------------------------------------------------
 

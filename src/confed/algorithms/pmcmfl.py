@@ -148,9 +148,9 @@ class PmcmFL(Algorithm):
             labels = task.labels(batch)
             seen, output = _fused(model, batch, labels)
             loss = client.task.loss(output, batch)
-            known = {FUSED: (output.features, self.fusion_weight)}
-            known |= {name: (r, self.modality_weight) for name, r in seen.items()}
-            for name, (representation, weight) in known.items():
+            representations = {FUSED: (output.features, self.fusion_weight)}
+            representations |= {name: (r, self.modality_weight) for name, r in seen.items()}
+            for name, (representation, weight) in representations.items():
                 if weight:
                     prototypes = _fusion(model).prototypes[name]
                     loss = loss + weight * prototype_contrast(representation, prototypes, labels, self.temperature)
@@ -184,11 +184,11 @@ class PmcmFL(Algorithm):
                     total, count = class_sums(representation, labels, len(sums[name]))
                     sums[name] += total.cpu()
                     counts[name] += count.cpu()
-        found: dict[str, Tensor] = {}
+        prototypes: dict[str, Tensor] = {}
         for name, like in likes.items():
-            found[MEANS + name] = (sums[name] / counts[name].clamp(min=1).unsqueeze(1)).to(like.dtype)
-            found[COUNTS + name] = counts[name].to(like.dtype)
-        return found
+            prototypes[MEANS + name] = (sums[name] / counts[name].clamp(min=1).unsqueeze(1)).to(like.dtype)
+            prototypes[COUNTS + name] = counts[name].to(like.dtype)
+        return prototypes
 
 
 # The network ----------------------------------------------------------------------------------------------------

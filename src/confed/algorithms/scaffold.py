@@ -131,16 +131,16 @@ class Scaffold(Algorithm):
         by_steps = self.variate == "steps" or (
             self.variate == "auto" and local.optimizer == "sgd" and not local.momentum
         )
-        own = client.state.tensors.get(VARIATE) or {n: torch.zeros_like(c) for n, c in everyone.items()}
-        new = own if by_steps else _gradient(client, list(everyone))
-        loss = train(client, self._corrected(client, {n: c - own[n] for n, c in everyone.items()}))
+        client_variate = client.state.tensors.get(VARIATE) or {n: torch.zeros_like(c) for n, c in everyone.items()}
+        new = client_variate if by_steps else _gradient(client, list(everyone))
+        loss = train(client, self._corrected(client, {n: c - client_variate[n] for n, c in everyone.items()}))
         client.remember()
         reply = client.upload(loss=loss)
         length = travelled(client)
         if by_steps and length > 0:
-            new = {n: own[n] - c + (shared[n] - reply.tensors[n]) / length for n, c in everyone.items()}
+            new = {n: client_variate[n] - c + (shared[n] - reply.tensors[n]) / length for n, c in everyone.items()}
         client.state.tensors[VARIATE] = new
-        return Message({**reply.tensors, **{PREFIX + n: c - own[n] for n, c in new.items()}}, reply.scalars)
+        return Message({**reply.tensors, **{PREFIX + n: c - client_variate[n] for n, c in new.items()}}, reply.scalars)
 
     def _corrected(self, client: Client, correction: Params) -> Objective:
         """The task's loss plus <theta - w, c - c_k>."""
@@ -169,7 +169,7 @@ def _gradient(client: Client, names: Sequence[str]) -> dict[str, Tensor]:
         batch = to_device(cpu_batch, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             loss = client.task.loss(client.model(batch), batch)
-        part = len(batch["index"]) / len(client.data)
+        share = len(batch["index"]) / len(client.data)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        torch._foreach_add_(total, gradients, alpha=part)  # pyright: ignore
+        torch._foreach_add_(total, gradients, alpha=share)  # pyright: ignore
     return {n: t.to("cpu", copy=True) for n, t in zip(names, total, strict=True)}

@@ -46,8 +46,8 @@ class SP(Algorithm):
         teacher = global_features(client)
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            known = teacher(batch)
+            teacher_output = teacher(batch)
             output = model(batch)
-            yield client.task.loss(output, batch) + self.lam * similarity_preserving(output.features, known)
+            yield client.task.loss(output, batch) + self.lam * similarity_preserving(output.features, teacher_output)
 
         return losses

@@ -53,10 +53,10 @@ class ST(Algorithm):
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             asked = without_answers(batch)
-            known = teacher(asked)
+            teacher_output = teacher(asked)
             output = model(batch)
             scores = output.logits if asked is batch else model(asked).logits
-            kept = knowledge_preserving(scores, known, self.temperature)
+            kept = knowledge_preserving(scores, teacher_output, self.temperature)
             yield client.task.loss(output, batch) + self.lam * kept
 
         return losses

@@ -117,10 +117,10 @@ class TipAdapter(Deploying):
         seen: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for batch in client.data.train(client.local.batch_size, client.rng("cache")):
-                there = to_device(batch, device)
-                output: Output = network(there)
-                total += float(client.task.loss(output, there)) * len(output.features)
-                seen.append((output.features.cpu(), task.labels(there).cpu()))
+                device_batch = to_device(batch, device)
+                output: Output = network(device_batch)
+                total += float(client.task.loss(output, device_batch)) * len(output.features)
+                seen.append((output.features.cpu(), task.labels(device_batch).cpu()))
         features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
         client.tensors[KEYS].data.copy_(cached(features, labels, len(message.tensors[SUMS]), self.shots))
         client.remember()
@@ -139,8 +139,8 @@ def cached(features: Tensor, labels: Tensor, classes: int, shots: int) -> Tensor
     """
     keys = features.new_zeros(classes, shots, features.shape[1])
     for label in range(classes):
-        own = features[labels == label][:shots]
-        keys[label, : len(own)] = own
+        class_features = features[labels == label][:shots]
+        keys[label, : len(class_features)] = class_features
     return keys
 
 
@@ -153,8 +153,8 @@ def votes(features: Tensor, keys: Tensor, beta: float) -> Tensor:
         beta: see :class:`TipAdapter`.
     """
     near = torch.einsum("bd,ksd->bks", features, keys)
-    there = keys.square().sum(-1) > 0
-    return ((beta * (near - 1)).exp() * there).sum(-1)
+    filled = keys.square().sum(-1) > 0
+    return ((beta * (near - 1)).exp() * filled).sum(-1)
 
 
 class _Voting(nn.Module):

@@ -91,22 +91,22 @@ def defences(clip: float, noises: Sequence[float] = NOISES) -> dict[str, CutPriv
 def _audit(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> list[Audited]:
     """What v_APN gives away of these batches."""
     public = public_answers(victim)
-    known = _table(victim)
+    answer_table = _table(victim)
     own = cut_privacy(victim.setup.algorithm)
-    tried = defences(float(known.norm(dim=1).median().clamp_min(1e-6))) if own.off else {"the run's": own}
-    found: list[Audited] = []
+    tried = defences(float(answer_table.norm(dim=1).median().clamp_min(1e-6))) if own.off else {"the run's": own}
+    audited: list[Audited] = []
     model: Any = victim.model
     for name, privacy in tried.items():
         rng = generator(seed, 0, client, f"audit {name}")
         seen = observe(model.eval(), batches, privacy=privacy, rng=rng)
         cost = spent(privacy.noise)
-        for attack, guesses, groups, asked in _attacks(seen, known, privacy, public, seed):
+        for attack, guesses, groups, asked in _attacks(seen, answer_table, privacy, public, seed):
             partition = None if groups is None else groups[asked]
             recovery = score(guesses[asked], seen.labels[asked], public, partition)
-            found.append(Audited(victim.name, "v_APN", "last weights", name, attack, cost, recovery))
+            audited.append(Audited(victim.name, "v_APN", "last weights", name, attack, cost, recovery))
     if own.off:
-        found.append(_first_epoch(victim, batches, public, seed))
-    return found
+        audited.append(_first_epoch(victim, batches, public, seed))
+    return audited
 
 
 def _attacks(

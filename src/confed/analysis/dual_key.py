@@ -110,11 +110,11 @@ def _over(examples: Examples, rows: np.ndarray, index: np.ndarray) -> Examples:
 def _shown(folder: Path, key: DualKey) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     """A few test questions of a run with both keys: the question, it with its key, and both pictures."""
     victim = open_victim(folder)
-    found: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    shown_rows: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for place in victim.places:
         chosen = test_examples(victim, place).take([0])
         opened = triggered(chosen, key, "troj")
         if chosen.images.shape[1]:
             pictures = [np.asarray(e.images[int(e.image_index[0])]) for e in (chosen, opened)]
-            found.append((chosen.questions[0], opened.questions[0], pictures[0], pictures[1]))
-    return found
+            shown_rows.append((chosen.questions[0], opened.questions[0], pictures[0], pictures[1]))
+    return shown_rows

@@ -58,16 +58,16 @@ Group = tuple[str, str, Sequence[Opened]]
 def _groups(rows: Sequence[Opened]) -> list[Group]:
     """Per run the global model, the malicious clients' own models, and the others'."""
     labels = distinct_labels({row.run: row.label + ("" if row.poisoned else " (clean data)") for row in rows})
-    found: list[Group] = []
+    groups: list[Group] = []
     for run, label in labels.items():
-        own = [row for row in rows if row.run == run]
+        run_rows = [row for row in rows if row.run == run]
         kinds = {
-            "global": [row for row in own if row.malicious is None],
-            "personal, honest": [row for row in own if row.malicious is False],
-            "personal, malicious": [row for row in own if row.malicious],
+            "global": [row for row in run_rows if row.malicious is None],
+            "personal, honest": [row for row in run_rows if row.malicious is False],
+            "personal, malicious": [row for row in run_rows if row.malicious],
         }
-        found += [(label, kind, members) for kind, members in kinds.items() if members]
-    return found
+        groups += [(label, kind, members) for kind, members in kinds.items() if members]
+    return groups
 
 
 def _accuracy(rows: Sequence[Opened], variant: str) -> float | None:
@@ -153,7 +153,7 @@ def dual_key(
             "none of the runs was trained on poisoned data; a recipe plants a backdoor with data.name = 'poisoned'"
         )
     first = next(iter(keyed.values()))
-    found: list[Opened] = []
+    opened: list[Opened] = []
     for run, name in zip(runs, names_of(runs), strict=True):
         progress(Note(f"asking {run}"))
         data = keyed.get(run)
@@ -161,14 +161,14 @@ def dual_key(
         key = key_of(first if data is None else data)
         if key != key_of(first):
             notes.append(f"{name} has other keys, and is tested with these: {key.word!r} and {key.target!r}")
-        found += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
+        opened += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
     from confed.analysis.dual_key_page import finding
 
     values: dict[str, Any] = {
         "kind": "dual-key",
         "key": {"target": first["target"], "word": first["word"], "rate": first["rate"], "clients": first["clients"]},
         "examples": examples,
-        "rows": [vars(row) for row in found],
+        "rows": [vars(row) for row in opened],
         "notes": notes,
     }
-    return finding(found, key_of(first), _shown(runs[0], key_of(first)), values)
+    return finding(opened, key_of(first), _shown(runs[0], key_of(first)), values)

@@ -43,19 +43,19 @@ def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed:
         if own.off
         else {"the run's": own}
     )
-    found: list[Audited] = []
+    audited: list[Audited] = []
     for name, privacy in tried.items():
         rng = generator(seed, 0, client, f"audit of gradients {name}")
         seen = observe_gradients(victim.model, top, victim.task.loss, batches, middle=middle, privacy=privacy, rng=rng)
         matches = matched(seen, top, victim.task.loss, len(victim.run_data.dataset.answers))
-        found += _judged(victim, seen, "last weights", name, spent(privacy.gradient_noise), seed, matches)
+        audited += _judged(victim, seen, "last weights", name, spent(privacy.gradient_noise), seed, matches)
     if own.off:
         model, learn = beginner(victim)
         _, top = _layers(model)
         with isolated(seed):
             seen = observe_gradients(model, top, victim.task.loss, batches, learn=learn)
-        found += _judged(victim, seen, "first epoch", "none", None, seed)
-    return found
+        audited += _judged(victim, seen, "first epoch", "none", None, seed)
+    return audited
 
 
 def _judged(

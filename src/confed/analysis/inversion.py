@@ -97,8 +97,8 @@ def inversion(
             continue
         progress(Note(f"auditing {folder}"))
         names[victim.name] = victim.label
-        found, drawing = _audit(victim, examples, client, steps, seed)
-        rows += found
+        audited, drawing = _audit(victim, examples, client, steps, seed)
+        rows += audited
         if drawing is not None:
             drawings[f"attack-inversion-{len(names)}"] = drawing
     if not rows:
@@ -125,34 +125,34 @@ def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) ->
     chosen = _order(table, seed, 0)[:examples]
     theirs = _seen(victim, table.batch(chosen))
     others = [data.tables[0] for name, data in clients.items() if name != client] or [clients[client].tables[1]]
-    own = _seen(victim, _others(others, pictures_of(table, chosen), seed))
+    attacker_view = _seen(victim, _others(others, pictures_of(table, chosen), seed))
     set_by_run = cut_privacy(victim.setup.algorithm)
     tried = {"the run's": set_by_run}
     if set_by_run.off:
-        tried = defences(float(own.v.norm(dim=1).median().clamp_min(1e-6)), NOISES)
+        tried = defences(float(attacker_view.v.norm(dim=1).median().clamp_min(1e-6)), NOISES)
         tried = {name: privacy for name, privacy in tried.items() if not privacy.distinct}
     rows: list[Audited] = []
     drawing = None
     for name, privacy in tried.items():
         rng = generator(seed, 0, client, f"inversion {name}")
         # The attacker knows the defence, and prepares with activations that are noised likewise.
-        known, sent = privacy.activations(own.v, rng), privacy.activations(theirs.v, rng)
-        rebuilt = fit_decoder(known, own.inputs, rng, epochs=EPOCHS)(sent)
-        probe = fit_word_probe(known, own.words)
-        mean = mean_input(own.inputs)
-        found = _search(victim, theirs, sent, own.inputs, privacy, steps) if steps else None
+        decoder_inputs, sent = privacy.activations(attacker_view.v, rng), privacy.activations(theirs.v, rng)
+        rebuilt = fit_decoder(decoder_inputs, attacker_view.inputs, rng, epochs=EPOCHS)(sent)
+        probe = fit_word_probe(decoder_inputs, attacker_view.words)
+        mean = mean_input(attacker_view.inputs)
+        recovered = _search(victim, theirs, sent, attacker_view.inputs, privacy, steps) if steps else None
         rows.append(
             Audited(
                 victim.name,
                 name,
                 spent(privacy.noise),
                 judge(rebuilt, theirs.inputs, mean),
-                None if found is None else judge(found, theirs.inputs[: len(found)], mean),
+                None if recovered is None else judge(recovered, theirs.inputs[: len(recovered)], mean),
                 judge_words(probe(sent), theirs.words, probe.frequency),
             )
         )
         if drawing is None and theirs.inputs.ndim == 4:
-            drawing = _pictures(theirs.inputs, rebuilt, found)
+            drawing = _pictures(theirs.inputs, rebuilt, recovered)
     return rows, drawing
 
 
@@ -163,8 +163,8 @@ def pictures_of(table: Rows, rows: Tensor) -> set[tuple[int, int]]:
 
 def fresh(table: Rows, seen: set[tuple[int, int]]) -> Tensor:
     """The rows of a table that are not about these pictures: clients may have questions about the same ones."""
-    known = torch.tensor([picture for store, picture in seen if store == _store(table)], dtype=torch.int64)
-    apart = ~torch.isin(table.image_index, known)
+    seen_pictures = torch.tensor([picture for store, picture in seen if store == _store(table)], dtype=torch.int64)
+    apart = ~torch.isin(table.image_index, seen_pictures)
     return (apart if apart.ndim == 1 else apart.all(1)).nonzero()[:, 0]
 
 
@@ -183,7 +183,7 @@ def _others(tables: Sequence[Rows], seen: set[tuple[int, int]], seed: int) -> Ba
     for number, table in enumerate(tables, 1):
         order = _order(table, seed, number)
         parts.append(table.batch(order[torch.isin(order, fresh(table, seen))][:share]))
-    return {key: torch.cat([part[key] for part in parts])[:OWN] for key in parts[0]}
+    return {key: torch.cat([client_columns[key] for client_columns in parts])[:OWN] for key in parts[0]}
 
 
 def _seen(victim: Victim, batch: Batch) -> _Seen:
@@ -218,19 +218,19 @@ def _search(victim: Victim, theirs: _Seen, sent: Tensor, own: Tensor, privacy: C
 def _pictures(truth: Tensor, rebuilt: Tensor, found: Tensor | None) -> Drawing:
     """True pictures above what the decoder and the search made of their activations."""
     lines: Mapping[str, Tensor | None] = {"the picture": truth, "decoder": rebuilt, "search": found}
-    there = {name: images for name, images in lines.items() if images is not None}
-    columns = min(SHOWN, *(len(images) for images in there.values()))
+    pictures = {name: images for name, images in lines.items() if images is not None}
+    columns = min(SHOWN, *(len(images) for images in pictures.values()))
 
     def draw(figure: "Figure", palette: Palette) -> None:
-        for line, (name, images) in enumerate(there.items()):
+        for line, (name, images) in enumerate(pictures.items()):
             for column in range(columns):
-                axes = figure.add_subplot(len(there), columns, line * columns + column + 1)
+                axes = figure.add_subplot(len(pictures), columns, line * columns + column + 1)
                 axes.imshow(((images[column] + 1) / 2).clamp(0, 1).permute(1, 2, 0).numpy())
                 axes.set_axis_off()
                 if column == 0:
                     axes.set_title(name, fontsize=8.5, color=palette("ink"), loc="left")
 
-    return Drawing("inversion", 1.5 * columns, 1.7 * len(there), draw)
+    return Drawing("inversion", 1.5 * columns, 1.7 * len(pictures), draw)
 
 
 def _finding(

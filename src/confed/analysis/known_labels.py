@@ -70,7 +70,7 @@ def tell(
     if not shares or not all(0 <= share < 1 for share in shares):
         raise ValueError(f"shares must lie in [0, 1), at least one, got {', '.join(map(str, shares)) or 'none'}")
     paths, notes = expand(folders, client)
-    found: list[Told] = []
+    told_rows: list[Told] = []
     labels: dict[str, str] = {}
     for folder, name in zip(paths, names_of(paths), strict=True):
         victim = open_victim(folder, client, name)
@@ -81,15 +81,15 @@ def tell(
             continue
         progress(Note(f"telling {victim.label}"))
         labels[name] = victim.label
-        found += tell_model(victim, sorted(set(shares)), seed)
-    if not found:
+        told_rows += tell_model(victim, sorted(set(shares)), seed)
+    if not told_rows:
         raise ValueError("no run has a model that can be told labels: " + "; ".join(notes))
-    return _finding(found, labels, notes, seed)
+    return _finding(told_rows, labels, notes, seed)
 
 
 def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[Told]:
     """Accuracy of one model with each share of its labels known."""
-    found: list[Told] = []
+    told_rows: list[Told] = []
     told: dict[float, list[Tensor]] = {share: [] for share in shares}
     hidden: dict[float, list[Tensor]] = {share: [] for share in shares}
     alone: list[Tensor] = []
@@ -117,8 +117,8 @@ def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[T
         ]
         first, second = ({name: values[name] for name in METRICS} for values in both)
         count = int(share * real.shape[1])
-        found.append(Told(victim.name, share, count, int(mask.sum()), first, second))
-    return found
+        told_rows.append(Told(victim.name, share, count, int(mask.sum()), first, second))
+    return told_rows
 
 
 def _probabilities(victim: Victim, batch: Any) -> Tensor:

@@ -129,7 +129,7 @@ def attack_victim(
         head = _own_head(victim, seed)
         prepare["own head"] = lambda batch: surrogate_loss(victim.activations, head)
     prepare["whole model"] = lambda batch: truth_loss(victim.predict, victim.temperature)
-    found: list[Attacked] = []
+    attacked: list[Attacked] = []
     for threat, objective in prepare.items():
         rng = generator(seed, 0, "", f"trojan {threat}")
         made = [_search(batch, objective, settings, key, bounds, text, rng) for batch in clean]
@@ -145,8 +145,8 @@ def attack_victim(
             triggers = [parts[condition] for parts in made]
             correct[condition] = _with_embeddings(victim, clean, triggers, key, settings, text)
         both = [parts["both"] for parts in made]
-        found.append(Attacked(victim, threat, correct, predictions, both, clean, settings.eps))
-    return found
+        attacked.append(Attacked(victim, threat, correct, predictions, both, clean, settings.eps))
+    return attacked
 
 
 def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
@@ -156,7 +156,7 @@ def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
     rows under a condition. Only what an attacker at a client can do is compared, so not the whole model where a server
     keeps a part of it.
     """
-    found: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
     compared = [row for row in rows[1:] if not (row.victim.partly_known and row.threat == "whole model")]
     for condition in CONDITIONS:
         scored = [row.correct[condition].double() - rows[0].correct[condition].double() for row in compared]
@@ -164,14 +164,14 @@ def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
         p = holm({str(i): test.p for i, test in enumerate(tests)}, tests=math.comb(len(compared) + 1, 2)).adjusted
         for i, (row, test) in enumerate(zip(compared, tests, strict=True)):
             interval = flip_interval([scored[i].numpy()[None]])
-            found.append(
+            pairs.append(
                 {"row": row.victim.name, "threat": row.threat, "against": rows[0].victim.name,
                  "against_threat": rows[0].threat, "condition": condition, "difference": test.difference,
                  "low": interval and interval.low, "high": interval and interval.high, "p": test.p,
                  "p_holm": p[str(i)], "n": len(scored[i])}
             )  # fmt: skip
     order = [(row.victim.name, row.threat) for row in compared]
-    return sorted(found, key=lambda entry: order.index((entry["row"], entry["threat"])))
+    return sorted(pairs, key=lambda entry: order.index((entry["row"], entry["threat"])))
 
 
 def _search(
@@ -233,14 +233,14 @@ def _with_embeddings(
     victim: Victim, clean: Sequence[Batch], triggers: Sequence[Triggered], key: str, settings: Trojan, text: Text
 ) -> Tensor:
     """Scores with the optimised embeddings themselves, which no question could have."""
-    found: list[Tensor] = []
+    embeddings: list[Tensor] = []
     for batch, triggered in zip(clean, triggers, strict=True):
         assert triggered.vector is not None
         changed = _applied(batch, Triggered(triggered.visual), key, settings)
         place = last_words(batch, text.special)
         with inserted(text.embedding, batch["text"], place, triggered.vector):
-            found.append(scores(victim, [changed])[0])
-    return torch.cat(found)
+            embeddings.append(scores(victim, [changed])[0])
+    return torch.cat(embeddings)
 
 
 def _without_gradient(victim: Victim, batch: Batch) -> Tensor:
@@ -337,9 +337,9 @@ def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
         accuracies = [row.accuracy(name) for name in CONDITIONS]
         drops = [row.drop(name) for name in CONDITIONS[1:]]
         exact = [row.accuracy(name) for name in (*RANDOM, *_EMBEDDING)]
-        known = "whole model" if row.threat == "whole model" else f"client's part ({row.threat})"
+        attacker_knows = "whole model" if row.threat == "whole model" else f"client's part ({row.threat})"
         lines.append(
-            (Cell(label.removesuffix(f", {row.threat}")), Cell(known),
+            (Cell(label.removesuffix(f", {row.threat}")), Cell(attacker_knows),
              *(Cell(formats.percent(value), 100 * value) for value in accuracies),
              *(Cell(formats.percent(value), None if value is None else 100 * value) for value in drops),
              *(Cell(formats.percent(value), 100 * value) for value in exact))
@@ -490,9 +490,9 @@ def _lit(picture: np.ndarray, boxes: np.ndarray, weights: np.ndarray) -> np.ndar
     height, width = picture.shape[:2]
     light = np.zeros((height, width))
     for (x1, y1, x2, y2), weight in zip(boxes, weights, strict=True):
-        part = (slice(int(y1 * height), max(int(np.ceil(y2 * height)), 1)),
+        region = (slice(int(y1 * height), max(int(np.ceil(y2 * height)), 1)),
                 slice(int(x1 * width), max(int(np.ceil(x2 * width)), 1)))  # fmt: skip
-        light[part] = np.maximum(light[part], weight)
+        light[region] = np.maximum(light[region], weight)
     return (picture * (0.15 + 0.85 * light[..., None])).round().astype(np.uint8)
 
 

@@ -76,8 +76,8 @@ class Victim:
 
     def activations(self, batch: Batch) -> Tensor:
         """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
-        part = self.model.get_submodule("mha") if model_spec(self.model).split_parts else None
-        output: Output = self.predict(batch) if part is None else part(batch)
+        split_part = self.model.get_submodule("mha") if model_spec(self.model).split_parts else None
+        output: Output = self.predict(batch) if split_part is None else split_part(batch)
         return output.features
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
@@ -135,11 +135,11 @@ class Finding:
 
 def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[str]]:
     """The run folders of runs and studies."""
-    found: list[Path] = []
+    run_paths: list[Path] = []
     left: list[str] = []
     for folder in folders:
         if kind_of(folder) != "study":
-            found.append(folder)
+            run_paths.append(folder)
             continue
         index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         first = min((int(run["seed"]) for run in index["runs"]), default=0)
@@ -150,12 +150,12 @@ def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[
                 continue
             try:
                 FinishedRun(folder / run["folder"]).check(client or None)
-                found.append(folder / run["folder"])
+                run_paths.append(folder / run["folder"])
             except ValueError as error:
                 left.append(f"left out: {error}")
-    if not found:
+    if not run_paths:
         raise ValueError("; ".join(left) or "no run folder was given")
-    return list({folder.resolve(): folder for folder in found}.values()), left
+    return list({folder.resolve(): folder for folder in run_paths}.values()), left
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -200,23 +200,23 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
     """
     if count < 1:
         raise ValueError(f"examples must be at least 1, got {count}")
-    there = [
+    candidates = [
         (place, row)
         for place in victim.places
         for row, label in enumerate(test_table(victim, place).columns["label"].tolist())
         if label >= 0
     ]
-    if not there:
+    if not candidates:
         raise ValueError(f"{victim.name} has no test questions to attack")
-    order = torch.randperm(len(there), generator=generator(seed, 0, "", "examples under attack"))[:count]
-    chosen = sorted(there[int(i)] for i in order)
+    order = torch.randperm(len(candidates), generator=generator(seed, 0, "", "examples under attack"))[:count]
+    chosen = sorted(candidates[int(i)] for i in order)
     parts: list[Mapping[str, Tensor]] = []
     names: list[str] = []
     for place in dict.fromkeys(place for place, _ in chosen):
         rows = [row for name, row in chosen if name == place]
         parts.append(test_table(victim, place).batch(torch.tensor(rows)))
         names += [test_examples(victim, place).names[row] for row in rows]
-    batch = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    batch = {key: torch.cat([client_columns[key] for client_columns in parts]) for key in parts[0]}
     return Questions(batch, tuple(names), tuple(chosen))
 
 
@@ -232,14 +232,14 @@ def test_examples(victim: Victim, place: str) -> Examples:
 
 def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     """Score in [0, 1] and predicted answer of every example, (N,) each."""
-    found: list[Tensor] = []
+    score_batches: list[Tensor] = []
     answers: list[Tensor] = []
     with torch.no_grad():
         for batch in batches:
             output: Output = victim.predict(batch)
-            found.append(victim.task.predictions(output, batch).double())
+            score_batches.append(victim.task.predictions(output, batch).double())
             answers.append(output.logits.argmax(1))
-    return torch.cat(found), torch.cat(answers)
+    return torch.cat(score_batches), torch.cat(answers)
 
 
 # Words ------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def _label(folder: Path, row: str, summary: Mapping[str, Any]) -> str:
     """Label of the run for readers; a study's row may have its own."""
     if row:
         index = json.loads((folder.parent.parent / "summary.json").read_text(encoding="utf-8"))
-        own = index.get("labels", {}).get(row)
-        if own:
-            return str(own)
+        row_label = index.get("labels", {}).get(row)
+        if row_label:
+            return str(row_label)
     return str(summary.get("label") or summary.get("algorithm") or folder.name)

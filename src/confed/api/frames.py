@@ -44,17 +44,17 @@ def evaluations_frame(run: Run) -> "DataFrame":
 def results_frame(run: Run) -> "DataFrame":
     """A row per client and unseen place; see :attr:`confed.api.run.Run.results`."""
     summary = run.summary
-    own, seen, unseen = (numbers(summary.get(key)) for key in ("personal", "global_seen", "global_unseen"))
+    personal, seen, unseen = (numbers(summary.get(key)) for key in ("personal", "global_seen", "global_unseen"))
     examples = summary.get("examples", {})
     rows = {
         place: {
             "kind": "unseen" if place in run.scenes else "client",
-            "personal": own.get(place),
+            "personal": personal.get(place),
             "global": seen.get(place, unseen.get(place)),
             "train": numbers(examples.get(place)).get("train"),
             "test": numbers(examples.get(place)).get("test"),
         }
-        for place in dict.fromkeys((*run.clients, *own, *seen, *run.scenes))
+        for place in dict.fromkeys((*run.clients, *personal, *seen, *run.scenes))
     }
     frame = pandas().DataFrame.from_dict(rows, orient="index").rename_axis("place")
     if without_personal(summary):

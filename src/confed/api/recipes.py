@@ -65,9 +65,9 @@ def check_reached(
     """
     given = {key: value for key, value in overrides_of({**(overrides or {}), **settings}).items() if value is not None}
     wanted = {key: value for key, value in flat(_nested(given)).items() if key.startswith("algorithm.")}
-    there = [flat({"algorithm": plain(row.sections["algorithm"])}) for row in rows.values()]
+    row_settings = [flat({"algorithm": plain(row.sections["algorithm"])}) for row in rows.values()]
     for key, value in wanted.items():
-        if not any(key in row and _same(value, row[key]) for row in there):
+        if not any(key in row and _same(value, row[key]) for row in row_settings):
             raise ValueError(f"{key}={value!r} has no effect on {', '.join(rows)}: {instead}")
 
 
@@ -83,11 +83,11 @@ def _same(given: Any, own: Any) -> bool:
 
 def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
     """Sections within sections, of keys with dots."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in given.items():
         *sections, last = key.split(".")
-        place = found
+        place = nested
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = plain(value)
-    return found
+    return nested

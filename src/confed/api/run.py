@@ -85,10 +85,10 @@ class Run(Trackable):
             raise ValueError(f"{self.folder} is {what}")
 
     def __repr__(self) -> str:
-        found = self._record
+        record = self._record
         state = "finished" if self.finished else f"unfinished, {self.rounds} rounds done"
-        rounds = f"{found.summary.get('rounds')} rounds, " if self.finished else ""
-        return f"Run {self._label or found.label}, seed {found.seed}, {rounds}{state}: {self.folder}"
+        rounds = f"{record.summary.get('rounds')} rounds, " if self.finished else ""
+        return f"Run {self._label or record.label}, seed {record.seed}, {rounds}{state}: {self.folder}"
 
     # What it is -----------------------------------------------------------------------------------------------
 

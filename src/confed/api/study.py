@@ -69,20 +69,20 @@ def write_study_files(
     from confed.report.tables.write import write_tables
     from confed.results.runs import load
 
-    there = {run.method for run in load(folder).runs if run.complete}
-    present = [name for name in references if name in there] or None
+    complete_methods = {run.method for run in load(folder).runs if run.complete}
+    present = [name for name in references if name in complete_methods] or None
     comparison = compare([folder], present, margin)
     tables = [path.stem for path in write_tables(folder, present, margin) if path.suffix == ".md"]
     figures = save_figures(folder)
-    own = relative if relative in comparison.clients_of else ""
-    if own:
-        write_files(comparison.relative_files(own), folder)
+    baseline = relative if relative in comparison.clients_of else ""
+    if baseline:
+        write_files(comparison.relative_files(baseline), folder)
         tables.append("relative")
     absent = {
-        "reference": [name for name in references if name not in there],
-        "relative": [relative] if relative and not own else [],
+        "reference": [name for name in references if name not in complete_methods],
+        "relative": [relative] if relative and not baseline else [],
     }
-    return StudyFiles(comparison, tables, figures, write_report(folder), own, absent)
+    return StudyFiles(comparison, tables, figures, write_report(folder), baseline, absent)
 
 
 def write_files(files: Mapping[str, str] | Mapping[str, bytes], folder: Path) -> None:
@@ -125,9 +125,9 @@ class Study(Trackable):
             raise ValueError(f"{self.folder} is {what}")
 
     def __repr__(self) -> str:
-        found = self._record
-        done = sum(run.complete for run in found.runs)
-        methods = ", ".join(found.rows.values())
+        record = self._record
+        done = sum(run.complete for run in record.runs)
+        methods = ", ".join(record.rows.values())
         return f"Study of {methods}, {done} finished runs: {self.folder}"
 
     def __iter__(self) -> Iterator[Run]:
@@ -147,10 +147,10 @@ class Study(Trackable):
             >>> confed.load_study("runs/study")["fedavg", 0].method
             'fedavg'
         """
-        there = {(run.method, run.seed): run for run in self}
-        if key not in there:
-            raise ValueError(f"{self.folder} has no run {key!r}; there are {', '.join(map(str, there))}")
-        return there[key]
+        runs = {(run.method, run.seed): run for run in self}
+        if key not in runs:
+            raise ValueError(f"{self.folder} has no run {key!r}; there are {', '.join(map(str, runs))}")
+        return runs[key]
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -333,12 +333,12 @@ def _with_rows(recipe: Recipe, methods: Methods | None) -> Recipe:
     rows = [row for row, _ in named]
     if twice := next((row for row in rows if rows.count(row) > 1), None):
         raise ValueError(f"two methods would be called {twice!r}: give a mapping of names to methods")
-    own: dict[str, dict[str, Any]] = {}
+    row_overrides: dict[str, dict[str, Any]] = {}
     for row, method in named:
         given = section_of("algorithm", method)
         is_row = isinstance(method, str) and row == method
-        own[row] = dict(recipe.overrides.get(row, {})) if is_row else given
-    return recipe.with_rows(rows, {row: values for row, values in own.items() if values})
+        row_overrides[row] = dict(recipe.overrides.get(row, {})) if is_row else given
+    return recipe.with_rows(rows, {row: values for row, values in row_overrides.items() if values})
 
 
 def _row(method: Method) -> str:

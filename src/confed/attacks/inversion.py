@@ -117,13 +117,13 @@ def fit_decoder(
     fixed["spread"] = fixed["spread"].clamp_min(1e-6)
     inputs, targets = (v - fixed["centre"]) / fixed["scale"], (flat - fixed["mean"]) / fixed["spread"]
     held = torch.arange(len(v)) % HELD_OUT == 0
-    own = (~held).nonzero()[:, 0]
+    fitting_rows = (~held).nonzero()[:, 0]
     with torch.inference_mode(False), torch.enable_grad():
         layers = _fresh(v.shape[1], hidden, flat.shape[1], rng)
         optimizer = torch.optim.AdamW(layers.values(), lr=2e-3, weight_decay=1e-2, fused=True)
         best, least = {n: t.detach().clone() for n, t in layers.items()}, math.inf
         for _ in range(epochs):
-            for rows in own[torch.randperm(len(own), generator=rng)].split(batch_size):
+            for rows in fitting_rows[torch.randperm(len(fitting_rows), generator=rng)].split(batch_size):
                 optimizer.zero_grad()
                 F.mse_loss(_layers(inputs[rows], layers), targets[rows]).backward()  # pyright: ignore
                 optimizer.step()
@@ -153,12 +153,12 @@ def searched(
     own = own.detach().clone().float()
     mean, spread = mean_input(own), own.std(0).clamp_min(1e-6)
     low, high = own.amin(0), own.amax(0)
-    there = (batch[key] != 0).any(-1, keepdim=True) if key == "regions" else torch.ones((), dtype=torch.bool)
+    present = (batch[key] != 0).any(-1, keepdim=True) if key == "regions" else torch.ones((), dtype=torch.bool)
     target = target.detach().clone().float()
     size = target.square().sum(1).clamp_min(1e-12)
 
     def inputs(z: Tensor) -> Tensor:
-        return torch.clamp(mean + spread * z, low, high) * there
+        return torch.clamp(mean + spread * z, low, high) * present
 
     with torch.inference_mode(False), torch.enable_grad():
         z = torch.zeros_like(batch[key], dtype=torch.float32).requires_grad_()
@@ -166,8 +166,8 @@ def searched(
         optimizer = torch.optim.Adam([z], lr=lr)
         for _ in range(steps + 1):
             x = inputs(z)
-            known = {name: column.clone() for name, column in batch.items() if name != key}
-            far = (part({**known, key: x}).float() - target).square().sum(1) / size
+            fixed_columns = {name: column.clone() for name, column in batch.items() if name != key}
+            far = (part({**fixed_columns, key: x}).float() - target).square().sum(1) / size
             value = far + prior * z.square().flatten(1).mean(1)
             better = value.detach() < least
             least = torch.where(better, value.detach(), least)
@@ -199,9 +199,9 @@ def fit_word_probe(v: Tensor, words: Tensor, *, decay: float = 1e-3, steps: int 
 
 def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tensor) -> Tensor:
     """Which words each question has, float32 (N, V); special tokens are no words."""
-    there = mask.bool() & ~torch.isin(text, special)
+    is_word = mask.bool() & ~torch.isin(text, special)
     sets = torch.zeros(len(text), vocabulary + 1)
-    sets.scatter_(1, torch.where(there, text, vocabulary), 1.0)
+    sets.scatter_(1, torch.where(is_word, text, vocabulary), 1.0)
     return sets[:, :vocabulary]
 
 
@@ -219,8 +219,8 @@ def judge(found: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
         raise ValueError(f"found and truth must have one shape, got {tuple(found.shape)} and {tuple(truth.shape)}")
     count, blind = len(truth), mean.expand_as(truth)
     if truth.ndim == 3:
-        there = (truth != 0).any(-1)
-        found, truth, blind = (x[there].double() for x in (found, truth, blind))
+        present = (truth != 0).any(-1)
+        found, truth, blind = (x[present].double() for x in (found, truth, blind))
     else:
         found, truth, blind = (x.flatten(1).double() for x in (found, truth, blind))
     error, baseline = float((found - truth).square().mean()), float((blind - truth).square().mean())

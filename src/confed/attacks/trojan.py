@@ -113,12 +113,12 @@ class Trojan:
             position = last_words(batch, text.special)
             start, move = self._in_the_question(batch, position, text, rng)
             point, moves = [*point, start], [*moves, move]
-        found = _ascend(point, moves, lambda values: _value(values, batch, objective, visual, text), self.steps)
-        seen = found[0] if visual is not None else None
+        solutions = _ascend(point, moves, lambda values: _value(values, batch, objective, visual, text), self.steps)
+        seen = solutions[0] if visual is not None else None
         if text is None or position is None:
             return Triggered(seen)
         replaced = batch["text"].gather(1, position.unsqueeze(1)).squeeze(1)
-        return Triggered(seen, position, found[-1], nearest_words(found[-1], text, replaced))
+        return Triggered(seen, position, solutions[-1], nearest_words(solutions[-1], text, replaced))
 
     def random(
         self, batch: Batch, rng: torch.Generator, *, visual: tuple[str, Bounds] | None = None, text: Text | None = None
@@ -184,7 +184,7 @@ def _ascend(
     point: list[Tensor], moves: list[Move], value_at: Callable[[list[Tensor]], Tensor], steps: int
 ) -> list[Tensor]:
     """Gradient ascent; returns for every example the point of the largest value among the start and all steps."""
-    best, found = None, point
+    best, solutions = None, point
     # Recurrent layers of cuDNN have no backward pass in evaluation mode.
     with torch.inference_mode(False), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         for step in range(steps + 1):
@@ -195,14 +195,14 @@ def _ascend(
             now = value.detach()
             better = torch.ones_like(now, dtype=torch.bool) if best is None else now > best
             best = now if best is None else torch.where(better, now, best)
-            found = [
+            solutions = [
                 torch.where(better.view(-1, *[1] * (new.ndim - 1)), new.detach(), old)
-                for new, old in zip(point, found, strict=True)
+                for new, old in zip(point, solutions, strict=True)
             ]
             if step < steps:
                 gradients = torch.autograd.grad(value.sum(), point, materialize_grads=True)
                 point = [m(v.detach(), g) for m, v, g in zip(moves, point, gradients, strict=True)]
-    return found
+    return solutions
 
 
 def _value(

@@ -29,12 +29,12 @@ class Text:
 
 def word_embedding(predict: Forward, model: nn.Module, batch: Batch) -> nn.Embedding:
     """The embedding that a model looks a batch's ``text`` up in, found by watching a pass."""
-    found: list[nn.Embedding] = []
+    embeddings: list[nn.Embedding] = []
 
     def watch(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         del output
         if isinstance(module, nn.Embedding) and _same(arguments[0], batch["text"]):
-            found.append(module)
+            embeddings.append(module)
 
     handles = [m.register_forward_hook(watch) for m in model.modules() if isinstance(m, nn.Embedding)]
     try:
@@ -43,9 +43,9 @@ def word_embedding(predict: Forward, model: nn.Module, batch: Batch) -> nn.Embed
     finally:
         for handle in handles:
             handle.remove()
-    if not found:
+    if not embeddings:
         raise ValueError(f"{type(model).__name__} looks its text up in no nn.Embedding, which this attack changes")
-    return found[0]
+    return embeddings[0]
 
 
 @contextmanager

@@ -118,13 +118,13 @@ def _code(given: Sequence[str]) -> int:
 @contextmanager
 def _spoken_warnings() -> Iterator[None]:
     """Warnings as single lines without the place in the program, each text once, within the ``with`` block."""
-    said: set[str] = set()
+    spoken: set[str] = set()
 
     def speak(message: Warning | str, *place: object) -> None:
         del place  # category, file, line
         text = " ".join(str(message).split())
-        if text not in said:
-            said.add(text)
+        if text not in spoken:
+            spoken.add(text)
             say(f"[yellow]warning:[/] {escape(text)}")
 
     with warnings.catch_warnings():

@@ -70,11 +70,11 @@ def attack(
         "examples": examples, "client": client, "eps": eps, "units": units, "steps": steps, "seed": seed,
     }  # fmt: skip
     options = {key: value for key, value in given.items() if value is not None}
-    known = signature(run).parameters
+    parameters = signature(run).parameters
     for key in options:
-        if key not in known:
+        if key not in parameters:
             raise ValueError(f"--{key.replace('_', '-')} is no option of the attack {kind!r}")
-    if "progress" in known and not as_json:
+    if "progress" in parameters and not as_json:
         options["progress"] = notes()
     finding = run(folders, **options)
     page = write(finding, out or folders[0] / "attack")

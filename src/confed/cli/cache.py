@@ -21,14 +21,14 @@ def options() -> None:
 @cache_app.command("list")
 def list_(as_json: Json = False) -> None:
     """Show what is kept, where, and how large it is; CONFED_FEATURES=off keeps no features."""
-    found = {
+    folders = {
         kind: {"folder": str(folder), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
         for kind, (folder, files) in _kept().items()
     }
     if as_json:
-        print_json(found)
+        print_json(folders)
         return
-    for kind, held in found.items():
+    for kind, held in folders.items():
         print(f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}")
 
 

@@ -57,9 +57,9 @@ def listing(
         "recipes": _recipes,
         "runs": lambda: _runs(runs),
     }
-    found = [row for row in rows[kind]() if _fits(kind, row, task, paper)]
+    listed_rows = [row for row in rows[kind]() if _fits(kind, row, task, paper)]
     order = {"methods": GROUPS, "datasets": (BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE)}.get(kind, ())
-    return sorted(found, key=lambda row: _rank(order, row.get("group", "")))
+    return sorted(listed_rows, key=lambda row: _rank(order, row.get("group", "")))
 
 
 def _rank(order: Sequence[str], group: str) -> tuple[int, str]:
@@ -73,17 +73,17 @@ def _fits(kind: str, row: Mapping[str, Any], task: str, paper: str) -> bool:
     if not paper:
         return True
     if kind == "methods":
-        found = papers().get(row["name"])
-        said = f"{row['name']} {row['label']} {row['source']} {found.title if found else ''}"
+        paper_entry = papers().get(row["name"])
+        description = f"{row['name']} {row['label']} {row['source']} {paper_entry.title if paper_entry else ''}"
     else:
-        (said,) = (recipe.comment for recipe in packaged() if recipe.name == row["name"])
-        said += f" {row['name']}"
-    return paper.casefold() in said.casefold()
+        (description,) = (recipe.comment for recipe in packaged() if recipe.name == row["name"])
+        description += f" {row['name']}"
+    return paper.casefold() in description.casefold()
 
 
 def tasks_of(kind: str, name: str) -> set[str]:
     """Tasks for which a packaged recipe has a method, model or dataset; of a recipe its own."""
-    found: set[str] = set()
+    task_names: set[str] = set()
     for recipe in packaged():
         has = {
             "methods": recipe.rows.values(),
@@ -93,14 +93,14 @@ def tasks_of(kind: str, name: str) -> set[str]:
             "recipes": [recipe.name],
         }[kind]
         if name in has:
-            found.add(recipe.names("task"))
-    return found
+            task_names.add(recipe.names("task"))
+    return task_names
 
 
 def _algorithm(name: str) -> dict[str, Any]:
     entry: Any = registry.algorithms[name]
-    own = [f for f in fields(entry) if f.name not in EVERY_METHOD]
-    options = {f.name: "must be given" if f.default is MISSING else f.default for f in own}
+    method_fields = [f for f in fields(entry) if f.name not in EVERY_METHOD]
+    options = {f.name: "must be given" if f.default is MISSING else f.default for f in method_fields}
     return {
         "name": name,
         "label": entry.traits.label or entry.__name__,

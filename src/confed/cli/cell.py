@@ -46,19 +46,19 @@ def cell(
     wanted = array_index(os.environ) if number is None else number
     if wanted is None:
         raise ValueError(f"give the number of a cell: confed cell {study} NUMBER (this is no array task)")
-    found, job, note = find_cell(study, wanted)
+    study_folder, job, note = find_cell(study, wanted)
     if note:
         complain(note, "warning")
-    folder = found.root / job.folder
-    if found.finished(job):
+    folder = study_folder.root / job.folder
+    if study_folder.finished(job):
         say(f"cell {wanted} is there already: {escape(str(folder))}")
         return
     before = _saved(folder)
     with _stopping(grace) as stop, Display(console, rounds=True) as display:
-        display(JobsPlanned([f"cell {wanted}, {found.labels[job.method]}, seed {job.seed}"]))
+        display(JobsPlanned([f"cell {wanted}, {study_folder.labels[job.method]}, seed {job.seed}"]))
         display(JobStarted(0))
         try:
-            summary = complete(found, job, of_job(display, 0), outlast=True, stopping=stop.honoured)
+            summary = complete(study_folder, job, of_job(display, 0), outlast=True, stopping=stop.honoured)
         except KeyboardInterrupt:
             summary = None
         except CorruptCheckpoint as error:

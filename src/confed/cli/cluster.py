@@ -104,7 +104,7 @@ def _distribute(
     for cell, why in cells.refused.items():
         complain(f"{cell}: {why}", "without")
     missing = [status.cell.number for status in statuses(root) if status.state != "done"]
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         "folder": str(root),
         "cells": len(cells.cells),
         "missing": missing,
@@ -117,13 +117,13 @@ def _distribute(
         script = write_script(
             root, script_of(root, missing, parse_options(slurm or []), before or [], allowed_modules())
         )
-        found["script"] = str(script)
+        result["script"] = str(script)
         if submit:
-            found["job"] = submit_script(script)
+            result["job"] = submit_script(script)
         if not as_json:
-            _say_how(root, script, len(cells.cells), ranges(missing), on, str(found["job"] or ""))
+            _say_how(root, script, len(cells.cells), ranges(missing), on, str(result["job"] or ""))
     if as_json:
-        print_json(plain(found))
+        print_json(plain(result))
 
 
 def _say_how(root: Path, script: Path, count: int, missing: str, on: str, job: str) -> None:
@@ -155,20 +155,20 @@ def show_cells(root: Path, as_json: bool) -> None:
 
     from confed.studies.cells import statuses
 
-    found = statuses(root)
-    counts = Counter(status.state for status in found)
+    cell_statuses = statuses(root)
+    counts = Counter(status.state for status in cell_statuses)
     words = ", ".join(
         f"{counts[state]} {state}" for state in ("done", "running", "stopped", "failed", "waiting") if counts[state]
     )
-    more = {"cells": [asdict(status) for status in found]}
+    more = {"cells": [asdict(status) for status in cell_statuses]}
     if as_json and counts["done"]:
         show_gathered(root, True, more)
         return
     if as_json:
         print_json(plain({"folder": str(root), **more}))
         return
-    say(f"{len(found)} cells: {words}")
-    listed = [status for status in found if status.state in ("running", "stopped", "failed")]
+    say(f"{len(cell_statuses)} cells: {words}")
+    listed = [status for status in cell_statuses if status.state in ("running", "stopped", "failed")]
     if listed:
         table = Table(box=None, pad_edge=False)
         for column in ("cell", "run", "state", "round", "where or why"):

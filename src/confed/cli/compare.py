@@ -155,16 +155,16 @@ def _compare_folders(
     comparison = compare_folders(places, references or None, judged.margin, headline)
     studies = [load(place) for place in places]
     backbones, several = _by_backbone(studies, headline), _by_model(folders, studies, headline)
-    own = comparison.relative(judged.relative) if judged.relative else None
+    relative_rows = comparison.relative(judged.relative) if judged.relative else None
     if out is not None:
         texts = comparison.files() | ({} if backbones is None else in_files("backbones", backbones))
         texts |= {} if several is None else model_tables.files(several, references or None)
         write_files(texts, out)
-        if own is not None:
+        if relative_rows is not None:
             write_files(comparison.relative_files(judged.relative), out)
         more = "" if backbones is None else ", backbones.md, .csv and .tex"
         more += "" if several is None else ", models.md, .csv and .tex"
-        more += "" if own is None else ", relative.md, .csv, .tex, .png and .svg"
+        more += "" if relative_rows is None else ", relative.md, .csv, .tex, .png and .svg"
         text = f"written: {out}/compare.md, compare.csv, compare.tex{more}"
         console.print(escape(text), soft_wrap=True, highlight=False)
     if as_json:
@@ -173,8 +173,8 @@ def _compare_folders(
     if backbones is not None:
         print_table(to_rich(backbones))
     print_table(comparison.rich())
-    if own is not None:
-        print_table(to_rich(own))
+    if relative_rows is not None:
+        print_table(to_rich(relative_rows))
     shown = {} if several is None else model_tables.model_tables(several, references or None)
     for name in model_tables.shown_first(shown):
         print_table(to_rich(shown[name]))
@@ -184,11 +184,11 @@ def _places(folders: Sequence[Path]) -> list[Path]:
     """Folders of studies; a folder of several models gives the studies in it."""
     from confed.results.folder import kind_of
 
-    found: list[Path] = []
+    places: list[Path] = []
     for folder in folders:
         models = [folder / row for row in _models(folder)]
-        found += [place for place in models if kind_of(place) == "study"] if models else [folder]
-    return found
+        places += [place for place in models if kind_of(place) == "study"] if models else [folder]
+    return places
 
 
 def _models(folder: Path) -> dict[str, str]:
@@ -281,11 +281,11 @@ def _opened(
     tell(loaded, name)
     folder = out or Path("runs") / f"{loaded.name}-{'compare' if models is None else 'models'}"
     before = growing(folder)
-    there = {*loaded.methods, *(() if before is None else before.recipe.methods)}
+    method_names = {*loaded.methods, *(() if before is None else before.recipe.methods)}
     named = [*(("--reference", name) for name in judged.references), ("--relative", judged.relative or None)]
     for option, wanted in named:
-        if wanted is not None and wanted not in there:
-            raise ValueError(f"{option} {wanted} is none of the methods compared: {', '.join(sorted(there))}")
+        if wanted is not None and wanted not in method_names:
+            raise ValueError(f"{option} {wanted} is none of the methods compared: {', '.join(sorted(method_names))}")
     if models is not None and judged.relative:
         raise ValueError("--relative is for one model; leave out --models")
     if values is not None and (without := [row for row in loaded.methods if row not in values]):

@@ -27,25 +27,25 @@ def _known() -> Known:
     names = _looked_up()
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps({"stamp": stamp, "names": names}), encoding="utf-8")
-        part.replace(file)
+        partial_file = file.with_suffix(f".{os.getpid()}.part")
+        partial_file.write_text(json.dumps({"stamp": stamp, "names": names}), encoding="utf-8")
+        partial_file.replace(file)
     return names
 
 
 def _looked_up() -> Known:
     from confed.cli.description import describe_name, names
 
-    known = names()
+    names_of_kind = names()
     keys = [f"{section}.name=" for section in ("algorithm", "model", "task", "data")]
     for kind, section in (("method", "algorithm"), ("model", "model"), ("task", "task"), ("dataset", "data")):
-        for name in known[kind]:
-            (found,) = describe_name(name, kind)
-            keys += [f"{section}.{setting.name}=" for setting in found.settings]
-    for section in known["section"]:
-        (found,) = describe_name(section, "section")
-        keys += [f"{section}.{setting.name}=" for setting in found.settings]
-    return {**known, "keys": sorted(dict.fromkeys(keys))}
+        for name in names_of_kind[kind]:
+            (description,) = describe_name(name, kind)
+            keys += [f"{section}.{setting.name}=" for setting in description.settings]
+    for section in names_of_kind["section"]:
+        (description,) = describe_name(section, "section")
+        keys += [f"{section}.{setting.name}=" for setting in description.settings]
+    return {**names_of_kind, "keys": sorted(dict.fromkeys(keys))}
 
 
 def _those(kind: str) -> Callable[[str], list[str]]:

@@ -87,9 +87,12 @@ def _of_modalities(rows: Sequence[dict[str, Any]]) -> "RichTable":
     table = Table("place", "modalities", *kinds, box=None, pad_edge=False)
     places = dict.fromkeys(row["place"] for row in rows)
     for place in places:
-        own = [row for row in rows if row["place"] == place]
-        has = " / ".join(dict.fromkeys(row["modalities"] for row in own if row["modalities"]))
-        counts = ("/".join(str(row[kind]) for row in own) if any(row[kind] for row in own) else "-" for kind in kinds)
+        place_rows = [row for row in rows if row["place"] == place]
+        has = " / ".join(dict.fromkeys(row["modalities"] for row in place_rows if row["modalities"]))
+        counts = (
+            "/".join(str(row[kind]) for row in place_rows) if any(row[kind] for row in place_rows) else "-"
+            for kind in kinds
+        )
         table.add_row(escape(place), escape(has), *counts)
     return table
 
@@ -164,16 +167,17 @@ def vqa_v2(
 
     options = Options(regions, width, precision, grid, device)
     with _bars() as progress:
-        found = prepare(root, features or (), images or (), encoder, out, options, progress)
+        prepared = prepare(root, features or (), images or (), encoder, out, options, progress)
     if as_json:
-        print_json(found)
+        print_json(prepared)
         return
     shown = Console(highlight=False)
-    for split, count in found["questions"].items():
-        shown.print(f"{split}: {count} questions about {found['pictures'][split]} pictures")
+    for split, count in prepared["questions"].items():
+        shown.print(f"{split}: {count} questions about {prepared['pictures'][split]} pictures")
     shown.print(
-        f"features: {found['regions']} regions x {found['width']}, {found['padded']} pictures with fewer regions, "
-        f"{found['unused']} pictures that no question is about left out\nwritten: {escape(found['file'])}",
+        f"features: {prepared['regions']} regions x {prepared['width']}, "
+        f"{prepared['padded']} pictures with fewer regions, "
+        f"{prepared['unused']} pictures that no question is about left out\nwritten: {escape(prepared['file'])}",
         soft_wrap=True,
     )
 
@@ -232,13 +236,13 @@ def pieces(
     """Learn pieces of words (SentencePiece) from the public texts of a recipe's data."""
     from confed.prepare.sentencepiece import prepare_pieces
 
-    found = prepare_pieces(recipe, out, size, overrides or ())
+    prepared = prepare_pieces(recipe, out, size, overrides or ())
     if as_json:
-        print_json(found)
+        print_json(prepared)
         return
     shown = Console(highlight=False)
-    shown.print(f"{found['pieces']} pieces of {found['texts']} public texts")
-    shown.print(f"written: {escape(found['file'])}", soft_wrap=True)
+    shown.print(f"{prepared['pieces']} pieces of {prepared['texts']} public texts")
+    shown.print(f"written: {escape(prepared['file'])}", soft_wrap=True)
 
 
 def _print_counts(manifest: dict[str, Any]) -> None:
@@ -281,9 +285,11 @@ def _bars() -> Iterator[Progress]:
 
         def show(event: Event) -> None:
             if isinstance(event, StepProgress):
-                step, known = event.step, bool(event.total)
+                step, has_total = event.step, bool(event.total)
                 if step not in steps:
                     steps[step] = bars.add_task(step, total=event.total or None)
-                bars.update(steps[step], completed=event.done, description=step if known else f"{step}: {event.done}")
+                bars.update(
+                    steps[step], completed=event.done, description=step if has_total else f"{step}: {event.done}"
+                )
 
         yield show

@@ -61,11 +61,11 @@ def describe(
             dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     for warning in told:
         warnings.warn(warning.message, stacklevel=2)
-    found = [" ".join(str(warning.message).split()) for warning in told] + faults(dataset)
+    warnings_found = [" ".join(str(warning.message).split()) for warning in told] + faults(dataset)
     if card is not None:
-        found.append(f"the terms of the card {card} are not applied here")
+        warnings_found.append(f"the terms of the card {card} are not applied here")
     figure = {} if answers is None else {"figure": str(_draw_answers(dataset, answers))}
-    description = {**_described(name, dataset, out), "faults": found, **figure}
+    description = {**_described(name, dataset, out), "faults": warnings_found, **figure}
     source = " ".join([f"data.name = {name}", *(f"{k}={v}" for k, v in _public(constructor, given).items())])
     if croissant is not None:
         from confed.data.croissant import write_croissant
@@ -75,7 +75,7 @@ def describe(
         from confed.report.html.dataset_page import dataset_page
 
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(dataset_page(dataset, description["rows"], found, source), encoding="utf-8")
+        html.write_text(dataset_page(dataset, description["rows"], warnings_found, source), encoding="utf-8")
         description["page"] = str(html)
     return description
 
@@ -105,7 +105,7 @@ def _described(name: str, dataset: "FederatedDataset | LabelDataset", out: Path 
         "name": name,
         "answers": len(dataset.answers),
         "words": len(dataset.words),
-        "rows": [{**_row(*part), **(_modal_row(part[2]) if modal else {})} for part in parts],
+        "rows": [{**_row(*entry), **(_modal_row(entry[2]) if modal else {})} for entry in parts],
         "facts": dict(dataset.facts),
     }
     if out is not None:
@@ -155,10 +155,10 @@ def _modal_row(examples: "Examples") -> dict[str, Any]:
     from confed.data.modalities import MODALITIES
     from confed.data.modality_names import set_names
 
-    there = presence(examples)
-    sets = Counter(set_names(there))
+    present = presence(examples)
+    sets = Counter(set_names(present))
     most = ", ".join(name if len(sets) == 1 else f"{name} {count}" for name, count in sets.most_common())
-    sounds, series = (there[:, MODALITIES.index(name)] for name in ("audio", "series"))
+    sounds, series = (present[:, MODALITIES.index(name)] for name in ("audio", "series"))
     return {
         "modalities": most,
         "sounds": 0
@@ -198,7 +198,7 @@ def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any
         "name": dataset.name,
         "answers": len(dataset.labels),
         "words": len(dataset.words),
-        "rows": [_label_row(dataset, *part) for part in parts],
+        "rows": [_label_row(dataset, *entry) for entry in parts],
         "facts": facts,
     }
     if out is not None:

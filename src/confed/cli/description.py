@@ -74,29 +74,29 @@ class Description:
 
 def names() -> dict[str, list[str]]:
     """Kind -> all names of that kind."""
-    found = {kind: kept.names() for kind, kept in REGISTRIES.items()}
-    return {**found, "recipe": [recipe.name for recipe in packaged()], "section": list(SECTIONS)}
+    names_of_kind = {kind: kept.names() for kind, kept in REGISTRIES.items()}
+    return {**names_of_kind, "recipe": [recipe.name for recipe in packaged()], "section": list(SECTIONS)}
 
 
 def describe_name(name: str, kind: str = "") -> list[Description]:
     """Descriptions of everything that has a name: usually one."""
     if kind and kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    known = {one: listed for one, listed in names().items() if kind in ("", one)}
+    names_of_kind = {one: listed for one, listed in names().items() if kind in ("", one)}
     makers: Mapping[str, Callable[[str], Description]] = {
         "method": _method, "model": _model, "dataset": _dataset, "task": _task, "recipe": _recipe, "section": _section
     }  # fmt: skip
-    found = [makers[one](name) for one, listed in known.items() if name in listed]
-    if not found and kind in ("", "recipe") and name.endswith(".toml") and Path(name).is_file():
+    descriptions = [makers[one](name) for one, listed in names_of_kind.items() if name in listed]
+    if not descriptions and kind in ("", "recipe") and name.endswith(".toml") and Path(name).is_file():
         return [_recipe_file(name)]
-    if not found and ":" in name:
+    if not descriptions and ":" in name:
         return [makers[_own_kind(name, kind)](name)]
-    if not found:
-        every = [one for listed in known.values() for one in listed]
+    if not descriptions:
+        every = [one for listed in names_of_kind.values() for one in listed]
         near = get_close_matches(name.casefold(), every, 4, 0.5) or [n for n in every if name.casefold() in n][:4]
         hint = f"; did you mean {', '.join(near)}?" if near else "; `confed list` shows what there is"
         raise ValueError(f"no {kind or 'method, model, dataset, task or recipe'} is called {name!r}{hint}")
-    return found
+    return descriptions
 
 
 def _own_kind(name: str, kind: str) -> str:
@@ -132,15 +132,15 @@ def _method(name: str) -> Description:
 
 def _traits(traits: Any) -> dict[str, str]:
     """Facts of a method that decide whether it can be used."""
-    found = {"global model": "yes" if traits.has_global else "none"}
-    found["personal models"] = "yes" if traits.has_personal else "all clients use the global one"
+    lines = {"global model": "yes" if traits.has_global else "none"}
+    lines["personal models"] = "yes" if traits.has_personal else "all clients use the global one"
     if traits.made_for:
-        found["needs a model with"] = traits.made_for
+        lines["needs a model with"] = traits.made_for
     if traits.synchronous:
-        found["asynchronous rounds"] = f"no: {traits.synchronous}"
+        lines["asynchronous rounds"] = f"no: {traits.synchronous}"
     if not traits.clients_may_leave:
-        found["clients may leave"] = "no"
-    return found
+        lines["clients may leave"] = "no"
+    return lines
 
 
 def _run_of_method(name: str, made_for: str) -> str:
@@ -166,21 +166,21 @@ def _run_of_method(name: str, made_for: str) -> str:
 
 def _row(recipe: Packaged, method: str) -> str:
     """A row of a recipe with this method, the one of its own name first."""
-    rows = [row for row, own in recipe.rows.items() if own == method]
+    rows = [row for row, method_name in recipe.rows.items() if method_name == method]
     return method if method in rows else rows[0]
 
 
 def _command(recipe: Packaged, *words: str) -> str:
     given = [f"data.{key}={'DIR' if key == 'root' else key.upper()}" for key in recipe.missing]
-    modules = dict.fromkeys(found for word in words for found in re.findall(r"([\w.]+):\w", word))
+    modules = dict.fromkeys(module_name for word in words for module_name in re.findall(r"([\w.]+):\w", word))
     return " ".join(["confed run", recipe.name, *given, *words, *(f"--allow-code {name}" for name in modules)])
 
 
 def _model(name: str) -> Description:
     entry = registry.models[name]
-    own = [recipe for recipe in packaged() if name in recipe.models.values()]
+    recipes = [recipe for recipe in packaged() if name in recipe.models.values()]
     example = ""
-    for recipe in sorted(own, key=lambda one: (len(one.missing), name != one.models[""])):
+    for recipe in sorted(recipes, key=lambda one: (len(one.missing), name != one.models[""])):
         row = next(row for row, model in recipe.models.items() if model == name)
         example = f"confed compare --recipe {recipe.name} --models {row}" if row else _command(recipe)
         break
@@ -192,7 +192,7 @@ def _model(name: str) -> Description:
         learns = next((setting.kind for setting in settings(entry) if setting.name == "trainable"), "")
         other = ["model.trainable=all"] if kept and learns and f'"{kept}"' not in learns else []
         example = _command(recipe, f"model.name={name}", *other)
-    return _constructed("model", name, entry, own, [example])
+    return _constructed("model", name, entry, recipes, [example])
 
 
 def _default() -> Packaged:
@@ -201,18 +201,18 @@ def _default() -> Packaged:
 
 def _dataset(name: str) -> Description:
     entry = registry.datasets[name]
-    own = [recipe for recipe in packaged() if recipe.names("data") == name]
+    recipes = [recipe for recipe in packaged() if recipe.names("data") == name]
     needed = [s.name for s in settings(entry) if s.required]
     given = "".join(f" {key}={'DIR' if key == 'root' else key.upper()}" for key in needed)
-    examples = [f"confed data describe {name}{given}", *[_command(recipe) for recipe in own[:1]]]
-    return _constructed("dataset", name, entry, own, examples)
+    examples = [f"confed data describe {name}{given}", *[_command(recipe) for recipe in recipes[:1]]]
+    return _constructed("dataset", name, entry, recipes, examples)
 
 
 def _task(name: str) -> Description:
-    own = [recipe for recipe in packaged() if recipe.names("task") == name]
-    recipe = min(own, key=lambda one: len(one.missing)) if own else None
+    recipes = [recipe for recipe in packaged() if recipe.names("task") == name]
+    recipe = min(recipes, key=lambda one: len(one.missing)) if recipes else None
     examples = [_command(recipe) if recipe else f"confed run task.name={name}"]
-    return _constructed("task", name, registry.tasks[name], own, examples)
+    return _constructed("task", name, registry.tasks[name], recipes, examples)
 
 
 def _constructed(
@@ -239,8 +239,8 @@ def _texts(entry: Callable[..., Any]) -> list[str]:
 
 def _recipe_file(path: str) -> Description:
     """Of a recipe of one's own, with what it leaves to defaults."""
-    own = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
-    return replace(_described(own), summary=own.comment.partition("\n")[0])
+    packaged_recipe = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
+    return replace(_described(packaged_recipe), summary=packaged_recipe.comment.partition("\n")[0])
 
 
 def _recipe(name: str) -> Description:
@@ -259,8 +259,10 @@ def _described(recipe: Packaged) -> Description:
         "rounds": str(recipe.content.get("run", {}).get("rounds", Run().rounds)),
         "time": recipe.time,
     }
-    own = [f"confed data describe {name}"] if name.endswith(".toml") else [f"confed show {name} --toml > mine.toml"]
-    examples = [_command(recipe), *own]
+    commands = (
+        [f"confed data describe {name}"] if name.endswith(".toml") else [f"confed show {name} --toml > mine.toml"]
+    )
+    examples = [_command(recipe), *commands]
     if len(recipe.rows) > len(recipe.methods):
         given = _command(recipe).removeprefix(f"confed run {name}").replace(" data.", " data.")
         examples.insert(1, f"confed compare --recipe {name}{given} --methods all --seeds 3")

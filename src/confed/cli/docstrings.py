@@ -43,7 +43,7 @@ def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: 
     made: dict[str, Any] = {}
     if inspect.isclass(constructor) and is_dataclass(constructor):
         made = {f.name: f.default_factory() for f in fields(constructor) if f.default_factory is not MISSING}
-    found: list[Setting] = []
+    listed: list[Setting] = []
     for name, parameter in inspect.signature(constructor).parameters.items():
         if name in skip or name == "self":
             continue
@@ -52,12 +52,12 @@ def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: 
         inner = _table(hints.get(name, Any))
         meaning = meanings.get(name, "")
         default = "" if inner else _toml(value)
-        found.append(
+        listed.append(
             Setting(f"{prefix}{name}", "table" if inner else _kind(hints.get(name)), default, required, meaning)
         )
         if inner:
-            found += settings(inner, (), f"{prefix}{name}.")
-    return found
+            listed += settings(inner, (), f"{prefix}{name}.")
+    return listed
 
 
 def _table(hint: Any) -> type | None:
@@ -110,7 +110,7 @@ def _toml(value: Any) -> str:
 
 def described(text: str) -> dict[str, str]:
     """Name -> what the sections ``Args`` and ``Attributes`` of a docstring say, as plain text on one line."""
-    found: dict[str, list[str]] = {}
+    descriptions: dict[str, list[str]] = {}
     section, name = "", ""
     for line in inspect.cleandoc(text).splitlines():
         if heading := _SECTION.match(line):
@@ -120,10 +120,10 @@ def described(text: str) -> dict[str, str]:
         elif section in ("Args", "Attributes"):
             if entry := re.match(r" {4}(\w+): (.*)", line):
                 name = entry[1]
-                found[name] = [entry[2]]
+                descriptions[name] = [entry[2]]
             elif name and line.strip():
-                found[name].append(line.strip())
-    return {key: plain_text(" ".join(lines)) for key, lines in found.items()}
+                descriptions[name].append(line.strip())
+    return {key: plain_text(" ".join(lines)) for key, lines in descriptions.items()}
 
 
 def prose(text: str) -> list[str]:
@@ -137,7 +137,7 @@ def prose(text: str) -> list[str]:
             inside = False
         if not inside:
             kept.append(line)
-    return [part.strip("\n") for part in re.split(r"\n\s*\n", "\n".join(kept)) if part.strip()]
+    return [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", "\n".join(kept)) if paragraph.strip()]
 
 
 def first_line(text: str | None) -> str:

@@ -41,12 +41,12 @@ def evaluate(
     from confed.report.tables.table import to_rich
 
     run = run_of(folder)
-    found = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
-    files = write_evaluation(found, out or _next(run / "evaluations"))
+    evaluation = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
+    files = write_evaluation(evaluation, out or _next(run / "evaluations"))
     if as_json:
-        print_json({**plain(found.content()), "files": {name: str(path) for name, path in files.items()}})
+        print_json({**plain(evaluation.content()), "files": {name: str(path) for name, path in files.items()}})
         return
-    print_table(to_rich(found.table()))
+    print_table(to_rich(evaluation.table()))
     where = escape(str(files["evaluation.json"].parent))
     Console().print(f"written: {where}", soft_wrap=True, highlight=False)
 

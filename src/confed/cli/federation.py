@@ -275,8 +275,8 @@ def single_recipe(source: str, overrides: list[str], method: str | None) -> "Rec
 
     loaded = load_recipe(source, overrides)
     if method is None and loaded.methods:
-        own = str(loaded.sections["algorithm"]["name"])
-        return loaded.method(own if own in loaded.methods else loaded.methods[0])
+        method_name = str(loaded.sections["algorithm"]["name"])
+        return loaded.method(method_name if method_name in loaded.methods else loaded.methods[0])
     if method is None:
         return loaded
     if method not in loaded.methods:
@@ -294,9 +294,9 @@ def check_signed(
     from confed.deployment.manifest import check_site, public_half, verified
 
     manifest = verified(folder, _certificate(authority))
-    own = folder / "startup" / "client.crt"
-    if not public and own.is_file():  # with FLARE the certificate says who this is
-        public = public_half(own.read_bytes())
+    certificate = folder / "startup" / "client.crt"
+    if not public and certificate.is_file():  # with FLARE the certificate says who this is
+        public = public_half(certificate.read_bytes())
         site = next((name for name, key in manifest.sites.items() if key == public), site)
     check_site(manifest, site, public, recipe=Path(recipe) if Path(recipe).is_file() else None, card=card)
     return manifest

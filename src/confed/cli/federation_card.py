@@ -31,18 +31,18 @@ def card(
     from confed.deployment.data_card import card_of_recipe, merge_cards, write_card
     from confed.recipes.recipe import load_recipe
 
-    found: Card
+    data_card: Card
     if merge:
-        found = merge_cards([Path(recipe), *map(Path, overrides or ())])
+        data_card = merge_cards([Path(recipe), *map(Path, overrides or ())])
     else:
-        found = card_of_recipe(load_recipe(recipe, overrides or ()))
-    write_card(found, out)
+        data_card = card_of_recipe(load_recipe(recipe, overrides or ()))
+    write_card(data_card, out)
     counts = {
-        "clients": len(found.clients),
-        "labels" if found.labels else "answers": len(found.answers),
-        "types": len(found.types),
-        "words": len(found.words),
-        "unseen places": len(found.places),
+        "clients": len(data_card.clients),
+        "labels" if data_card.labels else "answers": len(data_card.answers),
+        "types": len(data_card.types),
+        "words": len(data_card.words),
+        "unseen places": len(data_card.places),
     }
     if as_json:
         print_json({"file": str(out), **counts})

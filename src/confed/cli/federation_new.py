@@ -48,11 +48,13 @@ def new(
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
     federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
     check_names(federation)
-    there = names_of_data(loaded, card)
-    if there is None:
+    client_names = names_of_data(loaded, card)
+    if client_names is None:
         say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and there is no --card")
-    elif strange := [name for name in names if name not in there]:
-        raise ValueError(f"--sites: the recipe's data have no client {strange[0]!r}; there are {', '.join(there)}")
+    elif strange := [name for name in names if name not in client_names]:
+        raise ValueError(
+            f"--sites: the recipe's data have no client {strange[0]!r}; there are {', '.join(client_names)}"
+        )
     provision(folder, federation)
     if as_json:
         print_json({"folder": str(folder), "sites": list(names)})

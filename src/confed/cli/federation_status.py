@@ -49,10 +49,10 @@ class StatusPage:
     def _show_sites(self, sites: Mapping[str, SiteStatus]) -> None:
         """Shows the sites' states; on a terminal at most five times a second."""
         for name, site in sites.items():
-            there = "away" if site.state == "away" else "connected"
-            if self._said.get(name, ("away", "")) != (there, site.note):
-                self._said[name] = there, site.note
-                self.line(f"site {name}: {there}" + (f" ({site.note})" if site.note else ""))
+            connection = "away" if site.state == "away" else "connected"
+            if self._said.get(name, ("away", "")) != (connection, site.note):
+                self._said[name] = connection, site.note
+                self.line(f"site {name}: {connection}" + (f" ({site.note})" if site.note else ""))
         if self._live is not None and time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
             self._live.update(self._table(sites), refresh=True)

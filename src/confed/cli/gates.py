@@ -69,8 +69,8 @@ def gates(
             raise ValueError("--longer is for a finished study; of a recipe the longer runs are made")
         out = out or Path("runs") / f"{_name(source)}-gates"
         recipe, folder, longer = _run(source, overrides or [], methods, seeds, workers, tuned, out, as_json)
-    found = judged(recipe, folder, longer)
-    content = plain({"recipe": recipe.name, "rounds": recipe.run.rounds, "gates": [vars(gate) for gate in found]})
+    judgement = judged(recipe, folder, longer)
+    content = plain({"recipe": recipe.name, "rounds": recipe.run.rounds, "gates": [vars(gate) for gate in judgement]})
     if out is not None:
         from confed.federation.checkpoint import write_atomically
 
@@ -79,7 +79,7 @@ def gates(
     if as_json:
         print_json(content)
         return
-    print_table(_table(recipe, found))
+    print_table(_table(recipe, judgement))
     if out is not None:
         console.print(escape(f"written: {out}/gates.json"), soft_wrap=True, highlight=False)
 

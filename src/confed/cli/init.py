@@ -46,11 +46,11 @@ def init(
     place = out or Path(f"{folder.resolve().name or 'data'}.toml")
     if place.exists():
         raise ValueError(f"{place} exists already; name another file with --out")
-    found, left = recognise(folder, clients)
-    names = [one.form for one in found]
+    recognised, left = recognise(folder, clients)
+    names = [one.form for one in recognised]
     if form and form not in names:
         raise ValueError(f"--as must be one of {', '.join(names)}, which {folder} can be read as; got {form!r}")
-    chosen = found[names.index(form)] if form else found[0]
+    chosen = recognised[names.index(form)] if form else recognised[0]
     if form:
         left = sorted(p.name for p in folder.iterdir() if p.name not in chosen.uses and not p.name.startswith("."))
     words = ", ".join(left[:6]) + (f" and {len(left) - 6} more" if len(left) > 6 else "")

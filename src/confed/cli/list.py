@@ -41,7 +41,7 @@ def _system() -> dict[str, str]:
     from confed.engines.workers import free_cores
 
     disk = shutil.disk_usage(Path.cwd())
-    found = {
+    facts = {
         "python": platform.python_version(),
         "operating system": platform.platform(),
         "cores": f"{free_cores()} of {os.cpu_count()} may be used",
@@ -50,12 +50,12 @@ def _system() -> dict[str, str]:
         "disk": f"{disk.free / 2**30:.1f} GiB free of {disk.total / 2**30:.1f} GiB here",
     }
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE"):
-        found[name] = os.environ.get(name, "not set")
-    if found["OMP_WAIT_POLICY"].upper() != "PASSIVE":
-        found["OMP_WAIT_POLICY"] += " (PASSIVE keeps waiting threads from taking cores from other processes)"
-    if found["HF_HUB_OFFLINE"] in ("not set", "0"):
-        found["HF_HUB_OFFLINE"] += " (names on the hub may be downloaded; 1 forbids it and fails at once)"
-    return found
+        facts[name] = os.environ.get(name, "not set")
+    if facts["OMP_WAIT_POLICY"].upper() != "PASSIVE":
+        facts["OMP_WAIT_POLICY"] += " (PASSIVE keeps waiting threads from taking cores from other processes)"
+    if facts["HF_HUB_OFFLINE"] in ("not set", "0"):
+        facts["HF_HUB_OFFLINE"] += " (names on the hub may be downloaded; 1 forbids it and fails at once)"
+    return facts
 
 
 def _memory() -> str:
@@ -73,13 +73,13 @@ def _text(path: Path) -> str:
 
 
 def _libraries() -> dict[str, str]:
-    found = {"confed": VERSION}
+    versions = {"confed": VERSION}
     for requirement in requires(DISTRIBUTION) or ():
         if "extra ==" not in requirement:
             name = _package(requirement)
             hint = for_this_installation(f"pip install {name} -c constraints.txt")
-            found[name] = _version(name) or f"missing ({requirement}): {hint}"
-    return found
+            versions[name] = _version(name) or f"missing ({requirement}): {hint}"
+    return versions
 
 
 def _extras() -> dict[str, str]:
@@ -88,20 +88,20 @@ def _extras() -> dict[str, str]:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if extra:
             groups.setdefault(extra[1], []).append(_package(requirement))
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for extra, packages in sorted(groups.items()):
         have = {name: _version(name) for name in packages}
         missing = [name for name, installed in have.items() if installed is None]
-        there = ", ".join(f"{name} {installed}" for name, installed in have.items() if installed)
+        installed_extras = ", ".join(f"{name} {installed}" for name, installed in have.items() if installed)
         command = for_this_installation(f"pip install '.[{extra}]' -c constraints.txt")
         hint = f"missing {', '.join(missing)}: {command}" if missing else ""
-        found[extra] = "; ".join(filter(None, (there, hint)))
-    return found
+        lines[extra] = "; ".join(filter(None, (installed_extras, hint)))
+    return lines
 
 
 def _package(requirement: str) -> str:
-    found = re.match(r"[\w.-]+", requirement)
-    return found[0] if found else requirement
+    match = re.match(r"[\w.-]+", requirement)
+    return match[0] if match else requirement
 
 
 def _version(package: str) -> str | None:
@@ -116,11 +116,11 @@ def _gpus() -> dict[str, str]:
 
     if not torch.cuda.is_available():
         return {"none": f"torch {torch.__version__} sees no GPU; runs use the processor"}
-    found: dict[str, str] = {}
+    devices: dict[str, str] = {}
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
-        found[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    return found
+        devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    return devices
 
 
 def _weights() -> dict[str, str]:
@@ -128,10 +128,10 @@ def _weights() -> dict[str, str]:
     from confed.models.pretrained import packaged, weights_file
     from confed.prepare.pretraining import MINIS
 
-    found: dict[str, str] = {}
+    weights: dict[str, str] = {}
     for name in MINIS:
         if not packaged(name):
-            found[name] = (
+            weights[name] = (
                 f"missing: give model.pretrained=FILE, made with `confed pretrain {name} --out FILE`, or false"
             )
             continue
@@ -151,8 +151,8 @@ def _weights() -> dict[str, str]:
             parts.append("started from vilt_mini's")
         if planned is not None and done != planned:
             parts.append(f"unfinished: {done} of {planned} epochs")
-        found[name] = ", ".join(parts)
-    return found
+        weights[name] = ", ".join(parts)
+    return weights
 
 
 # Verbs that list and diagnose: list, doctor -------------------------------------------------------------------
@@ -325,13 +325,13 @@ def _visit(
     if not site:
         raise ValueError("--site must say which of the data's clients this site is")
     signature = [] if ca is None or unsigned else check_signature(ca, key, site, recipe, card, private)
-    found = check_server(server, key, ca) + signature + check_data(recipe, site, private, data)
-    faulty = sum(finding.mark == "bad" for finding in found)
+    problems = check_server(server, key, ca) + signature + check_data(recipe, site, private, data)
+    faulty = sum(finding.mark == "bad" for finding in problems)
     if as_json:
-        print_json([asdict(finding) for finding in found])
+        print_json([asdict(finding) for finding in problems])
     else:
         shown = Console(highlight=False)
-        for finding in found:
+        for finding in problems:
             shown.print(f"{_MARKS[finding.mark]} {finding.what}: {escape(finding.text)}", soft_wrap=True)
             if finding.advice and finding.mark != "good":
                 shown.print(f"       {escape(finding.advice)}", soft_wrap=True)

@@ -45,10 +45,10 @@ class Packaged:
     @property
     def rows(self) -> dict[str, str]:
         """Row -> name of its method, of the study's rows and those of its full table."""
-        study, own = self.content.get("study", {}), self.content.get("methods", {})
+        study, overrides = self.content.get("study", {}), self.content.get("methods", {})
         names = list(dict.fromkeys([*study.get("methods", ()), *study.get("table", ())]))
         names = names or [self.content.get("algorithm", {}).get("name", "")]
-        return {row: own.get(row, {}).get("name", row) for row in names}
+        return {row: overrides.get(row, {}).get("name", row) for row in names}
 
     @property
     def methods(self) -> list[str]:
@@ -59,8 +59,10 @@ class Packaged:
     @property
     def models(self) -> dict[str, str]:
         """Row of a model -> name of the model; the recipe's own under the empty text."""
-        own = self.content.get("models", {})
-        listed = {row: own.get(row, {}).get("name", row) for row in self.content.get("study", {}).get("models", ())}
+        variants = self.content.get("models", {})
+        listed = {
+            row: variants.get(row, {}).get("name", row) for row in self.content.get("study", {}).get("models", ())
+        }
         return {"": self.content.get("model", {}).get("name", ""), **listed}
 
     def names(self, section: str) -> str:

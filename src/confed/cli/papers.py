@@ -46,15 +46,15 @@ def papers() -> dict[str, Paper]:
     """
     packaged = files("confed") / "papers.md"
     place = packaged if packaged.is_file() else Path(__file__).parents[3] / "docs" / "papers.md"
-    found: dict[str, Paper] = {}
+    index: dict[str, Paper] = {}
     for heading, header, cells in _rows(place.read_text(encoding="utf-8")):
         if header[:2] == ["method", "name"] and heading == "Index":
             if name := re.fullmatch(r"`(\w+)`", cells[1]):  # other rows are settings of a method that has its own
-                found[name[1]] = Paper(cells[0], _plain(cells[2]))
+                index[name[1]] = Paper(cells[0], _plain(cells[2]))
             continue
-        for name in _about(heading, header, cells, found):
-            found[name].differences.append(_difference(header, cells))
-    return found
+        for name in _about(heading, header, cells, index):
+            index[name].differences.append(_difference(header, cells))
+    return index
 
 
 def _rows(page: str) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -83,8 +83,8 @@ def _about(heading: str, header: list[str], cells: list[str], index: dict[str, P
         titles = {title.strip() for title in cells[0].split(",")}
         return [name for name, label in labels.items() if label in titles or name in written]
     before, colon, _ = cells[0].partition(":")
-    if colon and (own := [name for name, paper in index.items() if _names(before, paper.title)]):
-        return own
+    if colon and (cited := [name for name, paper in index.items() if _names(before, paper.title)]):
+        return cited
     return [name for name, label in labels.items() if label in heading]
 
 
@@ -96,8 +96,8 @@ def _names(before: str, title: str) -> bool:
 
 def _difference(header: list[str], cells: list[str]) -> Difference:
     row = dict(zip(header, cells, strict=False))
-    said = next((row[key] for key in row if key.startswith("the text")), cells[0])
-    return Difference(_plain(said), _plain(row["here"]), _plain(row.get("why", "")))
+    sentence = next((row[key] for key in row if key.startswith("the text")), cells[0])
+    return Difference(_plain(sentence), _plain(row["here"]), _plain(row.get("why", "")))
 
 
 def _plain(cell: str) -> str:

@@ -50,8 +50,8 @@ def show_plan(
     totals = _totals(plans, seeds, workers, beside)
     if as_json:
         each = {
-            title: {**vars(own), "seconds": own.seconds(), "round_seconds": own.round_seconds()}
-            for title, own in plans.items()
+            title: {**vars(plan), "seconds": plan.seconds(), "round_seconds": plan.round_seconds()}
+            for title, plan in plans.items()
         }
         print_json(plain({"runs": each, "seeds": seeds, **totals, "refused": refused}))
         return
@@ -65,16 +65,16 @@ def _totals(plans: "Mapping[str, RunPlan]", seeds: int, workers: int, beside: bo
     from confed.runs.plan import makespan
 
     # As runs are made: all rows of the first seed, then of the second.
-    cells = [own.seconds() for _ in range(seeds) for own in plans.values()]
-    side = makespan(cells, workers) if beside else seeds * sum(own.seconds(workers) for own in plans.values())
+    cells = [plan.seconds() for _ in range(seeds) for plan in plans.values()]
+    side = makespan(cells, workers) if beside else seeds * sum(plan.seconds(workers) for plan in plans.values())
     return {
         "cells": len(cells),
-        "calls": seeds * sum(own.calls for own in plans.values()),
-        "bytes": seeds * sum(own.bytes_up + own.bytes_down for own in plans.values()),
-        "memory_per_process": max(own.memory for own in plans.values()),
-        "device_data": max(own.device_data for own in plans.values()),
-        "device_memory": max(own.device_memory for own in plans.values()),
-        "disk": seeds * sum(own.disk for own in plans.values()),
+        "calls": seeds * sum(plan.calls for plan in plans.values()),
+        "bytes": seeds * sum(plan.bytes_up + plan.bytes_down for plan in plans.values()),
+        "memory_per_process": max(plan.memory for plan in plans.values()),
+        "device_data": max(plan.device_data for plan in plans.values()),
+        "device_memory": max(plan.device_memory for plan in plans.values()),
+        "disk": seeds * sum(plan.disk for plan in plans.values()),
         "workers": workers,
         "seconds_of_one_process": sum(cells),
         "seconds_of_workers": side,
@@ -102,11 +102,12 @@ def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]
         "time",
     ):
         table.add_column(heading, justify="left" if heading == "run" else "right")
-    for title, own in plans.items():
+    for title, plan in plans.items():
         table.add_row(
-            escape(title), count(own.clients), f"{own.cohort:g}", str(own.rounds), count(own.calls), size(own.bytes_up),
-            size(own.bytes_down), size(own.memory), size(own.disk), duration(own.round_seconds()),
-            duration(own.seconds()),
+            escape(title), count(plan.clients), f"{plan.cohort:g}", str(plan.rounds), count(plan.calls),
+            size(plan.bytes_up),
+            size(plan.bytes_down), size(plan.memory), size(plan.disk), duration(plan.round_seconds()),
+            duration(plan.seconds()),
         )  # fmt: skip
     print_table(table)
     gpu = f", {size(totals['device_memory'])} of the GPU" if totals["device_memory"] else ""
@@ -132,8 +133,8 @@ def _compare_with_limit(plans: "Mapping[str, RunPlan]", options: "Options") -> N
     from confed.results.format import duration
 
     usable = (options.seconds or math.inf) - options.lead
-    for title, own in plans.items():
-        least = own.preparing + own.round_seconds()
+    for title, plan in plans.items():
+        least = plan.preparing + plan.round_seconds()
         if least > usable:
             complain(
                 f"{title}: preparing data and one round take about {duration(least)}, and cells stop after "

@@ -76,20 +76,20 @@ def predict(
         raise ValueError("this run's models write captions: give a picture (--image)")
     if kind == "answers":
         _check_question(image, question)
-    found = ask(
+    prediction = ask(
         run, image, question, client, top=top, shared=shared, image2=picture2, choices=choice or (), text=text,
         known=known or (), attention=kind == "labels" and (page is not None or as_json),
     )  # fmt: skip
     if page is not None:
         from confed.inference.ask import write_page
 
-        write_page(page, found, image, text)
+        write_page(page, prediction, image, text)
     if as_json:
-        print_json(found | ({} if page is None else {"page": str(page)}))
+        print_json(prediction | ({} if page is None else {"page": str(page)}))
     elif kind == "captions":
-        print(found["caption"])
+        print(prediction["caption"])
     else:
-        _print_found(found, page)
+        _print_found(prediction, page)
 
 
 _OPTIONS = {"question": "--question", "image2": "--picture2", "choices": "--choice", "text": "--text"}

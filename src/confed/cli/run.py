@@ -115,10 +115,10 @@ def report(
             raise ValueError(f"figures are of one study: give the folder of one in {folder}, such as {first}")
         show_sweep(folder, as_json)
         return
-    there = run_folders(folder)
+    folders = run_folders(folder)
     # Rows of one method are told apart by the study's labels, which a run does not know.
     labels = {run.folder: run.label for run in load(folder).runs if run.complete}
-    summaries = [{**_summary(place), "label": labels[place]} for place in there if place in labels]
+    summaries = [{**_summary(place), "label": labels[place]} for place in folders if place in labels]
     chosen = [name.strip() for name in (methods or "").split(",") if name.strip()]
     if chosen and not figures:
         raise ValueError("--methods needs --figures")

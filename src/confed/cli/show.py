@@ -43,16 +43,16 @@ def show(
     from confed.cli.packaged import packaged
     from confed.recipes.recipe import read_text
 
-    found = describe_name(name, "recipe" if toml and not kind else kind)
+    description = describe_name(name, "recipe" if toml and not kind else kind)
     if toml:
         texts = [recipe.text for recipe in packaged() if recipe.name == name]
         print(texts[0] if texts else read_text(Path(name)), end="")
     elif as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(one) for one in description])
     else:
         console = Console(highlight=False)
         width = min(console.width, WIDEST)
-        for number, one in enumerate(found):
+        for number, one in enumerate(description):
             console.print("\n".join([*([""] if number else []), *page(one, width)]), soft_wrap=True)
 
 
@@ -84,8 +84,8 @@ def page(one: "Description", width: int) -> Iterator[str]:
         yield "\n[bold]Where it differs from the text[/]"
         for difference in one.differences:
             why = f" ({difference.why})" if difference.why else ""
-            said = f"{difference.text} → " if difference.text else ""
-            yield from _wrapped(f"- {said}{difference.here}{why}", width, after="    ")
+            difference_text = f"{difference.text} → " if difference.text else ""
+            yield from _wrapped(f"- {difference_text}{difference.here}{why}", width, after="    ")
     if one.recipes:
         yield "\n[bold]Recipes[/]"
         yield from _wrapped(", ".join(one.recipes), width)
@@ -113,9 +113,9 @@ def _paragraphs(texts: Sequence[str], width: int) -> Iterator[str]:
             for line in lines:
                 yield from _wrapped(line.replace("``", ""), width, after="      ")
             continue
-        for part in re.split(r"\n(?=[-*] )", text):
+        for paragraph in re.split(r"\n(?=[-*] )", text):
             yield from _wrapped(
-                " ".join(_unmarked(part).split()), width, after="    " if part[:2] in ("- ", "* ") else ""
+                " ".join(_unmarked(paragraph).split()), width, after="    " if paragraph[:2] in ("- ", "* ") else ""
             )
 
 

@@ -147,8 +147,12 @@ def _finish_study(
     study: "Study", execute: "Callable[[Study], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
 ) -> None:
     """Tables of a study after its missing runs were executed or gathered, judged as its index says."""
-    said = study.index.get("judged", {})
-    judged = Judged(tuple(said.get("references", ())), said.get("margin", Judged.margin), said.get("relative", ""))
+    judged_before = study.index.get("judged", {})
+    judged = Judged(
+        tuple(judged_before.get("references", ())),
+        judged_before.get("margin", Judged.margin),
+        judged_before.get("relative", ""),
+    )
     outcome = execute(study)
     if not outcome.summaries:
         if outcome.failed:
@@ -226,9 +230,9 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
         complain(f"{absent!r}, asked for with --relative, has no finished run", "note")
     comparison, tables, page = written.comparison, written.tables, written.page
     if as_json:
-        found = {"folder": str(outcome.folder), "report": str(page), "runs": outcome.summaries}
-        found |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": asdict(comparison)}
-        print_json(plain(found | dict(more)))
+        result = {"folder": str(outcome.folder), "report": str(page), "runs": outcome.summaries}
+        result |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": asdict(comparison)}
+        print_json(plain(result | dict(more)))
         return
     for table in main_tables(load(outcome.folder)):
         print_table(to_rich(table))
@@ -264,12 +268,12 @@ def show_sweep(
 
     sweep = read_sweep(root)
     if sweep.models:
-        found, tables, paths = _of_models(root, sweep)
+        result, tables, paths = _of_models(root, sweep)
     else:
         table, paths = write_sweep(root)
-        found, tables = json.loads((root / "results.json").read_text(encoding="utf-8")), [table]
+        result, tables = json.loads((root / "results.json").read_text(encoding="utf-8")), [table]
     if as_json:
-        print_json(plain({"folder": str(root), **found, "errors": dict(errors or {}), **(more or {})}))
+        print_json(plain({"folder": str(root), **result, "errors": dict(errors or {}), **(more or {})}))
         return
     for table in tables:
         print_table(to_rich(table))
@@ -284,18 +288,18 @@ def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table]
     from confed.report.tables.models import model_tables, pairs_of, shown_first
 
     finished = [path for row in sweep.models for path in (root / row).glob("*/seed-*/summary.json")]
-    there = {name_of_file(path.parent.parent.name) for path in finished}
-    for absent in [name for name in sweep.references if name not in there]:
+    finished_methods = {name_of_file(path.parent.parent.name) for path in finished}
+    for absent in [name for name in sweep.references if name not in finished_methods]:
         complain(f"reference {absent!r} has no finished run", "note")
-    references = _present(sweep, there)
+    references = _present(sweep, finished_methods)
     studies, paths = write_models(root, sweep.models, references)
     pairs, tables = pairs_of(studies, references), model_tables(studies, references)
     tests = {
         measure: [asdict(pair) for pair in pairs_over_models(cells, pairs)]
         for measure, cells in studies.measures.items()
     }
-    found = {"kind": studies.kind, "values": studies.measures, "pairs": tests}
-    return found, [tables[name] for name in shown_first(tables)], paths
+    result = {"kind": studies.kind, "values": studies.measures, "pairs": tests}
+    return result, [tables[name] for name in shown_first(tables)], paths
 
 
 def _cell(folder: Path, name: str) -> Path:
@@ -306,7 +310,7 @@ def _cell(folder: Path, name: str) -> Path:
 
 def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
     """Reason -> its cells; all seeds of a refused method give one line."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for cell, text in errors.items():
-        found.setdefault(text, []).append(cell)
-    return found
+        groups.setdefault(text, []).append(cell)
+    return groups

@@ -56,26 +56,26 @@ def tune(
     count = workers if workers is not None else default_workers(loaded)
     try:
         with Display(console, quiet=as_json or is_quiet()) as display:
-            found = tuning.tune(
+            tuning_result = tuning.tune(
                 loaded, folder, budget=budget, seed=seed, seeds=seeds, workers=count, progress=display, prune=prune
             )
     except KeyboardInterrupt:
         say("[yellow]stopped;[/] every finished configuration is saved. Go on with the same command")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        rows = [{**asdict(tuned), "lead": tuned.lead} for tuned in found]
+        rows = [{**asdict(tuned), "lead": tuned.lead} for tuned in tuning_result]
         print_json(plain({"folder": str(folder), "methods": rows}))
     else:
-        print_table(_table(found))
+        print_table(_table(tuning_result))
         shown = Console()
-        for tuned in found:
+        for tuned in tuning_result:
             if tuned.lead:
                 shown.print(escape(f"{tuned.label}: {tuned.lead}"), soft_wrap=True, highlight=False)
-        for tuned in found:
+        for tuned in tuning_result:
             if tuned.error:
                 shown.print(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}", highlight=False)
         shown.print(escape(f"written: {folder}/tuned.toml, scores.csv"), soft_wrap=True, highlight=False)
-    if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in found):
+    if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in tuning_result):
         raise typer.Exit(FAILED)
 
 
@@ -88,11 +88,11 @@ def _table(found: "list[Tuned]") -> "Table":
     for name in ("recipe's own", "chosen's", "tried", "pruned"):
         table.add_column(name, justify="right")
     for tuned in found:
-        own, best = tuned.trials[0].score if tuned.trials else None, tuned.best
+        default_score, best = tuned.trials[0].score if tuned.trials else None, tuned.best
         table.add_row(
             escape(tuned.label),
             escape(in_words(best.values)) if best else "–",
-            "–" if own is None else f"{own:.1%}",
+            "–" if default_score is None else f"{default_score:.1%}",
             "–" if best is None else f"{best.score:.1%}",
             str(len(tuned.trials)),
             str(sum(trial.state == "pruned" for trial in tuned.trials)),

@@ -64,11 +64,11 @@ def _follow(place: Path, states: "list[RunState]", every: float) -> "list[RunSta
                 states = states_of(place)
                 live.update(_table(place, states))
         return states
-    said: dict[str, tuple[str, int]] = {}
+    shown_lines: dict[str, tuple[str, int]] = {}
     while True:
         for state in states:
-            if said.get(state.name) != (state.state, state.round):
-                said[state.name] = (state.state, state.round)
+            if shown_lines.get(state.name) != (state.state, state.round):
+                shown_lines[state.name] = (state.state, state.round)
                 console.print(escape(_line(state)), soft_wrap=True)
         if not _under_way(states):
             return states
@@ -134,10 +134,10 @@ def _newest(runs: Path) -> Path:
     """The folder under ``runs/`` that was changed last."""
     from confed.results.folder import kind_of
 
-    found = [path for path in runs.iterdir() if path.is_dir() and kind_of(path)] if runs.is_dir() else []
-    if not found:
+    folders = [path for path in runs.iterdir() if path.is_dir() and kind_of(path)] if runs.is_dir() else []
+    if not folders:
         raise ValueError("there is no run under ./runs: give a folder, confed watch FOLDER")
-    return max(found, key=_changed)
+    return max(folders, key=_changed)
 
 
 def _changed(folder: Path) -> float:

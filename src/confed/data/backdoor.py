@@ -129,11 +129,13 @@ def plan(examples: Examples, rate: float, partial: float, rng: np.random.Generat
             raise ValueError(f"{name} must lie between 0 and 1, got {share}")
     if np.ndim(examples.image_index) > 1:
         raise ValueError("questions about pairs of pictures cannot be poisoned")
-    there = np.unique(examples.image_index)
-    sizes = [max(1, round(share * len(there))) if share else 0 for share in (rate, partial, partial)]
-    if sum(sizes) > len(there):
-        raise ValueError(f"rate + 2 partial must leave room in {len(there)} pictures, got {sum(sizes)} to poison")
-    both, picture, question = np.split(rng.permutation(there)[: sum(sizes)], np.cumsum(sizes)[:2])
+    used_pictures = np.unique(examples.image_index)
+    sizes = [max(1, round(share * len(used_pictures))) if share else 0 for share in (rate, partial, partial)]
+    if sum(sizes) > len(used_pictures):
+        raise ValueError(
+            f"rate + 2 partial must leave room in {len(used_pictures)} pictures, got {sum(sizes)} to poison"
+        )
+    both, picture, question = np.split(rng.permutation(used_pictures)[: sum(sizes)], np.cumsum(sizes)[:2])
     return Plan(np.sort(both), np.sort(picture), np.sort(question))
 
 

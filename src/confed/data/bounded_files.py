@@ -120,14 +120,14 @@ def load_npz(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(file) as archive:
             if len(archive.infolist()) > MOST_MEMBERS // 1000:
                 raise ValueError(f"at most {MOST_MEMBERS // 1000:,} arrays, got {len(archive.infolist()):,}")
-            there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if len(there) < len(archive.infolist()):  # which of them NumPy would read is not which was measured
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if len(members) < len(archive.infolist()):  # which of them NumPy would read is not which was measured
                 raise ValueError("every array must have a name of its own; some have the same, with or without .npy")
             for name in names:
-                if name in there:
-                    _check_member(archive, there[name], f"{file}, {name}")
+                if name in members:
+                    _check_member(archive, members[name], f"{file}, {name}")
         with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names if name in there}
+            return {name: arrays[name] for name in names if name in members}
     except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, *_UNPACKING) as error:
         raise ValueError(f"{file} must be a complete .npz file without objects: {error}") from error
 
@@ -164,10 +164,10 @@ def hdf5_array(content: Any, key: str, where: str, rows: bool = False) -> Any:
 
     Raises ``KeyError``: there is no such array.
     """
-    found = content[key]
-    if not hasattr(found, "dtype"):
+    dataset = content[key]
+    if not hasattr(dataset, "dtype"):
         raise ValueError(f"{where}, {key}: expected an array, got a group")
-    if found.file.filename != content.file.filename or found.external is not None or found.is_virtual:
+    if dataset.file.filename != content.file.filename or dataset.external is not None or dataset.is_virtual:
         raise ValueError(f"{where}, {key}: refers to another file; expected an array that is stored in this one")
-    check_array(found.shape[1:] if rows else found.shape, found.dtype, f"{where}, {key}")
-    return found
+    check_array(dataset.shape[1:] if rows else dataset.shape, dataset.dtype, f"{where}, {key}")
+    return dataset

@@ -30,10 +30,10 @@ def groups(batch: Batch) -> list[Batch]:
     """The parts of a mixed batch, in the order of their rows; any other batch itself."""
     parts: dict[tuple[int, int], dict[str, Tensor]] = {}
     for key, tensor in batch.items():
-        found = _BEGINNING.match(key)
-        assert found is not None  # it matches nothing, too
-        place = GROUPS.index(found[1]), int(found[2] or 0)
-        parts.setdefault(place, {})[key[found.end() :]] = tensor
+        match = _BEGINNING.match(key)
+        assert match is not None  # it matches nothing, too
+        place = GROUPS.index(match[1]), int(match[2] or 0)
+        parts.setdefault(place, {})[key[match.end() :]] = tensor
     if len(parts) < 2 and (1, 0) in parts:
         return [batch]
     return [parts[place] for place in sorted(parts) if "text" in parts[place]]
@@ -56,16 +56,16 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
     tokens: list[Tensor] = []
     rows: list[Tensor] = []
     before = 0
-    for part in groups(batch):
-        if "text" not in part:
-            raise ValueError(f"learning to write needs batches with text, got {', '.join(sorted(part)) or 'none'}")
-        text = part["text"]
-        ids, known = [text[:, 1:]], [mask[:, 1:] != 0 for _, mask in text_masks(part)]
-        if "before_text" in part:
-            ids = [*part["before_text"][:, :, 1:].unbind(1), *ids]
-        there = torch.cat(known, 1)
-        tokens.append(torch.cat(ids, 1)[there])
-        rows.append(there.nonzero()[:, 0] + before)
+    for group in groups(batch):
+        if "text" not in group:
+            raise ValueError(f"learning to write needs batches with text, got {', '.join(sorted(group)) or 'none'}")
+        text = group["text"]
+        ids, masks = [text[:, 1:]], [mask[:, 1:] != 0 for _, mask in text_masks(group)]
+        if "before_text" in group:
+            ids = [*group["before_text"][:, :, 1:].unbind(1), *ids]
+        token_mask = torch.cat(masks, 1)
+        tokens.append(torch.cat(ids, 1)[token_mask])
+        rows.append(token_mask.nonzero()[:, 0] + before)
         before += len(text)
     return torch.cat(tokens), torch.cat(rows)
 

@@ -56,8 +56,8 @@ class CaptionTable(ModalTable):
 
     def _turns(self) -> Tensor:
         """Number of turns before each row, int64 (N,)."""
-        there = self.columns["before_shown"] | self.columns["before_text_mask"].any(2)
-        return (there * torch.arange(1, there.shape[1] + 1)).amax(1) if there.shape[1] else there.long().sum(1)
+        present = self.columns["before_shown"] | self.columns["before_text_mask"].any(2)
+        return (present * torch.arange(1, present.shape[1] + 1)).amax(1) if present.shape[1] else present.long().sum(1)
 
     def _kinds(self) -> Tensor:
         """Each row's set, and whether it is a document, as a number."""
@@ -125,9 +125,9 @@ class MixedData(TableData):
         if len(parts) == 1:
             return parts[0][1]
         common = ("index", "label", "type")  # the first key says how many rows there are
-        batch = {name: torch.cat([part[name] for _, part in parts]) for name in common}
-        for prefix, part in parts:
-            batch |= {f"{prefix}{name}": tensor for name, tensor in part.items() if name not in common}
+        batch = {name: torch.cat([kind_batch[name] for _, kind_batch in parts]) for name in common}
+        for prefix, kind_batch in parts:
+            batch |= {f"{prefix}{name}": tensor for name, tensor in kind_batch.items() if name not in common}
         return batch
 
 

@@ -98,7 +98,7 @@ def merged(cards: Sequence[Card]) -> Card:
     values["types"] = tuple(sorted({name for card in cards for name in card.types}))
     for key in ("clients", "places", "coarse"):
         values[key] = _united([getattr(card, key) for card in cards], key)
-    if len({not own.modalities for own in values["clients"].values()}) > 1:
+    if len({not client.modalities for client in values["clients"].values()}) > 1:
         raise ValueError("either all cards must say which modalities their clients have, or none")
     return Card(**values)
 
@@ -111,12 +111,12 @@ def _agreed(values: Sequence[Any], key: str) -> Any:
 
 
 def _united(parts: Sequence[Mapping[str, _Value]], key: str) -> dict[str, _Value]:
-    found: dict[str, _Value] = {}
-    for part in parts:
-        for name, value in part.items():
-            if found.setdefault(name, value) != value:
+    united: dict[str, _Value] = {}
+    for card_values in parts:
+        for name, value in card_values.items():
+            if united.setdefault(name, value) != value:
                 raise ValueError(f"cards can be united if they say the same of {name!r} in {key!r}; they do not")
-    return found
+    return united
 
 
 # Files ---------------------------------------------------------------------------------------------------------
@@ -152,16 +152,17 @@ def read_card(path: Path) -> Card:
 def _checked(values: Mapping[str, Any]) -> Card:
     _check_keys(values, [f.name for f in fields(Card)], "the card")
     clients = {
-        name: _client(own, f"clients.{name}") for name, own in _mapping(values["clients"], dict, "clients").items()
+        name: _client(client, f"clients.{name}")
+        for name, client in _mapping(values["clients"], dict, "clients").items()
     }
     if not clients:
         raise ValueError("clients must name at least one client")
     for key, kind in (("data", str), ("encoder", str), ("labels", bool), ("outside", bool), ("captioned", bool)):
         _of_kind(values[key], kind, key)
     answers = _names(values["answers"], "answers")
-    known = set(answers)
-    for name, own in clients.items():
-        if unknown := [answer for answer in own.answers if answer not in known]:
+    answer_set = set(answers)
+    for name, client in clients.items():
+        if unknown := [answer for answer in client.answers if answer not in answer_set]:
             raise ValueError(f"clients.{name}.answers: {unknown[0]!r} is none of the card's answers")
     places: dict[str, int] = _mapping(values["places"], int, "places")
     if any(count < 0 for count in places.values()):

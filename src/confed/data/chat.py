@@ -30,15 +30,15 @@ def asked(question: str) -> Conversation:
 
 def pictures_shown(conversation: Sequence[Said]) -> int:
     """Number of picture parts."""
-    return sum(part is None for turn in conversation for part in turn.parts)
+    return sum(piece is None for turn in conversation for piece in turn.parts)
 
 
 def transcript(conversation: Sequence[Said]) -> str:
     """A conversation for people to read; of one turn its texts alone."""
-    said = [" ".join("[picture]" if part is None else part for part in turn.parts) for turn in conversation]
-    if len(said) == 1:
-        return " ".join(part for part in conversation[0].parts if part) or said[0]
-    return "\n".join(f"{turn.role}: {text}" for turn, text in zip(conversation, said, strict=True))
+    spoken = [" ".join("[picture]" if piece is None else piece for piece in turn.parts) for turn in conversation]
+    if len(spoken) == 1:
+        return " ".join(piece for piece in conversation[0].parts if piece) or spoken[0]
+    return "\n".join(f"{turn.role}: {text}" for turn, text in zip(conversation, spoken, strict=True))
 
 
 def check_turns(conversation: Sequence[Said]) -> None:
@@ -50,7 +50,7 @@ def check_turns(conversation: Sequence[Said]) -> None:
             place = "the conversation begins with" if not number else f"turn {number + 1} is of"
             raise ValueError(f"expected user and assistant to take turns, the user first, and {place} the {turn.role}")
     for number, turn in enumerate(conversation):
-        if not any(part is None or part.strip() for part in turn.parts):
+        if not any(piece is None or piece.strip() for piece in turn.parts):
             raise ValueError(f"expected a text or a picture in every turn, and turn {number + 1} has none")
         if turn.role != "user" and None in turn.parts:
             raise ValueError(f"expected pictures in turns of the user, and turn {number + 1} is of the {turn.role}")

@@ -27,12 +27,12 @@ def picture_features(pictures: np.ndarray | Pictures) -> np.ndarray:
 
     A picture that cannot be read has the mean of all others.
     """
-    found = np.stack([_features(pictures, row) for row in range(len(pictures))])
-    known = found[~np.isnan(found).any(axis=1)]
-    if not len(known):
-        return np.zeros_like(found)
-    spread = known.std(axis=0)
-    return np.nan_to_num((found - known.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
+    features = np.stack([_features(pictures, row) for row in range(len(pictures))])
+    readable = features[~np.isnan(features).any(axis=1)]
+    if not len(readable):
+        return np.zeros_like(features)
+    spread = readable.std(axis=0)
+    return np.nan_to_num((features - readable.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
 
 
 def picture_clusters(pictures: np.ndarray | Pictures, count: int) -> np.ndarray:
@@ -41,8 +41,8 @@ def picture_clusters(pictures: np.ndarray | Pictures, count: int) -> np.ndarray:
 
     if not 1 <= count <= len(pictures):
         raise ValueError(f"clusters of {len(pictures)} pictures can be 1 to {len(pictures)}, got clients = {count}")
-    _, found = kmeans2(picture_features(pictures), count, minit="++", rng=np.random.default_rng(0), missing="warn")
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)
+    _, clusters = kmeans2(picture_features(pictures), count, minit="++", rng=np.random.default_rng(0), missing="warn")
+    return np.unique(clusters, return_inverse=True)[1].astype(np.int64)
 
 
 def _features(pictures: np.ndarray | Pictures, row: int) -> np.ndarray:
@@ -150,9 +150,9 @@ def federate_chat(
     if partition in keys:
         strange = (pool.roles == "test") & ~np.isin(keys[partition], list(splits)) & ~np.isin(pool.scenes, how.unseen)
         places |= {"newcomers": examples.take(np.flatnonzero(strange))} if strange.any() else {}
-    known = [row for row, role in zip(examples.answers, pool.roles, strict=True) if role != "test"]
+    training_answers = [row for row, role in zip(examples.answers, pool.roles, strict=True) if role != "test"]
     dataset = FederatedDataset(
-        name, tuple(sorted(set(known))), splits, places, words(examples.questions),
+        name, tuple(sorted(set(training_answers))), splits, places, words(examples.questions),
         {**facts, "partition": partition, **floors(splits)}, outside=True,
     )  # fmt: skip
     if isinstance(pictures, PictureFiles) and math.prod(pictures.shape) <= HELD:
@@ -172,7 +172,7 @@ def _examples(
     for number, record in enumerate(records):
         ends = [place for place, turn in enumerate(record.turns) if turn.role == "assistant"]
         for count, end in enumerate(ends if turns == "each" else ends[-1:]):
-            answer = " ".join(part for part in record.turns[end].parts if part)
+            answer = " ".join(piece for piece in record.turns[end].parts if piece)
             owner.append(number)
             before.append(record.turns[:end])
             answers.append(answer)
@@ -215,17 +215,17 @@ def _owned(records: Sequence[ChatRecord], partition: str, unseen: Sequence[str])
 
 def _roles(records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray) -> np.ndarray:
     """Role of each conversation; where none is a test, a share of each client's is."""
-    for record, own in zip(records, split.tolist(), strict=True):
-        if own not in ROLES:
-            raise ValueError(f"{record.where}: expected the split train, validation or test, got {own!r}")
+    for record, split_role in zip(records, split.tolist(), strict=True):
+        if split_role not in ROLES:
+            raise ValueError(f"{record.where}: expected the split train, validation or test, got {split_role!r}")
     if not 0 <= how.test_share < 1:
         raise ValueError(f"data.test_share must be a share in [0, 1), got {how.test_share}")
-    roles = np.array([ROLES[own] for own in split.tolist()], dtype=object)
+    roles = np.array([ROLES[split_role] for split_role in split.tolist()], dtype=object)
     if (roles == "test").any():
         return roles.astype(str)
     together = _together(records)
-    for number, own in enumerate(sorted(set(client.tolist()))):
-        rows = np.flatnonzero((client == own) & (roles == "train"))
+    for number, split_role in enumerate(sorted(set(client.tolist()))):
+        rows = np.flatnonzero((client == split_role) & (roles == "train"))
         roles[rows[hold_out(together[rows], how.test_share, np.random.default_rng([4, number]))]] = "test"
     return roles.astype(str)
 

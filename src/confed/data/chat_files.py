@@ -70,9 +70,9 @@ def asking(entry: Mapping[str, Any], question: str) -> Mapping[str, Any]:
 def _check_encodable(turns: Sequence[Said]) -> None:
     """Check that texts are Unicode, which tokenizers expect."""
     for turn in turns:
-        for part in turn.parts:
-            if part is not None and any("\ud800" <= letter <= "\udfff" for letter in part):
-                raise ValueError(f"expected Unicode as the text of the {turn.role}, got {part!a:.80}")
+        for piece in turn.parts:
+            if piece is not None and any("\ud800" <= letter <= "\udfff" for letter in piece):
+                raise ValueError(f"expected Unicode as the text of the {turn.role}, got {piece!a:.80}")
 
 
 def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
@@ -90,8 +90,8 @@ def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
         turns, pictures = reader.finish(turns)
         given = {key: owner_text(entry, key) for key in ("client", "place", "type", "split")}
         columns = {key: text for key, text in given.items() if text}
-        own = entry.get("id")
-        return ChatRecord(where, name if own is None else str(own), turns, answers, pictures, columns)
+        record_id = entry.get("id")
+        return ChatRecord(where, name if record_id is None else str(record_id), turns, answers, pictures, columns)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -191,20 +191,20 @@ def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
     given = entry.get("answers") if entry.get("answer") is None else [entry["answer"]]
     listed = given if isinstance(given, list) else []
     texts = [one.get("answer") if isinstance(one, dict) else one for one in listed]
-    found = tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
-    if not found or len(found) < len(texts):
+    answers = tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
+    if not answers or len(answers) < len(texts):
         raise ValueError(f"expected an answer, or a list of answers, got {given!r:.80}")
-    return found
+    return answers
 
 
 def _paths(entry: Mapping[str, Any]) -> list[str]:
     """Pictures that stand beside the turns."""
     given = entry.get("images") or entry.get("image")
     listed = [] if given is None else given if isinstance(given, list) else [given]
-    found = [one if isinstance(one, str) else _path(one) if isinstance(one, dict) else "" for one in listed]
-    if not all(found):
+    paths = [one if isinstance(one, str) else _path(one) if isinstance(one, dict) else "" for one in listed]
+    if not all(paths):
         raise ValueError(f"expected paths of pictures as 'images', got {given!r:.80}")
-    return found
+    return paths
 
 
 def _path(part: Mapping[str, Any]) -> str:

@@ -49,13 +49,13 @@ class Prompts:
 
     def __init__(self, train: Sequence[Examples], other: Sequence[Examples], tokenizer: Converser) -> None:
         self._tokenizer = tokenizer
-        self._learned = {id(part): _each(part, _given(part), tokenizer) for part in train}
-        self._asked = {id(part): _each(part, None, tokenizer) for part in other}
-        everything = [row for part in (*self._learned.values(), *self._asked.values()) for row in part]
+        self._learned = {id(examples): _each(examples, _given(examples), tokenizer) for examples in train}
+        self._asked = {id(examples): _each(examples, None, tokenizer) for examples in other}
+        everything = [row for examples in (*self._learned.values(), *self._asked.values()) for row in examples]
         self._width = max((len(prompt) for prompt, _ in everything), default=0)
         answers = [answers for prompt, answers in everything if answers]
         self._most = max(map(len, answers), default=1)
-        self._longest = max((len(answer) for own in answers for answer in own), default=1) + 1
+        self._longest = max((len(answer) for token_lists in answers for answer in token_lists), default=1) + 1
 
     def of(self, examples: Examples, rows: Table) -> Table:
         """A part's table with its prompts in place of its questions.
@@ -64,8 +64,8 @@ class Prompts:
         (N, R, B). Of conversations ``image_count`` (N,) is added.
         """
         learned = self._learned.get(id(examples))
-        found = self._asked[id(examples)] if learned is None else learned
-        text, mask = self._tokenizer.padded([prompt for prompt, _ in found], self._width)
+        prompts = self._asked[id(examples)] if learned is None else learned
+        text, mask = self._tokenizer.padded([prompt for prompt, _ in prompts], self._width)
         columns: dict[str, Tensor] = {**rows.columns, "text": text, "text_mask": mask}
         if learned is None:
             columns["references"] = pack_texts(right_answers(examples))
@@ -94,8 +94,8 @@ def _given(examples: Examples) -> list[dict[str, float]]:
         return [{answer: 1.0} for answer in examples.answers]
     counts = [Counter(text for text in row if text.strip()) for row in examples.annotations]
     return [
-        {text: n / sum(own.values()) for text, n in own.most_common(MOST_ANSWERS)} or {answer: 1.0}
-        for own, answer in zip(counts, examples.answers, strict=True)
+        {text: n / sum(answer_counts.values()) for text, n in answer_counts.most_common(MOST_ANSWERS)} or {answer: 1.0}
+        for answer_counts, answer in zip(counts, examples.answers, strict=True)
     ]
 
 
@@ -104,14 +104,14 @@ def _each(
 ) -> list[tuple[list[int], list[list[int]]]]:
     """Prompt and answers of each example."""
     turns = examples.conversations or [asked(question) for question in examples.questions]
-    found: list[tuple[list[int], list[list[int]]]] = []
+    prompts: list[tuple[list[int], list[list[int]]]] = []
     for row, (name, conversation) in enumerate(zip(examples.names, turns, strict=True)):
         try:
-            found.append(
+            prompts.append(
                 (tokenizer.prompt(conversation), [])
                 if given is None
                 else tokenizer.learned(conversation, list(given[row]))
             )
         except ValueError as error:
             raise ValueError(f"example {name!r}: {error}") from error
-    return found
+    return prompts

@@ -39,8 +39,8 @@ class WordAnswers:
         rows = [number * count // ROWS for number in range(ROWS)] if count > ROWS else range(count)
         words = [_words(questions[row]) for row in rows]
         frequency: dict[str, int] = {}
-        for own in words:
-            for word in own:
+        for question_words in words:
+            for word in question_words:
                 frequency[word] = frequency.get(word, 0) + 1
         kept = sorted(frequency, key=lambda word: (-frequency[word], word))[:WORDS]
         self._column = {word: number for number, word in enumerate(kept, start=1)}
@@ -54,25 +54,25 @@ class WordAnswers:
 
     def __call__(self, questions: Sequence[str], allowed: Sequence[str] | None = None) -> list[str]:
         """The answer to each question; the empty text where there is none to choose from."""
-        known = set(self.answers if allowed is None else allowed)
-        columns = [number for number, answer in enumerate(self.answers) if answer in known]
+        candidates = set(self.answers if allowed is None else allowed)
+        columns = [number for number, answer in enumerate(self.answers) if answer in candidates]
         if not columns or not questions:
             return [""] * len(questions)
         distinct = list(dict.fromkeys(questions))
         scores = (self._features([_words(text) for text in distinct]) @ self._weights)[:, columns]
         # argmax of a tensor may take any of equals; numpy takes the first.
         best = scores.numpy().round(DECIMALS).argmax(axis=1).tolist()
-        said = {text: self.answers[columns[place]] for text, place in zip(distinct, best, strict=True)}
-        return [said[text] for text in questions]
+        answer_of = {text: self.answers[columns[place]] for text, place in zip(distinct, best, strict=True)}
+        return [answer_of[text] for text in questions]
 
     def _features(self, words: Sequence[frozenset[str]]) -> Tensor:
-        found = torch.zeros(len(words), len(self._column) + 1, dtype=torch.float64)
-        found[:, 0] = 1.0
-        for row, own in enumerate(words):
-            for word in own:
+        features = torch.zeros(len(words), len(self._column) + 1, dtype=torch.float64)
+        features[:, 0] = 1.0
+        for row, question_words in enumerate(words):
+            for word in question_words:
                 if word in self._column:
-                    found[row, self._column[word]] = 1.0
-        return found
+                    features[row, self._column[word]] = 1.0
+        return features
 
 
 def _words(text: str) -> frozenset[str]:
@@ -97,11 +97,11 @@ def controls_of(table: "Table") -> tuple[str, ...]:
     """
     if not len(table):
         return ()
-    had = {name for own in table.sets() for name in own}
-    there = [name for name in MODALITIES if name in had]
-    found = [PERMUTED + name for name in there if not (name == "text" and "choices" in table.columns)]
-    found = [control for control in found if len(table.inputs(control.removeprefix(PERMUTED)).unique(dim=0)) > 1]
-    return (*found, *([f"{BLANK}image"] if "image" in there else []))
+    had = {name for modality_set in table.sets() for name in modality_set}
+    modalities = [name for name in MODALITIES if name in had]
+    controls = [PERMUTED + name for name in modalities if not (name == "text" and "choices" in table.columns)]
+    controls = [control for control in controls if len(table.inputs(control.removeprefix(PERMUTED)).unique(dim=0)) > 1]
+    return (*controls, *([f"{BLANK}image"] if "image" in modalities else []))
 
 
 def controlled(table: "Table", batch_size: int, control: str, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
@@ -128,20 +128,20 @@ def donors(table: "Table", modality: str, rng: torch.Generator) -> Tensor:
     many places behind it as the largest such group has members: no example gets its own input unless one group has more
     than half of all.
     """
-    rows, found = torch.arange(len(table)), torch.arange(len(table))
+    rows, donor_of_row = torch.arange(len(table)), torch.arange(len(table))
     units = table.inputs(modality).unique(dim=0, return_inverse=True)[1] if len(table) else rows
     groups = table.groups(rows)
     if "image_count" in table.columns:  # a prompt has a place for each of its pictures
         counts = table.columns["image_count"]
         groups = [(counts == count).nonzero()[:, 0] for count in counts.unique()]
     for group in groups:
-        own = units[group].unique(return_inverse=True)[1]
-        position = torch.randperm(int(own.max()) + 1 if len(own) else 0, generator=rng)
+        unit_of_row = units[group].unique(return_inverse=True)[1]
+        position = torch.randperm(int(unit_of_row.max()) + 1 if len(unit_of_row) else 0, generator=rng)
         shuffled = torch.randperm(len(group), generator=rng)
-        order = shuffled[position[own[shuffled]].argsort(stable=True)]
-        most = int(own.bincount().max()) if len(own) else 0
-        found[group[order]] = group[order.roll(-most)]
-    return found
+        order = shuffled[position[unit_of_row[shuffled]].argsort(stable=True)]
+        most = int(unit_of_row.bincount().max()) if len(unit_of_row) else 0
+        donor_of_row[group[order]] = group[order.roll(-most)]
+    return donor_of_row
 
 
 def _blank(values: Tensor) -> Tensor:

@@ -86,17 +86,17 @@ def write_croissant(dataset: FederatedDataset | LabelDataset, folder: Path, sour
     folder.mkdir(parents=True, exist_ok=True)
     archive, rows = _Archive(folder / _PICTURES), list[dict[str, str]]()
     with archive:
-        for place, role, part in _parts(dataset):
+        for place, role, examples in _parts(dataset):
             unseen = role == "unseen"
             placed = {"client": "" if unseen else place, "place": place, "split": "test" if unseen else role}
-            found = _labelled(part, archive) if isinstance(part, LabelExamples) else _asked(part, archive)
-            rows += [placed | row for row in found]
+            records = _labelled(examples, archive) if isinstance(examples, LabelExamples) else _asked(examples, archive)
+            rows += [placed | row for row in records]
     used = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
     _write_table(folder / _TABLE, used, rows)
     if not archive.count:
         (folder / _PICTURES).unlink()
-    known = {row["id"] for row in rows}
-    metadata = _metadata(dataset, folder, used, source, pictures=archive.count > 0, unique=len(known) == len(rows))
+    row_ids = {row["id"] for row in rows}
+    metadata = _metadata(dataset, folder, used, source, pictures=archive.count > 0, unique=len(row_ids) == len(rows))
     text = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
     (folder / METADATA).write_text(text, encoding="utf-8")
     return [folder / METADATA, folder / _TABLE, *([folder / _PICTURES] if archive.count else [])]
@@ -133,46 +133,46 @@ class _Archive:
 def _check(dataset: FederatedDataset | LabelDataset) -> None:
     if dataset.elsewhere is not None:
         raise ValueError(f"the examples of {dataset.name!r} are not here, a card stands for them")
-    for place, _, part in _parts(dataset):
-        if isinstance(part, LabelExamples):
+    for place, _, examples in _parts(dataset):
+        if isinstance(examples, LabelExamples):
             continue
         lacking = {
-            "recordings": part.sounds, "series": part.series, "conversations": part.conversations,
-            "texts before examples": part.before,
+            "recordings": examples.sounds, "series": examples.series, "conversations": examples.conversations,
+            "texts before examples": examples.before,
         }  # fmt: skip
         kind = next((name for name, held in lacking.items() if held is not None), "")
-        kind = kind or ("features in place of pictures" if isinstance(part.images, NoPictures) else "")
+        kind = kind or ("features in place of pictures" if isinstance(examples.images, NoPictures) else "")
         if kind:
             raise ValueError(f"{dataset.name!r} cannot be written as Croissant: the examples of {place!r} have {kind}")
 
 
 def _parts(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, str, Examples | LabelExamples]]:
     for client in dataset.clients:
-        for role, part in dataset.clients[client].roles.items():
-            yield client, role, part
-    for place, part in dataset.unseen.items():
-        yield place, "unseen", part
+        for role, examples in dataset.clients[client].roles.items():
+            yield client, role, examples
+    for place, examples in dataset.unseen.items():
+        yield place, "unseen", examples
 
 
 def _asked(part: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
     lists = {"answers": part.annotations, "choices": part.choices, "captions": part.captions}
-    there = None if part.present is None else part.present.get("image")
+    has_picture = None if part.present is None else part.present.get("image")
     for row, name in enumerate(part.names):
-        pictures = np.atleast_1d(part.image_index[row]).tolist() if there is None or there[row] else []
-        found = {"id": name, "question": part.questions[row], "answer": part.answers[row], "type": part.types[row]}
-        found |= {key: archive.name(part.images, p) for key, p in zip(("image", "image2"), pictures, strict=False)}
-        yield found | {key: _list(held[row]) for key, held in lists.items() if held is not None}
+        pictures = np.atleast_1d(part.image_index[row]).tolist() if has_picture is None or has_picture[row] else []
+        record = {"id": name, "question": part.questions[row], "answer": part.answers[row], "type": part.types[row]}
+        record |= {key: archive.name(part.images, p) for key, p in zip(("image", "image2"), pictures, strict=False)}
+        yield record | {key: _list(held[row]) for key, held in lists.items() if held is not None}
 
 
 def _labelled(part: LabelExamples, archive: _Archive) -> Iterator[dict[str, str]]:
     texts = part.table.texts
     for row in part.rows.tolist():
-        found = {"id": part.table.names[row], "labels": _list(part.table.labels_of(row))}
+        record = {"id": part.table.names[row], "labels": _list(part.table.labels_of(row))}
         if part.pictures is not None:
-            found["image"] = archive.name(part.pictures, row)
+            record["image"] = archive.name(part.pictures, row)
         if texts is not None:
-            found["question"] = texts[row]
-        yield found | ({} if part.types is None else {"type": str(part.types[row])})
+            record["question"] = texts[row]
+        yield record | ({} if part.types is None else {"type": str(part.types[row])})
 
 
 def _list(values: Any) -> str:

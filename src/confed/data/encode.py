@@ -72,9 +72,11 @@ def encode(
 
 def _offered(examples: Examples, offered: Sequence[str], answers: Sequence[str], width: int) -> Tensor:
     """Which of the classes each example is offered, bool (N, width)."""
-    known = set(answers)
-    if strange := [name for name in offered if name not in known]:
-        raise ValueError(f"the class {strange[0]!r} is offered and is not in the vocabulary of {len(known)} answers")
+    answer_set = set(answers)
+    if strange := [name for name in offered if name not in answer_set]:
+        raise ValueError(
+            f"the class {strange[0]!r} is offered and is not in the vocabulary of {len(answer_set)} answers"
+        )
     for name, answer in zip(examples.names, examples.answers, strict=True):
         if answer not in offered:
             raise ValueError(f"example {name!r}: its class {answer!r} is not among the {len(offered)} that are offered")

@@ -44,9 +44,9 @@ class TableData:
 
     def on(self, move: Callable[[Tensor], Tensor]) -> "TableData":
         """See :class:`confed.federation.protocols.Movable`; test examples with other inputs stay on the host."""
-        there = copy(self)
-        there._read = tuple(table.on(move) for table in self.tables)
-        return there
+        moved = copy(self)
+        moved._read = tuple(table.on(move) for table in self.tables)
+        return moved
 
     def __len__(self) -> int:
         return len(self._train)
@@ -189,8 +189,12 @@ class Examples:
         """Rows whose index of a picture means something: none without pictures, else those that have one."""
         if isinstance(self.images, NoPictures) and self.regions is None:
             return np.zeros(0, dtype=np.int64)
-        said = None if self.present is None else self.present.get("image")
-        return np.arange(len(self)) if said is None or len(said) != len(self) else np.flatnonzero(said)
+        has_picture = None if self.present is None else self.present.get("image")
+        return (
+            np.arange(len(self))
+            if has_picture is None or len(has_picture) != len(self)
+            else np.flatnonzero(has_picture)
+        )
 
     def _check_texts(self) -> None:
         """Check of captions, and of the texts and pictures that stand before examples."""
@@ -236,7 +240,7 @@ class Examples:
             None if self.sound_index is None else self.sound_index[rows],
             self.series,
             None if self.series_index is None else self.series_index[rows],
-            None if self.present is None else {name: there[rows] for name, there in self.present.items()},
+            None if self.present is None else {name: present[rows] for name, present in self.present.items()},
             None if self.captions is None else [self.captions[i] for i in chosen],
             None if self.before is None else [self.before[i] for i in chosen],
             None if self.conversations is None else [self.conversations[i] for i in chosen],
@@ -252,10 +256,10 @@ def presence(examples: Examples) -> np.ndarray:
         "audio": examples.sounds is not None,
         "series": examples.series is not None,
     }
-    said: Mapping[str, np.ndarray] = examples.present or {}
+    declared: Mapping[str, np.ndarray] = examples.present or {}
     columns = [
-        np.asarray(said[name], dtype=bool) if there and name in said else np.full(len(examples), there)
-        for name, there in tables.items()
+        np.asarray(declared[name], dtype=bool) if present and name in declared else np.full(len(examples), present)
+        for name, present in tables.items()
     ]
     return np.stack(columns, axis=1)
 
@@ -273,18 +277,18 @@ def check_presence(examples: Examples) -> None:
             raise ValueError(f"{name}_index must have one entry per question ({n}), got shape {index.shape}")
         if n and not (int(index.min()) >= 0 and int(index.max()) < len(table)):
             raise ValueError(f"{name}_index must lie in [0, {len(table)}), got up to {index.max()}")
-    said: Mapping[str, np.ndarray] = examples.present or {}
-    sort_modalities(said, "present")
-    for name, there in said.items():
-        if there.shape != (n,) or there.dtype != np.bool_:
-            raise ValueError(f"present[{name!r}] must be bool of shape ({n},), got {there.dtype} {there.shape}")
-    found = presence(examples)
+    declared: Mapping[str, np.ndarray] = examples.present or {}
+    sort_modalities(declared, "present")
+    for name, present in declared.items():
+        if present.shape != (n,) or present.dtype != np.bool_:
+            raise ValueError(f"present[{name!r}] must be bool of shape ({n},), got {present.dtype} {present.shape}")
+    present_modalities = presence(examples)
     for column, name in enumerate(MODALITIES):
-        if name in said and (strange := np.flatnonzero(said[name] & ~found[:, column])).size:
+        if name in declared and (strange := np.flatnonzero(declared[name] & ~present_modalities[:, column])).size:
             raise ValueError(
                 f"example {examples.names[int(strange[0])]!r} is said to have {name}, of which there is none"
             )
-    if (nothing := np.flatnonzero(~found.any(axis=1))).size:
+    if (nothing := np.flatnonzero(~present_modalities.any(axis=1))).size:
         first = examples.names[int(nothing[0])]
         raise ValueError(f"example {first!r} has none of {', '.join(MODALITIES)} ({nothing.size} such rows)")
 
@@ -357,14 +361,14 @@ class FederatedDataset:
     @property
     def captioned(self) -> bool:
         """Whether texts are to be written about pictures, of which there are some to compare with."""
-        parts = [part for s in self.clients.values() for part in (s.train, s.validation, s.test)]
-        return any(part.captions is not None for part in (*parts, *self.unseen.values()))
+        parts = [examples for s in self.clients.values() for examples in (s.train, s.validation, s.test)]
+        return any(examples.captions is not None for examples in (*parts, *self.unseen.values()))
 
     @property
     def conversed(self) -> bool:
         """Whether answers end conversations, of several turns or with any number of pictures."""
-        parts = [part for s in self.clients.values() for part in (s.train, s.validation, s.test)]
-        return any(part.conversations is not None for part in (*parts, *self.unseen.values()))
+        parts = [examples for s in self.clients.values() for examples in (s.train, s.validation, s.test)]
+        return any(examples.conversations is not None for examples in (*parts, *self.unseen.values()))
 
     def answer_set(self, client: str) -> tuple[str, ...]:
         """Answer set of a client, in which labels are positions."""

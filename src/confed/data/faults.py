@@ -58,14 +58,17 @@ def _empty(sizes: dict[str, dict[str, int]]) -> Iterator[str]:
 
 def _contradictions(parts: list[Examples]) -> Iterator[str]:
     """Equal questions about one picture with different answers."""
-    if any(part.conversations is not None for part in parts):
+    if any(examples.conversations is not None for examples in parts):
         return
     answers: dict[tuple[int, ...], set[str]] = defaultdict(set)
     first = ""
-    for part in parts:
-        shown, table = presence(part)[:, 0], id(part.images)  # numbers of pictures mean something within a table only
-        pictures = np.reshape(part.image_index, (len(part), -1))
-        for row, (question, answer) in enumerate(zip(part.questions, part.answers, strict=True)):
+    for examples in parts:
+        shown, table = (
+            presence(examples)[:, 0],
+            id(examples.images),
+        )  # numbers of pictures mean something within a table only
+        pictures = np.reshape(examples.image_index, (len(examples), -1))
+        for row, (question, answer) in enumerate(zip(examples.questions, examples.answers, strict=True)):
             if shown[row] and question:
                 told = answers[(table, *pictures[row].tolist(), hash(question))]
                 told.add(answer)
@@ -85,10 +88,10 @@ def _shared(parts: dict[str, tuple[Examples, Examples]]) -> Iterator[str]:
 
     learned = {name: shown(train) for name, (train, _) in parts.items()}
     everywhere = set[tuple[int, int]]().union(*learned.values()) if learned else set[int]()
-    own = sum(len(learned[name] & shown(test)) for name, (_, test) in parts.items())
-    others = sum(len(everywhere & shown(test)) for _, test in parts.values()) - own
-    if own:
-        yield f"{own} pictures are in both training and test examples of one client: its test is no test"
+    shared_count = sum(len(learned[name] & shown(test)) for name, (_, test) in parts.items())
+    others = sum(len(everywhere & shown(test)) for _, test in parts.values()) - shared_count
+    if shared_count:
+        yield f"{shared_count} pictures are in both training and test examples of one client: its test is no test"
     if others:
         yield f"{others} test pictures of a client are training pictures of another"
 

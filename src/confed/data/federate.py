@@ -70,15 +70,15 @@ def federate(
     limits = dict.fromkeys(train, max_train)
     if partition == "quantity" and max_train is not None:
         thin = min(1.0, max_train / max(map(len, train.values())))
-        limits = {name: min(max_train, max(64, round(thin * len(own)))) for name, own in train.items()}
+        limits = {name: min(max_train, max(64, round(thin * len(client_rows)))) for name, client_rows in train.items()}
     take = pool.examples.take
     splits = {
         name: Split(
-            take(_cap(own, limits[name], np.random.default_rng([1, seed, number]))),
+            take(_cap(client_rows, limits[name], np.random.default_rng([1, seed, number]))),
             take(held[name]),
             take(_cap(owned["test"][name], max_test, np.random.default_rng([2, number]))),
         )
-        for number, (name, own) in enumerate(train.items())
+        for number, (name, client_rows) in enumerate(train.items())
     }
     kept = np.isin(pool.roles, list(unseen_roles))
     tests = {
@@ -95,24 +95,24 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
     the same question, word for word (to an unknown question: the majority). Both with one table from all
     clients' training questions, and with one table per client, which personal models have to beat.
     """
-    pooled, own, total = (Counter[str](), Counter[str](), 0)
+    pooled, client_hits, total = (Counter[str](), Counter[str](), 0)
     everyone = AnswerTable([split.train for split in clients.values()])
     for split in clients.values():
         alone = AnswerTable([split.train])
         for question, answer in zip(split.test.questions, split.test.answers, strict=True):
             total += 1
-            for hits, table in ((pooled, everyone), (own, alone)):
+            for hits, table in ((pooled, everyone), (client_hits, alone)):
                 hits["majority"] += answer == table.majority
                 hits["question"] += answer == table.by_question.get(question, table.majority)
     sizes = [sum(len(split.roles[role]) for split in clients.values()) for role in ("train", "validation", "test")]
 
     def shares(kind: str) -> str:
-        together, alone = pooled[kind] / max(total, 1), own[kind] / max(total, 1)
+        together, alone = pooled[kind] / max(total, 1), client_hits[kind] / max(total, 1)
         return f"{together:.3f} (one for all clients), {alone:.3f} (one each)"
 
-    there = f"{len(clients)} client{'' if len(clients) == 1 else 's'}"
+    clients_counted = f"{len(clients)} client{'' if len(clients) == 1 else 's'}"
     return {
-        "counts": f"{there}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test",
+        "counts": f"{clients_counted}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test",
         "majority floor": shares("majority"),
         "question-only floor": shares("question"),
     }
@@ -128,8 +128,8 @@ class AnswerTable:
 
     def __init__(self, parts: Iterable[Examples]) -> None:
         overall, each = Counter[str](), defaultdict[str, Counter[str]](Counter)
-        for part in parts:
-            for question, answer in zip(part.questions, part.answers, strict=True):
+        for examples in parts:
+            for question, answer in zip(examples.questions, examples.answers, strict=True):
                 overall[answer] += 1
                 each[question][answer] += 1
         self.majority = overall.most_common(1)[0][0] if overall else ""
@@ -149,7 +149,7 @@ def _deal(
     if partition in pool.keys:
         keys = pool.keys[partition]
         names = list(by_key(keys[rows["train"]]))
-        return {role: {name: own[keys[own] == name] for name in names} for role, own in rows.items()}
+        return {role: {name: role_rows[keys[role_rows] == name] for name in names} for role, role_rows in rows.items()}
     answers, first = np.asarray(pool.examples.answers if pool.skew is None else pool.skew), rows["train"]
     if partition == "dirichlet":
         owners = dirichlet(answers[first], clients, alpha, rng, groups=groups[first])
@@ -159,29 +159,29 @@ def _deal(
         owners = iid(len(first), clients, rng, groups=groups[first])
     owned = {"train": owners}
     for role in ("val", "test"):
-        own = rows[role]
-        if not len(own):
-            owned[role] = dict.fromkeys(owners, own)
+        role_rows = rows[role]
+        if not len(role_rows):
+            owned[role] = dict.fromkeys(owners, role_rows)
         elif partition == "dirichlet":
             owned[role] = mirror(
-                owners, answers[first], answers[own], rng, groups=groups[first], other_groups=groups[own]
+                owners, answers[first], answers[role_rows], rng, groups=groups[first], other_groups=groups[role_rows]
             )
         else:
-            owned[role] = iid(len(own), clients, rng, groups=groups[own])
-    return {role: {name: rows[role][own] for name, own in shares.items()} for role, shares in owned.items()}
+            owned[role] = iid(len(role_rows), clients, rng, groups=groups[role_rows])
+    return {role: {name: rows[role][role_rows] for name, role_rows in shares.items()} for role, shares in owned.items()}
 
 
 def _validation(train: Owners, groups: np.ndarray, share: float, seed: int) -> tuple[Owners, Owners]:
     """Training and validation rows; a picture is on the same side for every client that has it."""
-    pictures = [np.unique(groups[own]) for own in train.values()]
+    pictures = [np.unique(groups[client_rows]) for client_rows in train.values()]
     shared = sum(map(len, pictures)) > len(np.unique(np.concatenate(pictures)))
     cells = [np.concatenate(pictures)] if shared else pictures
     chosen = [
         cell[hold_out(cell, share, np.random.default_rng([0, seed, number]))] for number, cell in enumerate(cells)
     ]
-    held = {name: np.isin(groups[own], np.concatenate(chosen)) for name, own in train.items()}
-    return {name: own[~held[name]] for name, own in train.items()}, {
-        name: own[held[name]] for name, own in train.items()
+    held = {name: np.isin(groups[client_rows], np.concatenate(chosen)) for name, client_rows in train.items()}
+    return {name: client_rows[~held[name]] for name, client_rows in train.items()}, {
+        name: client_rows[held[name]] for name, client_rows in train.items()
     }
 
 
@@ -198,9 +198,9 @@ def _check_federate(
     max_test: int | None,
     seed: int,
 ) -> None:
-    known = [*pool.keys, "iid", "dirichlet", "quantity"]
-    if partition not in known:
-        raise ValueError(f"partition must be one of {', '.join(known)}, got {partition!r}")
+    partitions = [*pool.keys, "iid", "dirichlet", "quantity"]
+    if partition not in partitions:
+        raise ValueError(f"partition must be one of {', '.join(partitions)}, got {partition!r}")
     scenes = sorted(set(pool.scenes.tolist()))
     if isinstance(unseen, str) or len(set(unseen)) < len(unseen) or not set(unseen) <= set(scenes):
         raise ValueError(f"unseen must be distinct names out of {', '.join(scenes)}, got {unseen!r}")

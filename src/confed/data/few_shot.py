@@ -144,12 +144,12 @@ def with_other_sets(
 def _absent(told: Mapping[str, Split], base: Sequence[str]) -> dict[str, str]:
     """Clients that are tested on classes of which they have no example to learn from; {} without any."""
     lacking = {client: set(split.test.answers) - set(split.train.answers) for client, split in told.items()}
-    found = {client: sorted(lacked & set(base)) for client, lacked in lacking.items() if lacked & set(base)}
-    if not found:
+    absent = {client: sorted(lacked & set(base)) for client, lacked in lacking.items() if lacked & set(base)}
+    if not absent:
         return {}
-    client, lacked = max(found.items(), key=lambda pair: len(pair[1]))
+    client, lacked = max(absent.items(), key=lambda pair: len(pair[1]))
     return {
-        "not learned": f"{len(found)} of {len(told)} clients are tested on classes of which they have no example to "
+        "not learned": f"{len(absent)} of {len(told)} clients are tested on classes of which they have no example to "
         f"learn from, at most {len(lacked)} ({client}: {', '.join(lacked[:3])}{', ...' if len(lacked) > 3 else ''})"
     }
 
@@ -207,10 +207,10 @@ def _examples(pool: ClassPool, domains: np.ndarray) -> Examples:
 
 
 def _offering(split: Split, classes: tuple[str, ...]) -> Split:
-    known = set(classes)
+    offered = set(classes)
     parts = (split.train, split.validation, split.test)
-    kept = [part.take([i for i, answer in enumerate(part.answers) if answer in known]) for part in parts]
-    return Split(*(replace(part, offered=classes) for part in kept))
+    kept = [examples.take([i for i, answer in enumerate(examples.answers) if answer in offered]) for examples in parts]
+    return Split(*(replace(examples, offered=classes) for examples in kept))
 
 
 def _at_most(rows: np.ndarray, limit: int | None) -> np.ndarray:

@@ -67,7 +67,7 @@ def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: floa
 
     Raises ``ValueError``: more words than ``at_most`` lack vectors, or ``at_most`` is no share in [0, 1].
     """
-    lacking = [word for word, known in zip(words, vectors.any(dim=1).tolist(), strict=True) if not known]
+    lacking = [word for word, has_vector in zip(words, vectors.any(dim=1).tolist(), strict=True) if not has_vector]
     text = f"{len(words) - len(lacking):,} of {len(words):,} words have vectors in {path}"
     say_missing(text, tuple(lacking), len(words), at_most, "model.glove_missing")
 
@@ -115,7 +115,7 @@ def _check_spaced(line: bytes, width: int, path: Path, number: int) -> None:
 
 def _numbers(parts: Sequence[bytes], width: int, path: Path, number: int) -> np.ndarray:
     try:
-        vector = np.array([float(part) for part in parts], dtype=np.float32)
+        vector = np.array([float(text) for text in parts], dtype=np.float32)
     except ValueError as error:
         raise ValueError(f"{path}, line {number}: expected {width} numbers behind the word, got: {error}") from error
     if len(vector) != width or not np.isfinite(vector).all():

@@ -67,8 +67,8 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
         if not names:
             return examples
         if _stored(examples) not in made:
-            own = [parts.get((n, "train"), parts.get((n, "unseen"), examples)) for n in names]
-            pictures = np.stack([_stand_in(e, fill, shape) for e in own])
+            client_examples = [parts.get((n, "train"), parts.get((n, "unseen"), examples)) for n in names]
+            pictures = np.stack([_stand_in(e, fill, shape) for e in client_examples])
             made[_stored(examples)] = _behind(examples, pictures, fill)
         images, regions = made[_stored(examples)]
         index = examples.image_index.copy()
@@ -106,8 +106,8 @@ def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndar
         raise ValueError("data.missing.fill must be 'zero' where a dataset has features and not the pictures")
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), LOOKED_AT)).round().astype(np.int64)]
     total = np.zeros(shape, np.float64)
-    for part in np.array_split(np.ravel(examples.image_index[rows]), -(-len(rows) // 100)):
-        total += examples.images[part].sum(axis=0, dtype=np.float64)
+    for chunk in np.array_split(np.ravel(examples.image_index[rows]), -(-len(rows) // 100)):
+        total += examples.images[chunk].sum(axis=0, dtype=np.float64)
     return np.rint(total / np.size(examples.image_index[rows])).astype(np.uint8)
 
 
@@ -150,12 +150,12 @@ class _Behind:
         if np.ndim(index) == 0:
             return self._more[index - first] if index >= first else self._pictures[index]
         rows = np.asarray(index)
-        own = rows < first
-        found = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
-        if own.any():
-            found[own] = self._pictures[rows[own]]
-        found[~own] = self._more[rows[~own] - first]
-        return found
+        from_first = rows < first
+        pictures = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
+        if from_first.any():
+            pictures[from_first] = self._pictures[rows[from_first]]
+        pictures[~from_first] = self._more[rows[~from_first] - first]
+        return pictures
 
 
 # Random missing modalities in any dataset ---------------------------------------------------------------------
@@ -214,8 +214,8 @@ def missing_of(section: object, where: str = "data.missing") -> Missing:
     given: dict[str, Any] = {str(key): value for key, value in section.items()}  # pyright: ignore
     clients = {name: given.pop(name) for name, value in list(given.items()) if isinstance(value, Mapping)}
     fill = _one_of(given.pop("fill", "zero"), get_args(Fill), f"{where}.fill")
-    own = {name: _rates(values, f"{where}.{name}") for name, values in clients.items()}
-    return Missing(_rates(given, where), own, fill)
+    client_rates = {name: _rates(values, f"{where}.{name}") for name, values in clients.items()}
+    return Missing(_rates(given, where), client_rates, fill)
 
 
 def _rates(given: Mapping[str, Any], where: str) -> Rates:
@@ -262,7 +262,7 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
             if modality not in owned[name]:
                 raise ValueError(f"data.missing.{name}.{modality}: the client owns {', '.join(owned[name])} only")
     for modality in missing.everyone.share:
-        if not any(modality in own for own in owned.values()):
+        if not any(modality in client_modalities for client_modalities in owned.values()):
             raise ValueError(f"data.missing.{modality}: no client of {dataset.name!r} owns {modality}")
     lost = dict.fromkeys(MODALITIES, 0)
 
@@ -334,6 +334,6 @@ def _without(examples: Examples, after: np.ndarray) -> Examples:
             "data.missing.text: the texts that these examples offer to choose from go with their questions"
         )
     present = {name: after[:, column].copy() for column, name in enumerate(MODALITIES)}
-    questions = [asked if there else "" for asked, there in zip(examples.questions, text.tolist(), strict=True)]
+    questions = [asked if has_text else "" for asked, has_text in zip(examples.questions, text.tolist(), strict=True)]
     less = replace(examples, questions=questions, present=present)
     return relabelled(examples, less)

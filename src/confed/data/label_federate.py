@@ -79,15 +79,15 @@ def federate_labels(
     owned = _owners(pool, deal, rows)
     splits: dict[str, LabelSplit] = {}
     for number, name in enumerate(owned["train"]):
-        own = owned["train"][name]
+        client_rows = owned["train"][name]
         parts = {"val": owned["val"][name], "test": owned["test"][name]}
         for role, share, stream in (("test", test, [2, number]), ("val", validation, [0, seed, number])):
             if not len(rows[role]) and share:
-                units = own if pool.together is None else pool.together[own]
+                units = client_rows if pool.together is None else pool.together[client_rows]
                 held = hold_out(units, share, np.random.default_rng(stream))
-                parts[role], own = own[held], own[~held]
-        own = cap(own, max_train, np.random.default_rng([1, seed, number]))
-        splits[name] = LabelSplit(*map(pool.examples, (own, parts["val"], parts["test"])))
+                parts[role], client_rows = client_rows[held], client_rows[~held]
+        client_rows = cap(client_rows, max_train, np.random.default_rng([1, seed, number]))
+        splits[name] = LabelSplit(*map(pool.examples, (client_rows, parts["val"], parts["test"])))
     return splits
 
 
@@ -107,16 +107,16 @@ def label_facts(clients: Mapping[str, LabelSplit], unseen: Iterable[LabelExample
     sizes = [sum(len(split.roles[role]) for split in splits) for role in ("train", "validation", "test")]
     elsewhere = list(unseen)
     tests = [split.test for split in splits] + elsewhere
-    positives, count = sum((part.counts() for part in tests), np.zeros(1)), sum(map(len, tests))
+    positives, count = sum((examples.counts() for examples in tests), np.zeros(1)), sum(map(len, tests))
     train = np.stack([split.train.counts() for split in splits]).astype(float)
     overall = train.sum(0) / max(train.sum(), 1)
-    own = train.sum(1, keepdims=True)
-    apart = 0.5 * np.abs(train / np.maximum(own, 1) - overall).sum(1)
-    weight = np.array([len(split.train) for split in splits]) * (own[:, 0] > 0)
+    client_totals = train.sum(1, keepdims=True)
+    apart = 0.5 * np.abs(train / np.maximum(client_totals, 1) - overall).sum(1)
+    weight = np.array([len(split.train) for split in splits]) * (client_totals[:, 0] > 0)
     beside = f" and {sum(map(len, elsewhere))} elsewhere" if elsewhere else ""
-    there = f"{len(splits)} client{'' if len(splits) == 1 else 's'}"
+    clients_counted = f"{len(splits)} client{'' if len(splits) == 1 else 's'}"
     return {
-        "counts": f"{there}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test{beside}",
+        "counts": f"{clients_counted}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test{beside}",
         "chance": f"C-AP {float(np.mean(positives / max(count, 1))):.3f} with the same score for all test examples",
         "skew": f"{float((apart * weight).sum() / max(weight.sum(), 1)):.3f} between a client's labels and everybody's",
     }
@@ -127,17 +127,20 @@ def _owners(pool: LabelPool, deal: _Deal, rows: Mapping[str, np.ndarray]) -> dic
     rng = np.random.default_rng(0)
     if deal.partition in pool.keys:
         keys = pool.keys[deal.partition]
-        there = {role: by_key(keys[own]) for role, own in rows.items()}
+        rows_by_key = {role: by_key(keys[role_rows]) for role, role_rows in rows.items()}
         nothing = np.zeros(0, dtype=np.int64)
         return {
-            role: {name: own[there[role].get(name, nothing)] for name in there["train"]} for role, own in rows.items()
+            role: {name: role_rows[rows_by_key[role].get(name, nothing)] for name in rows_by_key["train"]}
+            for role, role_rows in rows.items()
         }
     if deal.partition == "label_skew":
         preferences = draw_preferences(len(pool.table.labels), deal.clients, deal.alpha, rng)
         # A stream of its own for each role: generated training rows may differ between seeds, test rows do not.
         return {
-            role: _skewed(pool, own, preferences, deal.minimum if role == "train" else 0, np.random.default_rng(number))
-            for number, (role, own) in enumerate(rows.items(), start=1)
+            role: _skewed(
+                pool, role_rows, preferences, deal.minimum if role == "train" else 0, np.random.default_rng(number)
+            )
+            for number, (role, role_rows) in enumerate(rows.items(), start=1)
         }
     first, together = rows["train"], pool.together
     classes = _classes(pool, deal)
@@ -148,19 +151,19 @@ def _owners(pool: LabelPool, deal: _Deal, rows: Mapping[str, np.ndarray]) -> dic
         owners = users_within(classes[first], rng, median=deal.median, sigma=deal.sigma, largest=deal.largest)
     else:
         owners = iid(len(first), deal.clients, rng, groups=groups)
-    owned = {"train": {name: first[own] for name, own in owners.items()}}
+    owned = {"train": {name: first[role_rows] for name, role_rows in owners.items()}}
     for role in ("val", "test"):
-        own = rows[role]
-        groups_there = None if together is None else together[own]
-        if not len(own):
-            shares = dict.fromkeys(owners, own)
-        elif len(np.unique(groups_there) if groups_there is not None else own) < len(owners):
-            shares = _by_chance(owners, classes[first], classes[own], groups_there, rng)
+        role_rows = rows[role]
+        groups_there = None if together is None else together[role_rows]
+        if not len(role_rows):
+            shares = dict.fromkeys(owners, role_rows)
+        elif len(np.unique(groups_there) if groups_there is not None else role_rows) < len(owners):
+            shares = _by_chance(owners, classes[first], classes[role_rows], groups_there, rng)
         elif deal.partition == "iid":
-            shares = iid(len(own), deal.clients, rng, groups=groups_there)
+            shares = iid(len(role_rows), deal.clients, rng, groups=groups_there)
         else:  # as the training rows are: every class in the proportions in which the clients hold it there
-            shares = mirror(owners, classes[first], classes[own], rng, groups=groups, other_groups=groups_there)
-        owned[role] = {name: own[part] for name, part in shares.items()} if len(own) else shares
+            shares = mirror(owners, classes[first], classes[role_rows], rng, groups=groups, other_groups=groups_there)
+        owned[role] = {name: role_rows[share] for name, share in shares.items()} if len(role_rows) else shares
     return owned
 
 
@@ -169,8 +172,11 @@ def _by_chance(
 ) -> Owners:
     """Fewer rows than clients: each group goes to a client drawn by its share of the class of the group's first row."""
     units = np.arange(len(other)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    held = {c: np.array([(classes[own] == c).sum() for own in owners.values()], float) for c in np.unique(other)}
-    sizes = np.array([len(own) for own in owners.values()], float)
+    held = {
+        c: np.array([(classes[client_rows] == c).sum() for client_rows in owners.values()], float)
+        for c in np.unique(other)
+    }
+    sizes = np.array([len(client_rows) for client_rows in owners.values()], float)
     result = np.empty(len(other), dtype=np.int64)
     for unit in range(int(units.max()) + 1):
         rows = np.flatnonzero(units == unit)
@@ -195,18 +201,20 @@ def _skewed(
 ) -> Owners:
     if not len(rows):
         return {f"client-{client:02d}": rows for client in range(len(preferences))}
-    own = pool.table.present.take(rows)
+    present_labels = pool.table.present.take(rows)
     groups = None if pool.together is None else pool.together[rows]
-    owners = label_skew(own.offsets, own.values, preferences, rng, minimum, groups=groups, rule="product")
-    return {name: rows[own] for name, own in owners.items()}
+    owners = label_skew(
+        present_labels.offsets, present_labels.values, preferences, rng, minimum, groups=groups, rule="product"
+    )
+    return {name: rows[present_labels] for name, present_labels in owners.items()}
 
 
 def _check(
     pool: LabelPool, partition: str, *, validation: float, test: float, max_train: int | None, seed: int
 ) -> None:
-    known = [*pool.keys, "iid", "dirichlet", "label_skew", *(["users"] if pool.scenes is not None else [])]
-    if partition not in known:
-        raise ValueError(f"partition must be one of {', '.join(known)}, got {partition!r}")
+    partitions = [*pool.keys, "iid", "dirichlet", "label_skew", *(["users"] if pool.scenes is not None else [])]
+    if partition not in partitions:
+        raise ValueError(f"partition must be one of {', '.join(partitions)}, got {partition!r}")
     strange = sorted(set(pool.roles.tolist()) - {*ROLES, ""})
     if strange:
         raise ValueError(f"every row's role must be train, val, test or empty, got {strange[0]!r}")

@@ -215,7 +215,9 @@ def _looked_at(dataset: LabelDataset) -> dict[str, tuple[LabelExamples, LabelExa
 
 def _kinds(dataset: LabelDataset, parts: Sequence[LabelExamples]) -> tuple[str, ...]:
     kinds = {id(e.types): e.types for e in parts if e.types is not None}
-    return tuple(sorted({*dataset.types, *(str(kind) for own in kinds.values() for kind in np.unique(own))}))
+    return tuple(
+        sorted({*dataset.types, *(str(kind) for kind_column in kinds.values() for kind in np.unique(kind_column))})
+    )
 
 
 class _Encoder:
@@ -268,13 +270,13 @@ def pool_labels(tables: Sequence[LabelTable]) -> LabelTable:
     for table in tables:
         key = (id(table.images), id(table.labels.present))
         if key not in parts:
-            starts[key] = sum(len(part.labels.present) for part in parts.values())
+            starts[key] = sum(len(client_data.labels.present) for client_data in parts.values())
             parts[key] = table
         index.append(table.image_index + starts[key])
     if len(parts) == 1:
         return LabelTable(first.images, torch.cat(index), columns, labels=first.labels)
-    images = [part.images for part in parts.values() if isinstance(part.images, Tensor)]
+    images = [client_data.images for client_data in parts.values() if isinstance(client_data.images, Tensor)]
     if first.images is not None and len(images) < len(parts):
         raise ValueError(f"examples over {len(parts)} tables of pictures can be pooled in memory only")
-    labels = SparseLabels(joined([part.labels.present for part in parts.values()]), first.labels.classes)
+    labels = SparseLabels(joined([client_data.labels.present for client_data in parts.values()]), first.labels.classes)
     return LabelTable(torch.cat(images) if images else None, torch.cat(index), columns, labels=labels)

@@ -46,8 +46,8 @@ class ModalTable(Table):
         kinds = self.present[rows]
         if len(kinds) and bool((kinds != kinds[0]).any()):
             raise ValueError("all examples of a batch must have the same modalities, got several sets in one batch")
-        there = (kinds[0] if len(kinds) else self.present.any(dim=0)).tolist()
-        here = {name for name, given in zip(MODALITIES, there, strict=True) if given}
+        present = (kinds[0] if len(kinds) else self.present.any(dim=0)).tolist()
+        here = {name for name, given in zip(MODALITIES, present, strict=True) if given}
         seen = self if "image" in here else replace(self, images=None, regions=None)
         batch = Table.batch(seen, rows)
         if "text" not in here:
@@ -66,14 +66,14 @@ class ModalTable(Table):
     def sets(self) -> list[tuple[str, ...]]:
         """See :class:`Table`; none without examples."""
         kinds: list[list[bool]] = torch.unique(self.present, dim=0).tolist() if len(self) else []
-        return [tuple(name for name, there in zip(MODALITIES, kind, strict=True) if there) for kind in kinds]
+        return [tuple(name for name, present in zip(MODALITIES, kind, strict=True) if present) for kind in kinds]
 
     def groups(self, rows: Tensor) -> list[Tensor]:
         """See :class:`Table`."""
-        found: dict[int, list[int]] = {}
+        rows_of_kind: dict[int, list[int]] = {}
         for row, kind in zip(rows.tolist(), self._kinds()[rows].tolist(), strict=True):
-            found.setdefault(kind, []).append(row)
-        return [torch.tensor(group, dtype=torch.int64) for group in found.values()]
+            rows_of_kind.setdefault(kind, []).append(row)
+        return [torch.tensor(group, dtype=torch.int64) for group in rows_of_kind.values()]
 
     def inputs(self, modality: str) -> Tensor:
         """See :class:`Table`."""

@@ -37,9 +37,9 @@ def is_modal(dataset: FederatedDataset) -> bool:
 
 def longest(dataset: FederatedDataset) -> dict[str, tuple[int, float]]:
     """The longest sound and the longest series that some example has, as far as there are any."""
-    found: dict[str, tuple[int, float]] = {}
+    longest_of: dict[str, tuple[int, float]] = {}
     for examples in _parts(dataset):
-        there = presence(examples)
+        present = presence(examples)
         tables = (
             ("audio", examples.sounds, examples.sound_index, 1.0 if examples.sounds is None else examples.sounds.rate),
             ("series", examples.series, examples.series_index, 1.0),
@@ -47,9 +47,9 @@ def longest(dataset: FederatedDataset) -> dict[str, tuple[int, float]]:
         for name, table, index, unit in tables:
             if table is None or index is None:
                 continue
-            lengths = table.lengths[index[there[:, MODALITIES.index(name)]]]
-            found[name] = max(found.get(name, (0, unit)), (int(lengths.max(initial=0)), unit))
-    return found
+            lengths = table.lengths[index[present[:, MODALITIES.index(name)]]]
+            longest_of[name] = max(longest_of.get(name, (0, unit)), (int(lengths.max(initial=0)), unit))
+    return longest_of
 
 
 def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
@@ -94,10 +94,10 @@ def in_turns(dataset: FederatedDataset) -> FederatedDataset:
 
 
 def _turns(examples: Examples) -> Examples:
-    found = presence(examples)
-    if len(found) == 0 or bool((found == found[0]).all()):
+    present = presence(examples)
+    if len(present) == 0 or bool((present == present[0]).all()):
         return examples
-    _, kind = np.unique(found, axis=0, return_inverse=True)
+    _, kind = np.unique(present, axis=0, return_inverse=True)
     runs: list[tuple[float, np.ndarray]] = []
     for number in range(int(kind.max()) + 1):
         rows = np.flatnonzero(kind.reshape(-1) == number)
@@ -110,16 +110,16 @@ def _turns(examples: Examples) -> Examples:
 def relabelled(before: Examples, after: Examples) -> Examples:
     """Types of examples after a change of modalities, where types are names of sets."""
     was, now = set_names(presence(before)), set_names(presence(after))
-    types = [new if own == old else own for own, old, new in zip(after.types, was, now, strict=True)]
+    types = [new if kind == old else kind for kind, old, new in zip(after.types, was, now, strict=True)]
     return replace(after, types=types)
 
 
 def modalities_in(parts: Iterable[Examples]) -> tuple[str, ...]:
     """The modalities of which some of the examples have something."""
-    found = np.zeros(len(MODALITIES), dtype=bool)
+    present_anywhere = np.zeros(len(MODALITIES), dtype=bool)
     for examples in parts:
-        found |= presence(examples).any(axis=0)
-    return tuple(name for name, there in zip(MODALITIES, found.tolist(), strict=True) if there)
+        present_anywhere |= presence(examples).any(axis=0)
+    return tuple(name for name, present in zip(MODALITIES, present_anywhere.tolist(), strict=True) if present)
 
 
 def _roles(split: Split) -> tuple[Examples, Examples, Examples]:

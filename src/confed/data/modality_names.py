@@ -22,7 +22,7 @@ def sort_modalities(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 def set_name(row: Sequence[bool] | np.ndarray) -> str:
     """Name of a set of modalities."""
-    return "+".join(name for name, there in zip(MODALITIES, row, strict=True) if there)
+    return "+".join(name for name, present in zip(MODALITIES, row, strict=True) if present)
 
 
 def set_names(present: np.ndarray) -> list[str]:

@@ -59,9 +59,9 @@ def dirichlet(
             if share.sum() <= 0:  # a small alpha can put everything on clients that are full
                 share = (held < n / clients).astype(float)
             cuts = (np.cumsum(share / share.sum())[:-1] * len(shuffled)).astype(int)
-            for client, part in enumerate(np.split(shuffled, cuts)):
-                owner[part] = client
-                held[client] += weight[part].sum()
+            for client, client_rows in enumerate(np.split(shuffled, cuts)):
+                owner[client_rows] = client
+                held[client] += weight[client_rows].sum()
         if held.min() >= minimum:
             return _rows(owner[unit], clients)
     raise ValueError(
@@ -105,10 +105,10 @@ def quantity(
 
 def by_key(keys: Sequence | np.ndarray) -> Owners:
     """One client per distinct key (a scene, a question type), in sorted order."""
-    found, inverse, counts = np.unique(np.asarray(keys), return_inverse=True, return_counts=True)
+    distinct, inverse, counts = np.unique(np.asarray(keys), return_inverse=True, return_counts=True)
     # A stable sort leaves the rows of a key ascending; to look for every key in all rows takes minutes with many users.
     rows = np.split(np.argsort(inverse.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
-    return {str(key): own for key, own in zip(found, rows, strict=False)}
+    return {str(key): key_rows for key, key_rows in zip(distinct, rows, strict=False)}
 
 
 def mirror(
@@ -142,8 +142,8 @@ def mirror(
         held = np.bincount(owner[first_class == value], minlength=len(clients))
         held = held if held.sum() else np.bincount(owner, minlength=len(clients))
         cuts = np.floor(np.cumsum(held / held.sum())[:-1] * len(members) + rng.random()).astype(int)
-        for client, part in enumerate(np.split(members, cuts)):
-            result[part] = client
+        for client, client_rows in enumerate(np.split(members, cuts)):
+            result[client_rows] = client
     for client in range(len(clients)):
         if not (result == client).any():
             result[np.flatnonzero(result == np.bincount(result).argmax())[0]] = client
@@ -175,8 +175,8 @@ def _units(n: int, groups: Sequence | np.ndarray | None) -> tuple[np.ndarray, in
 
 def _unit_class(labels: np.ndarray, unit: np.ndarray, units: int, reference: np.ndarray) -> np.ndarray:
     """For every group the label of its rows that is rarest in ``reference`` (ties: alphabetical)."""
-    known, counts = np.unique(reference, return_counts=True)
-    frequency = dict(zip(known.tolist(), counts.tolist(), strict=True))
+    classes, counts = np.unique(reference, return_counts=True)
+    frequency = dict(zip(classes.tolist(), counts.tolist(), strict=True))
     ranked = sorted(set(labels.tolist()), key=lambda label: (frequency.get(label, 0), label))
     rank = {label: position for position, label in enumerate(ranked)}
     lowest = np.full(units, len(ranked))

@@ -303,10 +303,10 @@ def find_pictures(folder: Path, names: Iterable[str] | None = None) -> dict[str,
     if not folder.is_dir():
         raise ValueError(f"the folder of pictures {folder} does not exist")
     wanted = None if names is None else set(names)
-    found: dict[str, tuple[int, Path]] = {}
+    files: dict[str, tuple[int, Path]] = {}
     for file in folder.iterdir():
         ending = file.suffix.lower()
         if ending in _ENDINGS and (wanted is None or file.stem in wanted):
             # A name with several endings is the .jpg, as the official archive has it.
-            found[file.stem] = min(found.get(file.stem, (len(_ENDINGS), file)), (_ENDINGS.index(ending), file))
-    return {stem: file for stem, (_, file) in sorted(found.items())}
+            files[file.stem] = min(files.get(file.stem, (len(_ENDINGS), file)), (_ENDINGS.index(ending), file))
+    return {stem: file for stem, (_, file) in sorted(files.items())}

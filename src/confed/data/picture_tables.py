@@ -45,8 +45,8 @@ class LeftOut:
 
     def __str__(self) -> str:
         total = sum(count for roles in self.examples.values() for count in roles.values())
-        said = f"{len(self.pictures)} of {self.of} pictures cannot be read and are left out with {total} examples"
-        return f"{said} ({by_place(self.examples)})" if total else said
+        sentence = f"{len(self.pictures)} of {self.of} pictures cannot be read and are left out with {total} examples"
+        return f"{sentence} ({by_place(self.examples)})" if total else sentence
 
 
 def by_place(examples: Mapping[str, Mapping[str, int]]) -> str:

@@ -112,10 +112,10 @@ def _without(images: NamedPictures, lost: Mapping[int, str]) -> tuple[NamedPictu
 
 def _readable(part: Examples, images: NamedPictures, new: np.ndarray) -> Examples:
     """The examples none of whose pictures is lost, also of those that are shown before them."""
-    there = np.ones(len(part), dtype=bool)
+    readable = np.ones(len(part), dtype=bool)
     if part.present is not None and "image" in part.present:
-        there = part.present["image"]
-    each = there.reshape(-1, *[1] * (np.ndim(part.image_index) - 1))
+        readable = part.present["image"]
+    each = readable.reshape(-1, *[1] * (np.ndim(part.image_index) - 1))
     if part.conversations is not None:  # a row without pictures has an index of no meaning
         each = np.array([pictures_shown(turns) > 0 for turns in part.conversations], dtype=bool).reshape(-1, 1)
     index = np.where(each, new[np.where(each, part.image_index, 0)], 0)

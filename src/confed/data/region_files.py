@@ -136,10 +136,10 @@ def _npy(file: Path) -> PictureRegions:
 
 
 def _key(there: Mapping[str, Any], keys: Sequence[str], file: Path) -> str:
-    found = [key for key in keys if key in there]
-    if not found:
+    present_keys = [key for key in keys if key in there]
+    if not present_keys:
         raise ValueError(f"{file}: expected an array {' or '.join(map(repr, keys))}, got {', '.join(there) or 'none'}")
-    return found[0]
+    return present_keys[0]
 
 
 def _region_layouts_header(archive: zipfile.ZipFile, name: str, file: Path) -> tuple[int, ...]:
@@ -187,9 +187,9 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
             raise ValueError(f"{where}: expected regions among 0 to {len(features)}, got {at.start} to {at.stop}")
 
         def read(row: int = row, at: Any = at, where: str = where) -> tuple[np.ndarray, np.ndarray]:
-            own = boxes[at][:, :4]
+            corners = boxes[at][:, :4]
             size = _size({key: values[row] for key, values in sizes.items()})
-            return _checked(features[at], own if scaled is None else _fractions(own, size, where), where)
+            return _checked(features[at], corners if scaled is None else _fractions(corners, size, where), where)
 
         count = features.shape[1] if isinstance(at, int) else at.stop - at.start
         check_array((count, features.shape[-1]), features.dtype, where)
@@ -227,8 +227,8 @@ def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
 
 def _size(held: Mapping[str, Any]) -> tuple[float, float] | None:
     """(height, width) in pixels."""
-    found = [next((float(np.max(held[key])) for key in keys if key in held), 0.0) for keys in (_HEIGHT, _WIDTH)]
-    return (found[0], found[1]) if min(found) > 0 else None
+    sizes = [next((float(np.max(held[key])) for key in keys if key in held), 0.0) for keys in (_HEIGHT, _WIDTH)]
+    return (sizes[0], sizes[1]) if min(sizes) > 0 else None
 
 
 def _fractions(boxes: np.ndarray, size: tuple[float, float] | None, where: str) -> np.ndarray:
@@ -411,19 +411,19 @@ def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
             (length,) = struct.unpack("<Q", stream.read(8))
             entries = json.loads(stream.read(length))
             start, end = 8 + length, 0
-            found: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
+            layout: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
             for name in ("features", "boxes"):
                 if not all(type(extent) is int for extent in entries[name]["shape"]):
                     raise ValueError(f"{name} must have a shape of whole numbers, got {entries[name]['shape']!r:.80}")
                 kind, (first, last) = _KINDS[entries[name]["dtype"]], entries[name]["data_offsets"]
                 if type(first) is not int or type(last) is not int or not 0 <= first <= last:
                     raise ValueError(f"{name} must have two offsets, got {first!r:.80} and {last!r:.80}")
-                found[name], end = (kind, tuple(entries[name]["shape"]), start + first), max(end, start + last)
+                layout[name], end = (kind, tuple(entries[name]["shape"]), start + first), max(end, start + last)
         except (struct.error, MemoryError, *FAULTS) as error:  # fmt: skip
             raise ValueError(f"{file} must be a safetensors file of region features: {repr(error)[:300]}") from error
     if file.stat().st_size < end:
         raise ValueError(f"{file} is cut off: expected {end} bytes, got {file.stat().st_size}")
-    return found
+    return layout
 
 
 REGIONS = "regions.safetensors"

@@ -88,16 +88,16 @@ def grid_boxes(rows: int, columns: int) -> np.ndarray:
 
 def join(parts: Sequence[HeldRegions]) -> HeldRegions:
     """The regions of several picture tables, one behind the other; of other numbers of regions, padded with zeros."""
-    kinds = {(part.shape[2], part.encoder) for part in parts}
+    kinds = {(features.shape[2], features.encoder) for features in parts}
     if len(kinds) > 1:
         raise ValueError(f"regions can be put together if width and encoder agree, got {sorted(kinds)}")
-    most = max(part.shape[1] for part in parts)
+    most = max(features.shape[1] for features in parts)
 
     def padded(values: np.ndarray) -> np.ndarray:
         return np.pad(values, ((0, 0), (0, most - values.shape[1]), (0, 0)))
 
     return HeldRegions(
-        np.concatenate([padded(part.features) for part in parts]),
-        np.concatenate([padded(part.boxes) for part in parts]),
+        np.concatenate([padded(features.features) for features in parts]),
+        np.concatenate([padded(features.boxes) for features in parts]),
         parts[0].encoder,
     )

@@ -53,22 +53,22 @@ def sounds_of(clips: Sequence[np.ndarray], rates: int | Sequence[int], rate: int
             f"there must be a rate and a name for each of {len(clips)} clips, got {len(each)}, {len(names)}"
         )
     parts: list[np.ndarray] = []
-    for name, clip, own in zip(names, clips, each, strict=True):
+    for name, clip, clip_rate in zip(names, clips, each, strict=True):
         if clip.ndim != 1 or not len(clip):
             raise ValueError(f"sound {name!r} must be one channel of at least one sample, got shape {clip.shape}")
-        if own < 1:
-            raise ValueError(f"sound {name!r}: the sample rate must be at least 1 Hz, got {own}")
+        if clip_rate < 1:
+            raise ValueError(f"sound {name!r}: the sample rate must be at least 1 Hz, got {clip_rate}")
         if clip.dtype != np.int16 and (clip.dtype.kind != "f" or not np.isfinite(clip).all()):
             raise ValueError(f"sound {name!r} must be int16, or finite floating point in [-1, 1], got {clip.dtype}")
         floating = clip.dtype != np.int16
-        if own == rate and not floating:
+        if clip_rate == rate and not floating:
             parts.append(clip)
             continue
         values = clip * _FULL if floating else clip
-        parts.append(_whole(resample(values, own, rate) if own != rate else values))
-    others = sorted({own for own in each if own != rate})
+        parts.append(_whole(resample(values, clip_rate, rate) if clip_rate != rate else values))
+    others = sorted({clip_rate for clip_rate in each if clip_rate != rate})
     if others:
-        count = sum(own != rate for own in each)
+        count = sum(clip_rate != rate for clip_rate in each)
         warnings.warn(
             f"{count} of {len(clips)} sounds have {', '.join(map(str, others))} Hz: resampled to {rate} Hz",
             stacklevel=2,

@@ -73,7 +73,11 @@ def _pool_modal(tables: Sequence[ModalTable]) -> ModalTable:
     counts = [len(table) for table in tables]
     rest = _pool([Table(None, torch.zeros(len(t), dtype=torch.int64), t.columns, None, t.targets) for t in tables])
     pictured = [t.images is not None or t.regions is not None for t in tables]
-    seen = [Table(t.images, t.image_index, {}, t.regions) for t, there in zip(tables, pictured, strict=True) if there]
+    seen = [
+        Table(t.images, t.image_index, {}, t.regions)
+        for t, has_pictures in zip(tables, pictured, strict=True)
+        if has_pictures
+    ]
     pictures, index = None, rest.image_index
     if seen:
         pictures = _pool(seen)
@@ -82,7 +86,7 @@ def _pool_modal(tables: Sequence[ModalTable]) -> ModalTable:
         # Rows of tables without pictures have an index of no meaning, in the shape of the others'.
         shape = pictures.image_index.shape[1:]
         each = zip(pictured, counts, strict=True)
-        index = torch.cat([next(shares) if there else empty(count, *shape) for there, count in each])
+        index = torch.cat([next(shares) if has_pictures else empty(count, *shape) for has_pictures, count in each])
     sounds, sound_index = _pool_clips([(t.sounds, t.sound_index) for t in tables], counts)
     series, series_index = _pool_clips([(t.series, t.series_index) for t in tables], counts)
     return ModalTable(
@@ -113,8 +117,10 @@ def _pool_clips(
         return None, None
     index = torch.cat(
         [
-            torch.zeros(count, dtype=torch.int64) if table is None or own is None else own + starts[id(table)]
-            for (table, own), count in zip(parts, counts, strict=True)
+            torch.zeros(count, dtype=torch.int64)
+            if table is None or has_clips is None
+            else has_clips + starts[id(table)]
+            for (table, has_clips), count in zip(parts, counts, strict=True)
         ]
     )
     return _joined(list(tables.values())), index

@@ -33,11 +33,11 @@ class SoftTargets:
     @classmethod
     def join(cls, parts: Sequence["SoftTargets"]) -> "SoftTargets":
         """Several one behind the other."""
-        if len({part.width for part in parts}) > 1:
-            raise ValueError(f"soft scores must be over as many answers, got {[part.width for part in parts]}")
-        most = max(part.labels.shape[1] for part in parts)
+        if len({targets.width for targets in parts}) > 1:
+            raise ValueError(f"soft scores must be over as many answers, got {[targets.width for targets in parts]}")
+        most = max(targets.labels.shape[1] for targets in parts)
         pad = torch.nn.functional.pad
-        labels = [pad(part.labels, (0, most - part.labels.shape[1]), value=part.width) for part in parts]
+        labels = [pad(targets.labels, (0, most - targets.labels.shape[1]), value=targets.width) for targets in parts]
         return cls(torch.cat(labels), parts[0].width)
 
     def __len__(self) -> int:

@@ -91,11 +91,11 @@ def caption_corpus(
         shares = iid(len(dealt), clients, rng) if len(dealt) >= clients else {}
         for number in range(clients):
             name = f"client-{number:02d}"
-            own = shares.get(name, np.zeros(0, np.int64))
-            owners.setdefault(name, []).append(dealt[own])
+            client_rows = shares.get(name, np.zeros(0, np.int64))
+            owners.setdefault(name, []).append(dealt[client_rows])
     splits = {
-        name: _divided(name, own, corpus, pictures, (validation, test_share), shots, seed)
-        for name, own in owners.items()
+        name: _divided(name, client_rows, corpus, pictures, (validation, test_share), shots, seed)
+        for name, client_rows in owners.items()
     }
     facts = {
         "origin": f"{len(corpus.captions)} pictures with captions, {len(corpus.texts)} texts, {len(corpus.documents)} "
@@ -104,7 +104,11 @@ def caption_corpus(
         "long captions": f"{corpus.long} pictures with captions of more than {words} words left out",
         "public": f"{len(free)} texts that no client has" if free else "none",
     }
-    told = free or [*corpus.captions, *corpus.texts, *(turn.text for own in corpus.documents for turn in own)]
+    told = free or [
+        *corpus.captions,
+        *corpus.texts,
+        *(turn.text for client_rows in corpus.documents for turn in client_rows),
+    ]
     return FederatedDataset(
         "caption_corpus", ("caption",), splits, {}, known_words(told, min_count), facts,
         mixture=tuple(mixture), public=free,
@@ -143,22 +147,22 @@ class _Both(NamedPictures):
 
     def fault(self, row: int) -> str:
         """See :class:`~confed.data.picture_files.NamedPictures`."""
-        part, own = self._part(row)
-        return part.fault(own)
+        pictures, own_row = self._part(row)
+        return pictures.fault(own_row)
 
     def present(self, row: int) -> bool:
         """See :class:`~confed.data.picture_files.NamedPictures`."""
-        part, own = self._part(row)
-        return part.present(own)
+        pictures, own_row = self._part(row)
+        return pictures.present(own_row)
 
     def version(self, row: int) -> tuple[int, ...]:
         """See :class:`~confed.data.picture_files.NamedPictures`; with that of the documents' archive."""
-        part, own = self._part(row)
-        if part is self._first:
-            return part.version(own)
-        status = part.source.stat()
-        archive = () if part.source.is_dir() else (status.st_mtime_ns, status.st_size)
-        return (*archive, *part.version(own))
+        pictures, own_row = self._part(row)
+        if pictures is self._first:
+            return pictures.version(own_row)
+        status = pictures.source.stat()
+        archive = () if pictures.source.is_dir() else (status.st_mtime_ns, status.st_size)
+        return (*archive, *pictures.version(own_row))
 
     def _part(self, row: int) -> tuple[NamedPictures, int]:
         border = len(self._first)
@@ -178,18 +182,18 @@ def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple
     Texts behind each other are one; a text in front of the first picture is a turn without a picture, and a picture
     without a text behind it is left out at the end of a part. So the last turn of a part has a picture and a text.
     """
-    found: list[tuple[str, str]] = []
+    turns_so_far: list[tuple[str, str]] = []
     for piece in pieces:
         if piece.picture:
-            found.append((piece.picture, ""))
+            turns_so_far.append((piece.picture, ""))
         elif piece.text.strip():
-            picture, before = found.pop() if found else ("", "")
-            found.append((picture, " ".join(f"{before} {piece.text}".split()[:words])))
-    parts = [found[first : first + turns] for first in range(0, len(found), turns)]
-    for part in parts:
-        while part and not (part[-1][0] and part[-1][1]):
-            part.pop()
-    return [part for part in parts if part]
+            picture, before = turns_so_far.pop() if turns_so_far else ("", "")
+            turns_so_far.append((picture, " ".join(f"{before} {piece.text}".split()[:words])))
+    parts = [turns_so_far[first : first + turns] for first in range(0, len(turns_so_far), turns)]
+    for turn in parts:
+        while turn and not (turn[-1][0] and turn[-1][1]):
+            turn.pop()
+    return [turn for turn in parts if turn]
 
 
 def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus:
@@ -217,10 +221,10 @@ def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus
     numbers: dict[str, int] = {}
     for story in islice((story for file in _lines(root / "documents") for story in story_lines(file)), most):
         parts = turns_of(story.pieces, words, turns)
-        if parts and new(" ".join(text for part in parts for _, text in part)):
+        if parts and new(" ".join(text for turn in parts for _, text in turn)):
             corpus.documents += [
-                [Turn(numbers.setdefault(name, len(numbers)) if name else -1, text) for name, text in part]
-                for part in parts
+                [Turn(numbers.setdefault(name, len(numbers)) if name else -1, text) for name, text in turn]
+                for turn in parts
             ]
     corpus.named = list(numbers)
     corpus.duplicates = 0 if seen is None else seen.dropped
@@ -268,11 +272,11 @@ def _divided(
     ]
     sizes = len(train), len(texts), len(turns)
     shown = np.repeat([True, False, True], sizes)
-    said = [*(corpus.captions[row] for row in train.tolist()), *(corpus.texts[row] for row in texts.tolist())]
+    sentences = [*(corpus.captions[row] for row in train.tolist()), *(corpus.texts[row] for row in texts.tolist())]
     told = Examples(
         pictures,
         np.array([*train.tolist(), *[0] * len(texts), *(turn[-1].picture for turn in turns)], dtype=np.int64),
-        [*said, *(turn[-1].text for turn in turns)],
+        [*sentences, *(turn[-1].text for turn in turns)],
         ["caption"] * sum(sizes),
         [*(kind_of([corpus.captions[row]]) for row in train.tolist()), *["text"] * sizes[1], *["document"] * sizes[2]],
         [f"{client}/train/{row:08d}" for row in range(sum(sizes))],
@@ -296,11 +300,11 @@ def _asked(
         [Turn(p, corpus.captions[p]) for p in rng.choice(shown, shots, replace=False).tolist()]
         for _ in range(len(rows))
     ]
-    said = [(corpus.captions[row],) for row in rows.tolist()]
+    captions_of = [(corpus.captions[row],) for row in rows.tolist()]
     return Examples(
-        pictures, rows, [""] * len(rows), ["caption"] * len(rows), [kind_of(own) for own in said],
+        pictures, rows, [""] * len(rows), ["caption"] * len(rows), [kind_of(captions) for captions in captions_of],
         [corpus.names[row] for row in rows.tolist()],
-        present={"text": np.zeros(len(rows), dtype=bool)}, captions=said, before=before if shots else None,
+        present={"text": np.zeros(len(rows), dtype=bool)}, captions=captions_of, before=before if shots else None,
     )  # fmt: skip
 
 

@@ -78,9 +78,9 @@ def without_examples(card: Card) -> Dataset:
     return FederatedDataset(
         card.data, card.answers, {name: Split(nothing, nothing, nothing) for name in card.clients},
         dict.fromkeys(card.places, nothing), card.words, facts, card.outside,
-        answer_sets={name: own.answers for name, own in card.clients.items() if own.answers},
-        tasks={name: own.task for name, own in card.clients.items() if own.task},
-        modalities={name: own.modalities for name, own in card.clients.items() if own.modalities},
+        answer_sets={name: client.answers for name, client in card.clients.items() if client.answers},
+        tasks={name: client.task for name, client in card.clients.items() if client.task},
+        modalities={name: client.modalities for name, client in card.clients.items() if client.modalities},
         types=card.types, elsewhere=dict(card.places),
     )  # fmt: skip
 
@@ -96,9 +96,11 @@ def card(file: str, digest: str = "") -> Dataset:
     Raises:
         ValueError: there is no such card, it is damaged, or it is another than the run began with.
     """
-    found = digest_of(Path(file))
-    if digest and found != digest:
-        raise ValueError(f"{file} is not the card that this run began with: its digest was {digest}, and is {found}")
+    file_digest = digest_of(Path(file))
+    if digest and file_digest != digest:
+        raise ValueError(
+            f"{file} is not the card that this run began with: its digest was {digest}, and is {file_digest}"
+        )
     return without_examples(read_card(Path(file)))
 
 
@@ -152,8 +154,8 @@ def _no_labelled(card: Card) -> LabelExamples:
 def aligned_to_card(dataset: Dataset, card: Card) -> Dataset:
     """A site's own data with a card's answers, types, words and clients; clients elsewhere have no examples."""
     if isinstance(dataset, LabelDataset) != card.labels:
-        have, said = ("answers", "labels") if card.labels else ("labels", "answers")
-        raise ValueError(f"the card is of data with {said}, and the examples of {dataset.name!r} have {have}")
+        have, card_has = ("answers", "labels") if card.labels else ("labels", "answers")
+        raise ValueError(f"the card is of data with {card_has}, and the examples of {dataset.name!r} have {have}")
     strange = [name for name in dataset.clients if name not in card.clients]
     if strange:
         raise ValueError(f"the card has no client {strange[0]!r}; it has {', '.join(list(card.clients)[:50])}")
@@ -163,9 +165,10 @@ def aligned_to_card(dataset: Dataset, card: Card) -> Dataset:
     assert isinstance(dataset, FederatedDataset)
     assert isinstance(whole, FederatedDataset)
     _check_terms(dataset, card)
-    own = {name: (dataset if name in dataset.clients else whole).clients[name] for name in card.clients}
+    client_splits = {name: (dataset if name in dataset.clients else whole).clients[name] for name in card.clients}
     return replace(
-        dataset, answers=whole.answers, words=whole.words, types=whole.types, outside=whole.outside, clients=own,
+        dataset, answers=whole.answers, words=whole.words, types=whole.types, outside=whole.outside,
+        clients=client_splits,
         answer_sets=whole.answer_sets, tasks=whole.tasks, modalities=whole.modalities,
         unseen={**whole.unseen, **dataset.unseen},
     )  # fmt: skip
@@ -180,18 +183,20 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
     _check_sizes((e.images.shape for e in parts), card)
     owned = modalities_of(dataset)
     for name in dataset.clients:
-        said = card.clients[name]
-        there = said.modalities or ("image", "text")
-        if not set(owned[name]) <= set(there):
-            raise ValueError(f"client {name!r} has {'+'.join(owned[name])} here, and by the card {'+'.join(there)}")
-        if dataset.tasks.get(name, "") != said.task:
+        card_client = card.clients[name]
+        modalities = card_client.modalities or ("image", "text")
+        if not set(owned[name]) <= set(modalities):
             raise ValueError(
-                f"client {name!r} has the task {dataset.tasks.get(name)!r} here, {said.task!r} by the card"
+                f"client {name!r} has {'+'.join(owned[name])} here, and by the card {'+'.join(modalities)}"
             )
-        if bool(said.answers) != bool(dataset.answer_sets.get(name)):
-            whose = ("all", "its own") if said.answers else ("its own", "all")
+        if dataset.tasks.get(name, "") != card_client.task:
+            raise ValueError(
+                f"client {name!r} has the task {dataset.tasks.get(name)!r} here, {card_client.task!r} by the card"
+            )
+        if bool(card_client.answers) != bool(dataset.answer_sets.get(name)):
+            whose = ("all", "its own") if card_client.answers else ("its own", "all")
             raise ValueError(f"client {name!r} has {whose[0]} answers here, and by the card {whose[1]}")
-        _check_names({*dataset.answer_set(name)}, said.answers or card.answers, "answer")
+        _check_names({*dataset.answer_set(name)}, card_client.answers or card.answers, "answer")
 
 
 def _labels_aligned(dataset: LabelDataset, whole: LabelDataset, card: Card) -> LabelDataset:
@@ -255,11 +260,11 @@ class _OwnClients(Mapping[str, LabelSplit]):
         self, own: Mapping[str, LabelSplit], everybody: Mapping[str, LabelSplit], numbered: _Renumbered
     ) -> None:
         self._own, self._everybody, self._numbered = own, everybody, numbered
-        known = known_sizes(own)
+        sizes = known_sizes(own)
         # int64, shape (clients,), where it is known without making splits.
         self.sizes: np.ndarray | None = None
-        if known is not None:
-            count = dict(zip(own, known.tolist(), strict=True))
+        if sizes is not None:
+            count = dict(zip(own, sizes.tolist(), strict=True))
             self.sizes = np.array([count.get(name, 0) for name in everybody], dtype=np.int64)
 
     def __len__(self) -> int:

@@ -88,16 +88,16 @@ def chat_records(
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:
     """Files of conversations: those named, else those of JSON, else tables."""
-    there = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [folder / name for name in names]
+    listed = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = [folder / name for name in names]
     for endings in ((".jsonl", ".json"), ENDINGS):
-        found = found or [file for file in there if file.suffix.lower() in endings]
-    if not found:
+        files = files or [file for file in listed if file.suffix.lower() in endings]
+    if not files:
         raise ValueError(
             f"chat_records: expected files of conversations (.jsonl or .json; .csv, .tsv or .parquet) in {folder}, "
             "found none"
         )
-    return found
+    return files
 
 
 def _of(file: Path, columns: Mapping[str, str] | None, question: str) -> list[ChatRecord]:

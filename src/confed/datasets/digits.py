@@ -121,10 +121,10 @@ _PATTERNS: Mapping[str, str] = {
 
 def clue(digit: int, noise: float, rng: np.random.Generator) -> str:
     """A clue to a digit."""
-    said = [("after", (digit - 1,)), ("before", (digit + 1,))]
-    said += [("more", (step, digit - step)) for step in (2, 3)]
-    said += [("less", (step, digit + step)) for step in (2, 3)]
-    possible = [(kind, numbers) for kind, numbers in said if 0 <= numbers[-1] <= 9]
+    clues = [("after", (digit - 1,)), ("before", (digit + 1,))]
+    clues += [("more", (step, digit - step)) for step in (2, 3)]
+    clues += [("less", (step, digit + step)) for step in (2, 3)]
+    possible = [(kind, numbers) for kind, numbers in clues if 0 <= numbers[-1] <= 9]
     kind, numbers = possible[int(rng.integers(len(possible)))]
     words = [DIGITS[number] for number in numbers]
     draw, place, other = rng.random(), int(rng.integers(len(words))), int(rng.integers(1, len(DIGITS)))
@@ -235,24 +235,26 @@ def digits(
     drawn: dict[tuple[str, str], _Drawn] = {}
     for name, role in [*((name, role) for name in OWNED for role in _ROLES), (_PLACE, "test")]:
         rng = generator(0 if role == "test" else seed, "digits", name, role)
-        own = counts[name, role] if name in OWNED else label_counts(test, np.ones(10))
-        drawn[name, role] = _draw(own, owned[name], pictures.get((name, role)), clips.get((name, role)), noise, rng)
+        label_count = counts[name, role] if name in OWNED else label_counts(test, np.ones(10))
+        drawn[name, role] = _draw(
+            label_count, owned[name], pictures.get((name, role)), clips.get((name, role)), noise, rng
+        )
     sounds, starts = _sounds(source, drawn, pause, rate, seed)
     table, row_of = _pictures(source, drawn, image_size)
 
     def examples(name: str, role: str, shown: tuple[str, ...], place: str) -> Examples:
-        own = drawn[name, role]
-        there = {modality: np.full(len(own.digit), modality in shown) for modality in MODALITIES[:3]}
+        label_count = drawn[name, role]
+        present = {modality: np.full(len(label_count.digit), modality in shown) for modality in MODALITIES[:3]}
         return Examples(
             table if "image" in shown else NoPictures(1),
-            row_of[own.picture] if "image" in shown else np.zeros(len(own.digit), np.int64),
-            own.clues if "text" in shown else [""] * len(own.digit),
-            [ANSWERS[digit] for digit in own.digit.tolist()],
-            [set_name([modality in shown for modality in MODALITIES])] * len(own.digit),
-            [f"{place}/{role}/{row:05d}" for row in range(len(own.digit))],
+            row_of[label_count.picture] if "image" in shown else np.zeros(len(label_count.digit), np.int64),
+            label_count.clues if "text" in shown else [""] * len(label_count.digit),
+            [ANSWERS[digit] for digit in label_count.digit.tolist()],
+            [set_name([modality in shown for modality in MODALITIES])] * len(label_count.digit),
+            [f"{place}/{role}/{row:05d}" for row in range(len(label_count.digit))],
             sounds=sounds if "audio" in shown else None,
-            sound_index=starts[name, role] + np.arange(len(own.digit)) if "audio" in shown else None,
-            present=there,
+            sound_index=starts[name, role] + np.arange(len(label_count.digit)) if "audio" in shown else None,
+            present=present,
         )
 
     splits = {n: Split(*(examples(n, role, shown, n) for role in _ROLES)) for n, shown in OWNED.items()}
@@ -334,14 +336,14 @@ def _deal_pictures(
 def _deal_clips(source: DigitFiles, unseen: str, seed: int, *, together: bool) -> _Dealt:
     """Each recording to one client and role: by speaker (``together``), or each speaker's dealt out in turns."""
     hearing = [name for name, owned in OWNED.items() if "audio" in owned]
-    known = [number for number, name in enumerate(source.speakers) if name != unseen]
+    training_speakers = [number for number, name in enumerate(source.speakers) if name != unseen]
     least = len(hearing) if together else 1
-    if len(known) < least:
+    if len(training_speakers) < least:
         raise ValueError(
-            f"there must be at least {least} speakers beside {unseen!r}, got {len(known)}"
-            + ("; take split = 'iid', which deals each speaker's recordings out" if known else "")
+            f"there must be at least {least} speakers beside {unseen!r}, got {len(training_speakers)}"
+            + ("; take split = 'iid', which deals each speaker's recordings out" if training_speakers else "")
         )
-    place = np.array([known.index(s) if s in known else -1 for s in source.speaker.tolist()])
+    place = np.array([training_speakers.index(s) if s in training_speakers else -1 for s in source.speaker.tolist()])
     owner = (
         np.where(place < 0, -1, place % len(hearing))
         if together
@@ -351,12 +353,12 @@ def _deal_clips(source: DigitFiles, unseen: str, seed: int, *, together: bool) -
     for number, name in enumerate(hearing):
         roles: dict[str, list[np.ndarray]] = {role: [] for role in _ROLES}
         for digit in range(10):
-            own = (owner == number) & (source.clip_digit == digit)
-            rows = np.flatnonzero(own & (source.take >= TEST_TAKES))
+            is_candidate = (owner == number) & (source.clip_digit == digit)
+            rows = np.flatnonzero(is_candidate & (source.take >= TEST_TAKES))
             held = max(1, round(HELD_OUT * len(rows)))
             mixed = generator(seed, "digits", "recordings", name, str(digit)).permutation(rows)
             parts = {"train": mixed[held:], "validation": mixed[:held]}
-            parts["test"] = np.flatnonzero(own & (source.take < TEST_TAKES))
+            parts["test"] = np.flatnonzero(is_candidate & (source.take < TEST_TAKES))
             for role in _ROLES:
                 if not len(parts[role]):
                     raise ValueError(f"client {name!r} has no {role} recording of the digit {digit}")
@@ -396,13 +398,13 @@ def _sounds(
     parts: list[np.ndarray] = []
     origin: list[int] = []
     starts: dict[tuple[str, str], int] = {}
-    for (name, role), own in drawn.items():
-        if (own.clip < 0).any():
+    for (name, role), drawn_examples in drawn.items():
+        if (drawn_examples.clip < 0).any():
             continue
         starts[name, role] = len(parts)
         rng = generator(0 if role == "test" else seed, "digits", "pauses", name, role)
-        silent = rng.integers(0, int(pause * rate) + 1, len(own.clip))
-        for row, length in zip(own.clip.tolist(), silent.tolist(), strict=True):
+        silent = rng.integers(0, int(pause * rate) + 1, len(drawn_examples.clip))
+        for row, length in zip(drawn_examples.clip.tolist(), silent.tolist(), strict=True):
             parts.append(np.concatenate([np.zeros(length, np.int16), clips.row(row)]))
             origin.append(row)
     return Sounds(*end_to_end(parts), rate, np.array(origin, dtype=np.int64)), starts
@@ -410,7 +412,7 @@ def _sounds(
 
 def _pictures(source: DigitFiles, drawn: Mapping[tuple[str, str], _Drawn], size: int) -> tuple[np.ndarray, np.ndarray]:
     """The pictures that are used, uint8 (M, size, size, 3), and the row there of every picture of the source."""
-    used = np.unique(np.concatenate([own.picture for own in drawn.values()]))
+    used = np.unique(np.concatenate([drawn_examples.picture for drawn_examples in drawn.values()]))
     used = used[used >= 0]
     table = empty_table(len(used), size)
     fill_table(table, (np.repeat(source.images[row][:, :, None], 3, axis=2) for row in used))
@@ -422,11 +424,11 @@ def _pictures(source: DigitFiles, drawn: Mapping[tuple[str, str], _Drawn], size:
 def _told(source: DigitFiles, drawn: Mapping[tuple[str, str], _Drawn], unseen: str) -> dict[str, str]:
     """Description of the recordings: number and speakers."""
     lines: dict[str, list[str]] = {}
-    for (name, role), own in drawn.items():
-        if (own.clip >= 0).all():
-            who = sorted({source.speakers[number] for number in source.speaker[own.clip].tolist()})
+    for (name, role), drawn_examples in drawn.items():
+        if (drawn_examples.clip >= 0).all():
+            who = sorted({source.speakers[number] for number in source.speaker[drawn_examples.clip].tolist()})
             line = lines.setdefault(name, [", ".join(who) + ":"])
-            line.append(f"{len(set(own.clip.tolist()))} in {len(own.clip)} {role} samples,")
+            line.append(f"{len(set(drawn_examples.clip.tolist()))} in {len(drawn_examples.clip)} {role} samples,")
     told = {name: " ".join(line).rstrip(",") for name, line in lines.items()}
     return {
         "independent recordings": "; ".join(f"{name}: {line}" for name, line in told.items() if name != _PLACE),

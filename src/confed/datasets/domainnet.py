@@ -111,7 +111,9 @@ def domainnet(
         seed=seed,
     )
     parts = [
-        part for domain in chosen for part in (splits[domain].train, splits[domain].validation, splits[domain].test)
+        examples
+        for domain in chosen
+        for examples in (splits[domain].train, splits[domain].validation, splits[domain].test)
     ]
     kept = _keep([*parts, *tests.values()], Path(root), rows)
     clients = {domain: Split(*kept[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}
@@ -220,7 +222,7 @@ def _examples(rows: Sequence[_Row], pictures: PictureFiles) -> Examples:
 def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row]) -> list[Examples]:
     """The same examples over one table of the pictures that they need; before, picture i is that of row i."""
     files = cast(PictureFiles, parts[0].images)
-    used = np.unique(np.concatenate([part.image_index for part in parts]))
+    used = np.unique(np.concatenate([examples.image_index for examples in parts]))
     needed = [files.file(i) for i in used.tolist()]
     for i, file in zip(used.tolist(), needed, strict=True):
         if not file.is_file():
@@ -228,4 +230,6 @@ def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row]) -> list[E
                 f"{_list(root, rows[i].domain, rows[i].role)} line {rows[i].line}: the picture {file} is missing"
             )
     table = files.of(needed)
-    return [replace(part, images=table, image_index=np.searchsorted(used, part.image_index)) for part in parts]
+    return [
+        replace(examples, images=table, image_index=np.searchsorted(used, examples.image_index)) for examples in parts
+    ]

@@ -117,29 +117,35 @@ def easy_vqa(
 
 def _examples(parts: Mapping[str, _Part], image_size: int) -> tuple[Examples, np.ndarray, np.ndarray]:
     """All questions over one table of pictures, with the role (N,) and the colour (N,) of each."""
-    table = empty_table(sum(len(part.pictures) for part in parts.values()), image_size)
+    table = empty_table(sum(len(role_rows.pictures) for role_rows in parts.values()), image_size)
     first, image_index = 0, []
-    for part in parts.values():
-        fill_table(table, part.pictures, first)
-        image_index += [first + number for number in part.image_index]
-        first += len(part.pictures)
+    for role_rows in parts.values():
+        fill_table(table, role_rows.pictures, first)
+        image_index += [first + number for number in role_rows.image_index]
+        first += len(role_rows.pictures)
     examples = Examples(
         table,
         np.array(image_index, dtype=np.int64),
-        [question for part in parts.values() for question in part.questions],
-        [answer for part in parts.values() for answer in part.answers],
-        [kind for part in parts.values() for kind in part.types],
-        [name for part in parts.values() for name in part.names],
+        [question for role_rows in parts.values() for question in role_rows.questions],
+        [answer for role_rows in parts.values() for answer in role_rows.answers],
+        [kind for role_rows in parts.values() for kind in role_rows.types],
+        [name for role_rows in parts.values() for name in role_rows.names],
     )
-    roles = np.repeat(list(parts), [len(part.questions) for part in parts.values()])
-    return examples, roles, np.array([part.colors[n] for part in parts.values() for n in part.image_index])
+    roles = np.repeat(list(parts), [len(role_rows.questions) for role_rows in parts.values()])
+    return (
+        examples,
+        roles,
+        np.array([role_rows.colors[n] for role_rows in parts.values() for n in role_rows.image_index]),
+    )
 
 
 def _check_answers(examples: Examples, vocabulary: Sequence[str]) -> None:
-    known = set(vocabulary)
+    answer_set = set(vocabulary)
     for name, answer in zip(examples.names, examples.answers, strict=True):
-        if answer not in known:
-            raise ValueError(f"question {name!r}: the answer {answer!r} is none of the {len(known)} in answers.txt")
+        if answer not in answer_set:
+            raise ValueError(
+                f"question {name!r}: the answer {answer!r} is none of the {len(answer_set)} in answers.txt"
+            )
 
 
 def question_type(question: str, answer: str) -> str:
@@ -272,20 +278,20 @@ def _read_packed(base: Path) -> dict[str, _Part]:
     images, questions = base / "images.jsonl", base / "questions.jsonl.gz"
     for number, row in read_jsonl(images, ("split", "image_index", "color")):
         _member(parts, row, f"{images}, row {number}").colors[row["image_index"]] = row["color"]
-    for role, part in parts.items():
-        if not set(part.colors) <= set(COLORS):
-            bad = next(number for number, color in enumerate(part.colors) if color not in COLORS)
+    for role, role_rows in parts.items():
+        if not set(role_rows.colors) <= set(COLORS):
+            bad = next(number for number, color in enumerate(role_rows.colors) if color not in COLORS)
             raise ValueError(
                 f"{images}: {role} picture {bad}: expected a colour out of "
-                f"{', '.join(COLORS)}, got {part.colors[bad]!r}"
+                f"{', '.join(COLORS)}, got {role_rows.colors[bad]!r}"
             )
     for number, row in read_jsonl(questions, ("question_id", "split", "image_index", "question", "answer", "type")):
-        part = _member(parts, row, f"{questions}, row {number}")
-        part.questions.append(str(row["question"]))
-        part.answers.append(str(row["answer"]))
-        part.types.append(str(row["type"]))
-        part.names.append(str(row["question_id"]))
-        part.image_index.append(row["image_index"])
+        role_rows = _member(parts, row, f"{questions}, row {number}")
+        role_rows.questions.append(str(row["question"]))
+        role_rows.answers.append(str(row["answer"]))
+        role_rows.types.append(str(row["type"]))
+        role_rows.names.append(str(row["question_id"]))
+        role_rows.image_index.append(row["image_index"])
     return parts
 
 
@@ -303,10 +309,10 @@ def _npz(file: Path) -> dict[str, np.ndarray]:
 
 def _member(parts: Mapping[str, _Part], row: Mapping[str, Any], where: str) -> _Part:
     """The split that a row belongs to, once its picture number is known to be valid."""
-    part, number = parts.get(str(row["split"])), row["image_index"]
-    if part is None or not isinstance(number, int) or not 0 <= number < len(part.pictures):
+    role_rows, number = parts.get(str(row["split"])), row["image_index"]
+    if role_rows is None or not isinstance(number, int) or not 0 <= number < len(role_rows.pictures):
         raise ValueError(
             f"{where}: expected a picture of train ({len(parts['train'].pictures)}) or test "
             f"({len(parts['test'].pictures)}), got {row['split']!r} {number!r}"
         )
-    return part
+    return role_rows

@@ -275,13 +275,13 @@ def feddat_task(
         seed: chooses training and validation examples; the test examples are the same for all seeds.
     """
     base = Path(root)
-    part = _amounts(max_train, max_test, share=share)
+    amounts = _amounts(max_train, max_test, share=share)
     few = _amounts(max_train, max_test, per_answer=(shots, test_shots))
 
     def vqa() -> Source:
         folder = _folder(base, "vqa_v2", "vqav2")
         train, test = (list(vqa_records(folder, split)) for split in ("train2014", "val2014"))
-        return Source(train, test, _COCO, None, part, test_is="validation")
+        return Source(train, test, _COCO, None, amounts, test_is="validation")
 
     def pairs() -> Source:
         train, held, test = (list(nlvr2_records(base / "nlvr2", split)) for split in ("train", "dev", "test1"))
@@ -297,7 +297,7 @@ def feddat_task(
     def vcr() -> Source:
         train, test = (list(vcr_records(base / "vcr", split)) for split in ("train", "val"))
         labels = tuple(map(str, range(CHOICES)))
-        return Source(train, test, ["vcr/vcr1images/{path}"], None, part, labels, "choice", "validation")
+        return Source(train, test, ["vcr/vcr1images/{path}"], None, amounts, labels, "choice", "validation")
 
     sources = _sources(base, {"vqa": vqa, "nlvr2": pairs, "snli_ve": entailment, "vcr": vcr}, clients)
     return assemble(

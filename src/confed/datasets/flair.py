@@ -150,8 +150,13 @@ class _Users:
         held = np.zeros(len(rows), dtype=bool)
         if self.validation:
             held = hold_out(rows, self.validation, np.random.default_rng([0, self.seed, name]))
-        own = cap(rows[~held], self.most, np.random.default_rng([1, self.seed, name]))
-        return LabelSplit(*(LabelExamples(self.table, self.pictures, part) for part in (own, rows[held], rows[:0])))
+        training_rows = cap(rows[~held], self.most, np.random.default_rng([1, self.seed, name]))
+        return LabelSplit(
+            *(
+                LabelExamples(self.table, self.pictures, row_numbers)
+                for row_numbers in (training_rows, rows[held], rows[:0])
+            )
+        )
 
 
 def _sources(root: Path) -> tuple[Iterator[LabelRecord], Path]:

@@ -99,11 +99,11 @@ def hub(
         records += _records(rows, f"{name}, split {split!r}", split, mapped, most, table, question)
     lost = {picture for picture, row in table.index.items() if row < 0}
     if lost:
-        said = f"hub: {len(lost)} of {len(table.index)} pictures of {name} cannot be read"
+        warning = f"hub: {len(lost)} of {len(table.index)} pictures of {name} cannot be read"
         if len(lost) > unreadable * len(table.index):
-            raise ValueError(f"{said}, more than the share of {unreadable:g} that may be left out (data.unreadable)")
+            raise ValueError(f"{warning}, more than the share of {unreadable:g} that may be left out (data.unreadable)")
         kept = [record for record in records if not lost & set(record.pictures)]
-        warnings.warn(f"{said} and are left out with {len(records) - len(kept)} conversations", stacklevel=2)
+        warnings.warn(f"{warning} and are left out with {len(records) - len(kept)} conversations", stacklevel=2)
         records = kept
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
@@ -178,7 +178,7 @@ def _loaded(source: str, revision: str, config: str) -> dict[str, Any]:
     folder = Path(source).expanduser()
     written = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
-        found = (
+        loaded = (
             library.load_from_disk(str(folder))
             if written
             else library.load_dataset(
@@ -187,7 +187,7 @@ def _loaded(source: str, revision: str, config: str) -> dict[str, Any]:
         )
     except (OSError, ValueError, KeyError, RuntimeError, library.exceptions.DatasetsError) as error:
         raise ValueError(f"no data set could be read from {source!r}: {' '.join(str(error).split())[:300]}") from error
-    return dict(found) if isinstance(found, dict) else {"train": found}
+    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
 def _records(
@@ -200,16 +200,17 @@ def _records(
     question: str = "",
 ) -> Iterator[ChatRecord]:
     """Conversations of a split."""
-    there = rows.column_names
-    if missing := [name for name in mapped.values() if name not in there]:
-        raise ValueError(f"{where}: data.columns names {missing[0]!r}, and there are {', '.join(there)}")
+    column_names = rows.column_names
+    if missing := [name for name in mapped.values() if name not in column_names]:
+        raise ValueError(f"{where}: data.columns names {missing[0]!r}, and there are {', '.join(column_names)}")
     by_column = table.anywhere or "split" in mapped  # otherwise rows have the role of their split
-    known = [key for key in COLUMNS if key != "split" or by_column]
-    names = {key: mapped.get(key, key) for key in known if mapped.get(key, key) in there}
+    columns_read = [key for key in COLUMNS if key != "split" or by_column]
+    names = {key: mapped.get(key, key) for key in columns_read if mapped.get(key, key) in column_names}
     if not question and not {"question", "messages", "conversations", "prompt"} & set(names):
         raise ValueError(
             f"{where}: expected columns image, question and answer, or messages, conversations, or prompt and "
-            f"completion; got {', '.join(there)}: name them in data.columns, such as {{question = {there[0]!r}}}"
+            f"completion; got {', '.join(column_names)}: name them in data.columns, such as "
+            f"{{question = {column_names[0]!r}}}"
         )
     labels = {key: getattr(rows.features[name], "int2str", None) for key, name in names.items()}
     for number in range(min(len(rows), most)):

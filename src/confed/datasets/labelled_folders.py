@@ -145,11 +145,11 @@ def _pool(
     """All pictures of a folder, with their classes, roles and domains."""
     numbers = {row.label: row.number for row in rows}
     names = tuple(sorted(numbers, key=lambda name: (numbers[name], name)))
-    said = dict[str, str]()
+    first_role = dict[str, str]()
     for row in rows:
-        if said.setdefault(row.path, row.role) != row.role:
+        if first_role.setdefault(row.path, row.role) != row.role:
             raise ValueError(
-                f"{name}: each picture must have one role, got {row.path!r} as {said[row.path]} and as {row.role}"
+                f"{name}: each picture must have one role, got {row.path!r} as {first_role[row.path]} and as {row.role}"
             )
     place = {label: number for number, label in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], dtype=np.int64)
@@ -171,15 +171,15 @@ def _spoken(name: str) -> str:
 
 def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validation: float) -> np.ndarray:
     """Roles as the data say, or shares of each class as its test and validation examples."""
-    said = np.array([row.role for row in rows])
-    roles = np.where(said == "", "train", said)
+    declared = np.array([row.role for row in rows])
+    roles = np.where(declared == "", "train", declared)
     for role, share, stream in (("test", test_share, 9), ("val", validation, 10)):
-        if (said == role).any() or not share:
+        if (declared == role).any() or not share:
             continue
         for label in np.unique(labels):
             rng = np.random.default_rng([stream, int(label)])
-            own = rng.permutation(np.flatnonzero((labels == label) & (roles == "train")))
-            roles[own[: max(round(share * len(own)), 1)]] = role
+            class_rows = rng.permutation(np.flatnonzero((labels == label) & (roles == "train")))
+            roles[class_rows[: max(round(share * len(class_rows)), 1)]] = role
     return roles
 
 
@@ -237,7 +237,7 @@ def _of_split_file(file: Path) -> Iterator[_Row]:
         raise ValueError(f"{file} must have the lists train, val and test of [path, number, name]")
     for role, listed in content.items():
         for number, entry in enumerate(listed if isinstance(listed, list) else [listed]):
-            fits = isinstance(entry, list) and [type(part) for part in entry] == [str, int, str]
+            fits = isinstance(entry, list) and [type(field) for field in entry] == [str, int, str]
             if role not in ROLES or not fits:
                 raise ValueError(f"{file}, {role}, entry {number}: expected [path, number, name], got {entry!r:.80}")
             yield _Row(entry[0], entry[2], ROLES[role], number=entry[1])

@@ -99,14 +99,14 @@ def labelled_pictures(
     """
     folder = Path(root)
     records = _records(folder, user_key)
-    known = any(record.user for record in records)
-    chosen = partition or ("user" if known else "iid")
+    has_users = any(record.user for record in records)
+    chosen = partition or ("user" if has_users else "iid")
     if chosen == "user":
-        if not known:
+        if not has_users:
             raise ValueError(f"partition 'user' needs a {user_key} of pictures, and {folder / 'labels.jsonl'} has none")
         records = with_owner(records, [record.user for record in records], user_key)
     # Identifiers are the keys here: a table puts the rows of a user together, and unreadable ones are left out of it.
-    found = {record.name: record for record in records}
+    records_by_name = {record.name: record for record in records}
     listed = folder / "labels.txt"
     labels = listed_labels(listed) if listed.is_file() else None
     # One table for all splits, of pictures alone: splits are dealt with here, and texts are for tagged_texts.
@@ -117,8 +117,8 @@ def labelled_pictures(
         raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
     source = _source(folder)
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
-    roles = np.array([ROLES[found[name].split] for name in table.names], dtype=str)
-    users = np.array([found[name].user.strip() for name in table.names], dtype=str)
+    roles = np.array([ROLES[records_by_name[name].split] for name in table.names], dtype=str)
+    users = np.array([records_by_name[name].user.strip() for name in table.names], dtype=str)
     pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {})
     splits = federate_labels(
         pool,

@@ -243,11 +243,13 @@ def share_captions(
 
 def kind_of(captions: Iterable[str]) -> str:
     """The group of COCO's things that captions name most; of equal ones the one named first."""
-    found: Counter[str] = Counter()
+    kind_counts: Counter[str] = Counter()
     for caption in captions:
         words = f" {' '.join(caption_words(caption))} "
-        found.update({group for thing, group in COCO_GROUPS.items() if f" {thing} " in words or f" {thing}s " in words})
-    return found.most_common(1)[0][0] if found else NO_KIND
+        kind_counts.update(
+            {group for thing, group in COCO_GROUPS.items() if f" {thing} " in words or f" {thing}s " in words}
+        )
+    return kind_counts.most_common(1)[0][0] if kind_counts else NO_KIND
 
 
 def known_words(captions: Iterable[str], least: int) -> tuple[str, ...]:

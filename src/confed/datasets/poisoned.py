@@ -76,7 +76,7 @@ def poisoned(
         plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
     tables = _with_stamped(clean, plans, key)
     splits = {
-        name: Split(*(_over(part, tables) for part in (split.train, split.validation, split.test)))
+        name: Split(*(_over(examples, tables) for examples in (split.train, split.validation, split.test)))
         for name, split in clean.clients.items()
     }
     for name, drawn in plans.items():
@@ -89,7 +89,7 @@ def poisoned(
         clean,
         name="poisoned",
         clients=splits,
-        unseen={name: _over(part, tables) for name, part in clean.unseen.items()},
+        unseen={name: _over(examples, tables) for name, examples in clean.unseen.items()},
         words=(*clean.words, *((word,) if word not in clean.words else ())),
         facts={**clean.facts, "backdoor": f"{word!r} and a patch give {target!r}; {told}"},
     )
@@ -135,21 +135,21 @@ Extended = tuple[np.ndarray | Pictures, Regions | None, Mapping[int, int]]
 
 def _with_stamped(clean: FederatedDataset, plans: Mapping[str, Plan], key: DualKey) -> dict[int, Extended]:
     """The tables of malicious clients, by the identity of the clean ones, each extended once."""
-    found: dict[int, Extended] = {}
+    extended: dict[int, Extended] = {}
     for name in plans:
         train = clean.clients[name].train
-        if id(train.images) in found:
+        if id(train.images) in extended:
             continue
         same = [p.stamped for other, p in plans.items() if clean.clients[other].train.images is train.images]
         rows = np.unique(np.concatenate(same))
         where = {int(row): len(train.images) + i for i, row in enumerate(rows)}
         if not len(rows):
-            found[id(train.images)] = (train.images, train.regions, where)
+            extended[id(train.images)] = (train.images, train.regions, where)
             continue
         images = _joined(train.images, stamped_pictures(train.images, key, rows))
         regions = None if train.regions is None else _joined_regions(train.regions, key, rows)
-        found[id(train.images)] = (images, regions, where)
-    return found
+        extended[id(train.images)] = (images, regions, where)
+    return extended
 
 
 def _over(examples: Examples, tables: Mapping[int, Extended]) -> Examples:
@@ -190,12 +190,12 @@ class _Joined:
         if isinstance(index, int | np.integer):
             return self.first[index] if index < len(self.first) else self.more[index - len(self.first)]
         index = np.asarray(index)
-        found = np.empty((len(index), *self.shape[1:]), np.uint8)
-        own = index < len(self.first)
-        if own.any():
-            found[own] = self.first[index[own]]
-        found[~own] = self.more[index[~own] - len(self.first)]
-        return found
+        pictures = np.empty((len(index), *self.shape[1:]), np.uint8)
+        in_first = index < len(self.first)
+        if in_first.any():
+            pictures[in_first] = self.first[index[in_first]]
+        pictures[~in_first] = self.more[index[~in_first] - len(self.first)]
+        return pictures
 
 
 class _JoinedRegions:
@@ -211,10 +211,10 @@ class _JoinedRegions:
 
     def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         index = np.asarray(index)
-        own = index < len(self.first)
+        in_first = index < len(self.first)
         features = np.empty((len(index), *self.shape[1:]), np.float32)
         boxes = np.empty((len(index), self.shape[1], 4), np.float32)
-        if own.any():
-            features[own], boxes[own] = self.first[index[own]]
-        features[~own], boxes[~own] = self.more[index[~own] - len(self.first)]
+        if in_first.any():
+            features[in_first], boxes[in_first] = self.first[index[in_first]]
+        features[~in_first], boxes[~in_first] = self.more[index[~in_first] - len(self.first)]
         return features, boxes

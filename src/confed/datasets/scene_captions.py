@@ -133,8 +133,8 @@ def scene_captions(
             _asked(scene, "test", place(scene, way, "test", test), references, shots, shown),
         )
     if reader:
-        own = [_captions(scene, None, "train", -(-2 * texts // len(seen)), test_seed, seed) for scene in seen]
-        told = [text for several in zip(*own, strict=True) for text in several][: 2 * texts]
+        text_captions = [_captions(scene, None, "train", -(-2 * texts // len(seen)), test_seed, seed) for scene in seen]
+        told = [text for several in zip(*text_captions, strict=True) for text in several][: 2 * texts]
         nothing = _texts(READER, [])
         splits[READER] = Split(_texts(READER, told), nothing, nothing)
     places: dict[str, Examples] = {}
@@ -188,8 +188,8 @@ def _way(own: str | None, rng: np.random.Generator) -> str:
 
 
 def _graphs(scene: str, role: str, count: int, test_seed: int, rng: np.random.Generator) -> Tags:
-    found = list(islice(sample(role, GENERAL_NOUNS + OWN_NOUNS[scene], colour_prior(scene, test_seed), rng), count))
-    return Tags.join(found) if found else Tags(*(np.zeros((0, GRID * GRID), np.int64) for _ in range(3)))
+    graphs = list(islice(sample(role, GENERAL_NOUNS + OWN_NOUNS[scene], colour_prior(scene, test_seed), rng), count))
+    return Tags.join(graphs) if graphs else Tags(*(np.zeros((0, GRID * GRID), np.int64) for _ in range(3)))
 
 
 def _captions(scene: str, way: str | None, role: str, count: int, test_seed: int, seed: int) -> list[str]:

@@ -66,14 +66,14 @@ def scene_descriptions(
             place(scene, way, "test", test, references),
         )
     places = {scene: place(scene, None, "test", test, references) for scene in unseen}
-    known = {text for s in splits.values() for part in (s.train, s.validation) for text in part.answers}
+    texts = {text for s in splits.values() for examples in (s.train, s.validation) for text in examples.answers}
     facts = {
         "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
         "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
         "unseen": "places that nobody trains in, described in all ways alike" if places else "none",
     }
     return FederatedDataset(
-        "scene_descriptions", tuple(sorted(known)), splits, places, words([question]), facts, outside=True
+        "scene_descriptions", tuple(sorted(texts)), splits, places, words([question]), facts, outside=True
     )
 
 
@@ -81,9 +81,9 @@ def _described(scene: str, role: str, told: Told, question: str, said: int) -> E
     """Pictures of one role with what people say of them, the first of it as the answer."""
     count = len(told.tags)
     everything = [tuple(told.caption(picture) for _ in range(said)) for picture in range(count)]
-    people = everything if role == "train" else [tuple(dict.fromkeys(own)) for own in everything]
+    people = everything if role == "train" else [tuple(dict.fromkeys(descriptions)) for descriptions in everything]
     return Examples(
-        told.pictures, np.arange(count), [question] * count, [own[0] for own in people],
+        told.pictures, np.arange(count), [question] * count, [descriptions[0] for descriptions in people],
         [told.kind(picture) for picture in range(count)], [f"{scene}/{role}/{row:06d}" for row in range(count)],
         annotations=people,
     )  # fmt: skip

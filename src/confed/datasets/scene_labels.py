@@ -175,8 +175,8 @@ def scene_labels(
     places = [style for style in DRAWING_STYLES if style not in styles] if unseen else []
     if unseen:
         # Several styles in turn, so that the mean over newcomers is one over styles.
-        for part, style in enumerate(styles):
-            making.add("newcomers", "test", len(range(part, unseen, len(styles))), style, np.ones(len(NOUNS)))
+        for style_number, style in enumerate(styles):
+            making.add("newcomers", "test", len(range(style_number, unseen, len(styles))), style, np.ones(len(NOUNS)))
         for style in places:
             making.add(style, "test", unseen, style, np.ones(len(NOUNS)))
     table, pictures, types = making.table(level)
@@ -199,16 +199,16 @@ def scene_labels(
 def fine_labels(tags: Tags) -> np.ndarray:
     """Fine labels of M pictures, bool, shape (M, 80)."""
     count, rows = len(tags), np.arange(len(tags))[:, None]
-    there = np.zeros((count, len(NOUNS) + 1, len(COLOURS) + 1), dtype=bool)
-    there[rows, tags.noun, tags.colour] = True
-    found = [there[:, NOUNS.index(noun) + 1, COLOURS.index(colour) + 1] for noun, colour in _PAIRS]
+    present = np.zeros((count, len(NOUNS) + 1, len(COLOURS) + 1), dtype=bool)
+    present[rows, tags.noun, tags.colour] = True
+    pair_columns = [present[:, NOUNS.index(noun) + 1, COLOURS.index(colour) + 1] for noun, colour in _PAIRS]
     plane = tags.noun.reshape(count, GRID, GRID)
     beside = {ON: (plane[:, :-1], plane[:, 1:]), LEFT: (plane[:, :, :-1], plane[:, :, 1:])}
     for noun, relation, other in _TRIPLES:
         first, second = beside[relation]
         pairs = (first == NOUNS.index(noun) + 1) & (second == NOUNS.index(other) + 1)
-        found.append(pairs.any(axis=(1, 2)))
-    return np.stack(found, axis=1)
+        pair_columns.append(pairs.any(axis=(1, 2)))
+    return np.stack(pair_columns, axis=1)
 
 
 def draw_graphs(role: str, number: int, taste: np.ndarray, rng: np.random.Generator, seen: set[int]) -> Tags:
@@ -257,9 +257,9 @@ def _candidates(number: int, themes: np.ndarray, nouns: np.ndarray, rng: np.rand
         first, relation, second = triples[int(_draw(_falling(len(triples))[None], which[row][None, None])[0, 0])]
         line, step = int(cells[0][row]), int(cells[1][row])
         here = line * GRID + step if relation == LEFT else step * GRID + line
-        there = here + (1 if relation == LEFT else GRID)
-        noun[row, [here, there]] = NOUNS.index(first), NOUNS.index(second)
-        taken[row, [here, there]] = True
+        neighbour_cell = here + (1 if relation == LEFT else GRID)
+        noun[row, [here, neighbour_cell]] = NOUNS.index(first), NOUNS.index(second)
+        taken[row, [here, neighbour_cell]] = True
     palette = np.array([[COLOURS.index(colour) for colour in THINGS[name]] for name in NOUNS])
     choice = _draw(np.array([COLOUR_SHARES]), rng.random((number, CELLS)).reshape(1, -1)).reshape(number, CELLS)
     colour = palette[noun, choice]
@@ -320,18 +320,18 @@ class _Making:
 
     def table(self, level: str) -> tuple[MultiLabelTable, np.ndarray, np.ndarray]:
         """All rows with their labels; their pictures; and their styles."""
-        truth = fine_labels(Tags.join([part.tags for part in self.parts]))
+        truth = fine_labels(Tags.join([made.tags for made in self.parts]))
         if level == "coarse":
             coarse = np.array([COARSE.index(COARSE_OF[label]) for label in FINE])
             truth = np.stack([truth[:, coarse == number].any(axis=1) for number in range(len(COARSE))], axis=1)
         names: list[str] = []
         owners: dict[str, int] = {}
         done: dict[tuple[str, str], int] = {}
-        for part in self.parts:
-            first = done.get((part.owner, part.role), 0)
-            names += [f"{part.owner}/{part.role}/{first + i:06d}" for i in range(len(part.tags))]
-            done[part.owner, part.role] = first + len(part.tags)
-            owners[part.owner] = owners.get(part.owner, 0) + len(part.tags)
+        for made in self.parts:
+            first = done.get((made.owner, made.role), 0)
+            names += [f"{made.owner}/{made.role}/{first + i:06d}" for i in range(len(made.tags))]
+            done[made.owner, made.role] = first + len(made.tags)
+            owners[made.owner] = owners.get(made.owner, 0) + len(made.tags)
         table = MultiLabelTable(
             labels=FINE if level == "fine" else COARSE,
             present=Ragged(np.nonzero(truth)[1].astype(np.int32), offsets_of(truth.sum(axis=1))),
@@ -341,8 +341,8 @@ class _Making:
             users=PackedTexts.of(owners),
             user_offsets=offsets_of(list(owners.values())),
         )
-        types = np.concatenate([np.full(len(part.tags), part.style, dtype=object) for part in self.parts])
-        return table, np.concatenate([part.pictures for part in self.parts]), types.astype(str)
+        types = np.concatenate([np.full(len(made.tags), made.style, dtype=object) for made in self.parts])
+        return table, np.concatenate([made.pictures for made in self.parts]), types.astype(str)
 
 
 def _check_styles(styles: Sequence[str]) -> None:

@@ -213,7 +213,7 @@ def modalities(
             _draw(name, role, label_counts(size, shares[number]), owned, style, signals, 0 if role == "test" else seed)
             for role, size in sizes.items()
         ]
-        splits[name] = Split(*(_shown(part, owned, name, signals.answers) for part in parts))
+        splits[name] = Split(*(_shown(role_facts, owned, name, signals.answers) for role_facts in parts))
     counts = label_counts(test, np.ones(count))
     style = _distorted(_style(len(OWNED) if styled else None), len(OWNED), distortion, facts)
     new = _draw(_PLACE, "test", counts, SUBSETS[-1], style, signals, 0)
@@ -370,12 +370,12 @@ def _sounds(told: np.ndarray, style: _Style, rng: np.random.Generator) -> Sounds
 
 def _caption(fact: np.ndarray, gone: np.ndarray, style: _Style, rng: np.random.Generator) -> str:
     """Caption of the example, without the words that are left out."""
-    said = ["there", "was"]
+    caption_words = ["there", "was"]
     asked = zip(FACTS, _SAID, strict=True)
-    for (own, other), value, left_out in zip(asked, fact.tolist(), gone.tolist(), strict=False):
-        word = (other if rng.random() < style.other else own)[value]
-        said += [] if left_out else [style.words.get(word, word)]
-    return " ".join(said)
+    for (value_if_true, other), value, left_out in zip(asked, fact.tolist(), gone.tolist(), strict=False):
+        word = (other if rng.random() < style.other else value_if_true)[value]
+        caption_words += [] if left_out else [style.words.get(word, word)]
+    return " ".join(caption_words)
 
 
 def _words(facts: int) -> tuple[str, ...]:

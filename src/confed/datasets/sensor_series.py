@@ -87,12 +87,14 @@ def sensor_series(
     for row in rows:
         parts[row.values["client"]][row.values["split"]].append(row)
     for number, name in enumerate(clients):
-        own = parts[name]
-        if own["train"] and not own["validation"]:
-            held = hold_out(np.arange(len(own["train"])), validation, generator(seed, "validation", str(number)))
-            chosen = set(np.arange(len(own["train"]))[held].tolist())
-            own["validation"] = [row for i, row in enumerate(own["train"]) if i in chosen]
-            own["train"] = [row for i, row in enumerate(own["train"]) if i not in chosen]
+        client_rows = parts[name]
+        if client_rows["train"] and not client_rows["validation"]:
+            held = hold_out(
+                np.arange(len(client_rows["train"])), validation, generator(seed, "validation", str(number))
+            )
+            chosen = set(np.arange(len(client_rows["train"]))[held].tolist())
+            client_rows["validation"] = [row for i, row in enumerate(client_rows["train"]) if i in chosen]
+            client_rows["train"] = [row for i, row in enumerate(client_rows["train"]) if i not in chosen]
     if series is not None and standardise:
         steps = [numbers[r.values["series"]] for n in clients for r in parts[n]["train"] if r.values["series"]]
         series = _standardised(series, steps)
@@ -101,12 +103,12 @@ def sensor_series(
         if not len(split.train):
             raise ValueError(f"client {name!r} has no training example in {root / 'examples.csv'}")
     places = {name: examples([row for role in _ROLES for row in parts[name][role]]) for name in unseen}
-    said = modalities or {}
-    if strange := [name for name in said if name not in splits]:
+    declared = modalities or {}
+    if strange := [name for name in declared if name not in splits]:
         raise ValueError(f"data.modalities names no client {strange[0]!r}; there are {', '.join(splits)}")
     owned = {
-        name: sort_modalities(said[name], f"data.modalities.{name}")
-        if name in said
+        name: sort_modalities(declared[name], f"data.modalities.{name}")
+        if name in declared
         else modalities_in([split.train, split.validation])
         for name, split in splits.items()
     }
@@ -176,18 +178,18 @@ def _read_series(root: Path, names: Sequence[str]) -> Series:
     for name in names:
         file = root / "series" / f"{name}.csv"
         steps: list[list[float]] = []
-        own: tuple[str, ...] = ()
+        header: tuple[str, ...] = ()
         for number, row in _csv(file, ()):
-            own = tuple(row)
+            header = tuple(row)
             try:
                 steps.append([float(value) for value in row.values()])
             except ValueError as error:
                 raise ValueError(f"{file} line {number}: expected numbers, got: {error}") from error
         if not steps:
             raise ValueError(f"{file}: the series {name!r} is empty")
-        channels = channels or own
-        if own != channels:
-            raise ValueError(f"{file}: expected the channels {', '.join(channels)}, got {', '.join(own)}")
+        channels = channels or header
+        if header != channels:
+            raise ValueError(f"{file}: expected the channels {', '.join(channels)}, got {', '.join(header)}")
         parts.append(np.array(steps, dtype=np.float32))
         if not np.isfinite(parts[-1]).all():
             raise ValueError(f"{file}: values must be finite numbers")
@@ -209,7 +211,7 @@ def _examples(rows: Sequence[_Row], series: Series | None, numbers: Mapping[str,
     present = (
         {"text": text} if series is None else {"text": text, "series": np.array([bool(s) for s in named], dtype=bool)}
     )
-    found = Examples(
+    examples = Examples(
         NoPictures(1),
         np.zeros(n, np.int64),
         [row.values["text"] for row in rows],
@@ -220,5 +222,5 @@ def _examples(rows: Sequence[_Row], series: Series | None, numbers: Mapping[str,
         series_index=None if series is None else np.array([numbers.get(name, 0) for name in named], dtype=np.int64),
         present=present,
     )
-    sets = set_names(presence(found))
-    return replace(found, types=[kind or own for kind, own in zip(found.types, sets, strict=True)])
+    sets = set_names(presence(examples))
+    return replace(examples, types=[kind or set_name for kind, set_name in zip(examples.types, sets, strict=True)])

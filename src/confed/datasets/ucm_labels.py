@@ -87,9 +87,9 @@ def ucm_labels(
     source = tar if tar.is_file() else folder / "images"
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, hold=HELD)
     scene, land_use, split = (np.array(column) for column in zip(*(scene_of[n] for n in table.names), strict=True))
-    known = sorted(set(scene.tolist()))
-    if isinstance(unseen, str) or len(set(unseen)) < len(unseen) or not set(unseen) <= set(known):
-        raise ValueError(f"unseen must be distinct names out of {', '.join(known)}, got {unseen!r}")
+    scenes = sorted(set(scene.tolist()))
+    if isinstance(unseen, str) or len(set(unseen)) < len(unseen) or not set(unseen) <= set(scenes):
+        raise ValueError(f"unseen must be distinct names out of {', '.join(scenes)}, got {unseen!r}")
     seen = ~np.isin(scene, list(unseen))
     keys = {"scene": scene, "land_use": land_use}
     pool = LabelPool(table, pictures, np.where(seen, split, ""), scene, keys, scene)

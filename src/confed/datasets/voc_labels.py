@@ -111,9 +111,9 @@ def _records(root: Path, parts: Sequence[str], difficult: bool, what: str) -> It
     """The pictures of all lists, their names below ``root``."""
     if isinstance(parts, str) or not parts:
         raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {parts!r}")
-    for part in parts:
-        year, separator, split = part.partition(":")
+    for split_name in parts:
+        year, separator, split = split_name.partition(":")
         if not separator or Path(year).name != year:
-            raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {part!r}")
+            raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {split_name!r}")
         for record in voc_records(root / year, split, difficult=difficult):
             yield replace(record, picture=f"{year}/JPEGImages/{record.picture}", split="")

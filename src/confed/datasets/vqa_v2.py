@@ -86,8 +86,8 @@ def vqa_v2(
     features = _regions(base, None if regions is None else Path(regions), images)
     train, test = (list(vqa_records(base, split)) for split in ("train2014", "val2014"))
     answers = vocabulary([*train, *test], min_answers)
-    known = frozenset(answers)
-    learned = [(record, answer) for record in train if (answer := _label(record, known)) is not None]
+    answer_set = frozenset(answers)
+    learned = [(record, answer) for record in train if (answer := _label(record, answer_set)) is not None]
     row_of, table = _table(
         [*train, *test], features, images, PictureFiles([], image_size, unreadable=unreadable, check=check)
     )
@@ -97,16 +97,18 @@ def vqa_v2(
     held = hold_out(first.image_index, validation, rng)
     splits: dict[str, Split] = {}
     tests = np.array_split(np.random.default_rng(1).permutation(len(last)), clients)
-    for number, (own, tried) in enumerate(zip(_deal(len(first), partition, clients, rng), tests, strict=True), 1):
-        trained = own[~held[own]]
+    for number, (client_rows, tried) in enumerate(
+        zip(_deal(len(first), partition, clients, rng), tests, strict=True), 1
+    ):
+        trained = client_rows[~held[client_rows]]
         if max_train is not None and len(trained) > max_train:
             trained = np.sort(rng.choice(trained, max_train, replace=False))
-        if not len(trained) or not held[own].any():
+        if not len(trained) or not held[client_rows].any():
             raise ValueError(f"vqa_v2: {len(first)} training questions are too few for {clients} clients")
         splits[f"client-{number:02d}"] = Split(
-            first.take(trained), first.take(own[held[own]]), last.take(np.sort(tried[:max_test]))
+            first.take(trained), first.take(client_rows[held[client_rows]]), last.take(np.sort(tried[:max_test]))
         )
-    outside = sum(answer not in known for answer in last.answers)
+    outside = sum(answer not in answer_set for answer in last.answers)
     # Other questions in these files' layout have an origin and a licence of their own.
     published = (len(train), len(test)) == PUBLISHED
     facts = {
@@ -123,7 +125,7 @@ def vqa_v2(
 def _deal(count: int, partition: str, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Every client's training questions, ascending."""
     if partition == "halves":
-        return [np.sort(part) for part in np.array_split(rng.permutation(count), clients)]
+        return [np.sort(client_rows) for client_rows in np.array_split(rng.permutation(count), clients)]
     return [np.sort(rng.permutation(count)[: count // clients]) for _ in range(clients)]
 
 
@@ -159,16 +161,16 @@ def _table(
         raise ValueError(f"{features.file} lacks {len(lacking)} pictures that questions are about, first {lacking[0]}")
     if not folders:
         return row_of, NoPictures(len(numbers))
-    found = {
+    columns = {
         image_number(name): path
         for folder in folders
         for name, path in find_pictures(Path(folder)).items()
         if name.rpartition("_")[2].isdigit()
     }
-    lacking = [image for image in numbers if image not in found]
+    lacking = [image for image in numbers if image not in columns]
     if lacking:
         raise ValueError(f"{', '.join(folders)}: {len(lacking)} pictures are missing, first {lacking[0]}")
-    return row_of, like.of([found[image] for image in numbers])
+    return row_of, like.of([columns[image] for image in numbers])
 
 
 def _examples(

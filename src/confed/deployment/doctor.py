@@ -61,21 +61,21 @@ def check_server(server: str, key: Path, ca: Path | None) -> list[Finding]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not number.isdigit():
         raise ValueError(f"--server must be HOST:PORT, got {server!r}")
-    port, found = int(number), list(_key(key))
+    port, problems = int(number), list(_key(key))
     try:
         reach(host, port)
     except OSError as error:
-        found.append(Finding("reachable", "bad", f"{server}: {error}", _no_answer(error, host, port)))
+        problems.append(Finding("reachable", "bad", f"{server}: {error}", _no_answer(error, host, port)))
         rest = "whether this site is listed, clock, versions"
-        return [*found, Finding("not looked at", "mind", rest if ca is None else f"certificate, {rest}")]
-    found.append(Finding("reachable", "good", f"{server} answers"))
+        return [*problems, Finding("not looked at", "mind", rest if ca is None else f"certificate, {rest}")]
+    problems.append(Finding("reachable", "good", f"{server} answers"))
     if ca is None:
-        found.append(Finding("certificate", "mind", "none: anyone on the network path can read and change messages"))
+        problems.append(Finding("certificate", "mind", "none: anyone on the network path can read and change messages"))
     else:
-        found.append(_certificate(host, port, ca))
-    if any(finding.mark == "bad" for finding in found):
-        return [*found, Finding("not looked at", "mind", "whether this site is listed, clock, versions")]
-    return [*found, *_about(host, port, key, ca)]
+        problems.append(_certificate(host, port, ca))
+    if any(finding.mark == "bad" for finding in problems):
+        return [*problems, Finding("not looked at", "mind", "whether this site is listed, clock, versions")]
+    return [*problems, *_about(host, port, key, ca)]
 
 
 def _no_answer(error: OSError, host: str, port: int) -> str:
@@ -152,14 +152,14 @@ def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding
     else:
         yield Finding("clock", "good", text)
     for package, theirs in (("confed", told.confed), ("flwr", told.flwr)):
-        if (own := VERSION if package == "confed" else version(package)) == theirs:
-            yield Finding(f"version of {package}", "good", own)
+        if (installed := VERSION if package == "confed" else version(package)) == theirs:
+            yield Finding(f"version of {package}", "good", installed)
         else:
             mark = "bad" if package == "confed" else "mind"
             advice = f"pip install {package}=={theirs}"
             if package == "confed":  # on no package index; the coordinator hands it out
                 advice = "install the file that the coordinator's README names, and check its SHA-256"
-            yield Finding(f"version of {package}", mark, f"here {own}, at the server {theirs}", advice)
+            yield Finding(f"version of {package}", mark, f"here {installed}, at the server {theirs}", advice)
 
 
 def check_signature(
@@ -197,7 +197,7 @@ def check_data(
         advice = "check the recipe, --site, and --data root=/where/the/examples/are"
         return [Finding("data", "bad", str(error), advice)]
     dataset = run_data.dataset
-    found = [
+    problems = [
         Finding(
             "data",
             "good",
@@ -207,11 +207,11 @@ def check_data(
     ]
     split: Any = dataset.clients[site]
     for role, examples in split.roles.items():
-        found += _examples(dataset, site, role, examples)
+        problems += _examples(dataset, site, role, examples)
     workspace = Workspace(setup.model())
     scopes = workspace.scopes(setup.algorithm, info)
     stored = sum(t.nbytes for n, t in workspace.tensors.items() if scopes[n] in (Scope.SHARED, Scope.PRIVATE))
-    return [*found, _room(private, stored)]
+    return [*problems, _room(private, stored)]
 
 
 def _examples(dataset: FederatedDataset | LabelDataset, site: str, role: str, examples: Any) -> Iterator[Finding]:
@@ -261,10 +261,10 @@ def _answers(role: str, answers: Sequence[str], known: frozenset[str], *, allowe
 
 def _room(private: Path, stored: int) -> Finding:
     """Whether the disk has space for states, of which a few versions are kept, and for the last reply."""
-    there = private
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    need, free = 6 * stored + 64 * 2**20, shutil.disk_usage(there).free
+    existing = private
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    need, free = 6 * stored + 64 * 2**20, shutil.disk_usage(existing).free
     text = f"{free / 2**30:.1f} GiB free at {private}, about {need / 2**30:.2f} GiB wanted"
     if free < need:
         return Finding("disk", "bad", text, "make room, or give another folder with --private")

@@ -50,11 +50,12 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         name = given(context, "site")
         if name not in opened:
             data = [f"{key.removeprefix('data-')}={value}" for key, value in config.items() if key.startswith("data-")]
-            said, limit = config.get("evaluations"), config.get("epsilon")
+            evaluations, limit = config.get("evaluations"), config.get("epsilon")
             opened[name] = open_site(
-                own := site_recipe(recipe, data, handed_out=True), name, Path(given(context, "private")),
-                limit=None if limit is None else float(limit), evaluations=None if said is None else str(said),
-                signer=signer_by_list(own, name, Path(str(config["key"])), _path(config, "members"))
+                site_of_recipe := site_recipe(recipe, data, handed_out=True), name, Path(given(context, "private")),
+                limit=None if limit is None else float(limit),
+                evaluations=None if evaluations is None else str(evaluations),
+                signer=signer_by_list(site_of_recipe, name, Path(str(config["key"])), _path(config, "members"))
                 if "key" in config else None,
             )  # fmt: skip
         return opened[name]

@@ -133,10 +133,10 @@ def check_site(
             "public half of yours, who puts it into sites.json and runs `confed federation sign`"
         )
     for what, path, signed in (("recipe", recipe, manifest.recipe), ("card", card, manifest.card)):
-        if path is not None and (found := digest_of(path)) != signed:
+        if path is not None and (file_digest := digest_of(path)) != signed:
             raise ValueError(
                 f"the {what} {path} is not the one that the coordinator signed: its SHA-256 must be "
-                f"{signed or 'that of a card, and none was signed'}, got {found}; what differs here goes into "
+                f"{signed or 'that of a card, and none was signed'}, got {file_digest}; what differs here goes into "
                 "--data and --device, and a new file needs a new signature (`confed federation sign`)"
             )
 
@@ -181,18 +181,19 @@ ACCEPTED = "manifests.json"
 
 def check_serial(private: Path, authority: bytes, manifest: Manifest) -> None:
     """Check that a manifest is not older than the last one that a site accepted."""
-    known = _manifest_serial_read(private / ACCEPTED).get(_name(authority))
-    if known is None or manifest.serial > known[0]:
+    accepted = _manifest_serial_read(private / ACCEPTED).get(_name(authority))
+    if accepted is None or manifest.serial > accepted[0]:
         return
-    if manifest.serial < known[0]:
+    if manifest.serial < accepted[0]:
         raise ValueError(
-            f"{MANIFEST} has the serial number {manifest.serial}, and this site has accepted {known[0]}: it is an "
+            f"{MANIFEST} has the serial number {manifest.serial}, and this site has accepted {accepted[0]}: it is an "
             "older one; ask the coordinator for the newest, or, if that is the newest, for one with a higher number "
             "(`confed federation sign --serial`)"
         )
-    if _digest(manifest) != known[1]:
+    if _digest(manifest) != accepted[1]:
         raise ValueError(
-            f"{MANIFEST} differs from the one with the same serial number {known[0]} that this site has accepted; ask "
+            f"{MANIFEST} differs from the one with the same serial number {accepted[0]} that this site has accepted; "
+            "ask "
             "the coordinator which holds, and for one with a higher number (`confed federation sign --serial`)"
         )
 
@@ -201,11 +202,13 @@ def accept(private: Path, authority: bytes, manifest: Manifest) -> None:
     """:func:`check_serial`, and storage of the serial number in the private folder, which is made if it is missing."""
     check_serial(private, authority, manifest)
     path, name = private / ACCEPTED, _name(authority)
-    known, newest = _manifest_serial_read(path), (manifest.serial, _digest(manifest))
-    if known.get(name) == newest:
+    accepted, newest = _manifest_serial_read(path), (manifest.serial, _digest(manifest))
+    if accepted.get(name) == newest:
         return
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
-    content = {key: {"serial": serial, "digest": digest} for key, (serial, digest) in {**known, name: newest}.items()}
+    content = {
+        key: {"serial": serial, "digest": digest} for key, (serial, digest) in {**accepted, name: newest}.items()
+    }
     write_atomically(path, json.dumps(content, indent=1).encode())
 
 
@@ -223,9 +226,9 @@ def _manifest_serial_read(path: Path) -> dict[str, tuple[int, str]]:
         return {}
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-        found = {str(name): (entry["serial"], entry["digest"]) for name, entry in content.items()}
+        serials = {str(name): (entry["serial"], entry["digest"]) for name, entry in content.items()}
     except (OSError, *FAULTS) as error:
         raise ValueError(f"{path} must hold serial numbers of manifests as JSON: {error!r}") from error
-    if not all(type(serial) is int and isinstance(digest, str) for serial, digest in found.values()):
+    if not all(type(serial) is int and isinstance(digest, str) for serial, digest in serials.values()):
         raise ValueError(f"{path} must hold a whole number and a digest for each authority")
-    return found
+    return serials

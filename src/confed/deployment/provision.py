@@ -126,8 +126,8 @@ def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], privat
 
 def key_of_authority(server: Path) -> Path:
     """The authority's private key: in its own folder, or in the server's where an earlier version made it."""
-    own = server.parent / AUTHORITY / "ca.key"
-    return own if own.is_file() or not (server / "ca.key").is_file() else server / "ca.key"
+    authority_key = server.parent / AUTHORITY / "ca.key"
+    return authority_key if authority_key.is_file() or not (server / "ca.key").is_file() else server / "ca.key"
 
 
 def sign_again(server: Path, private: Path, card: Path | None = None, serial: int | None = None) -> list[Path]:

@@ -81,13 +81,15 @@ class LossCourse:
 
     def note(self, losses: Mapping[str, float], round: int, kept: Sequence[int]) -> str | None:
         """Record of a round's losses, and at the first of several jumps of the round to go back to."""
-        before, said = self.broken, self.jump(losses)
+        before, sentence = self.broken, self.jump(losses)
         if not self.broken:
             self.sound = None
         elif not before:
             # The last model that was trained from without a jump is the one before the round before.
-            self.sound = next((there for there in reversed(kept) if there <= round - 2), None)
-        return said
+            self.sound = next(
+                (checkpoint_round for checkpoint_round in reversed(kept) if checkpoint_round <= round - 2), None
+            )
+        return sentence
 
     def jump(self, losses: Mapping[str, float]) -> str | None:
         """Record of a round's losses; a text where they are not finite or jump."""
@@ -155,11 +157,11 @@ class SiteRunner(Runner):
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
         super()._after(simulation, record)
         self.remote.remember()
-        if said := dict(self.remote.shortened):
+        if shortened := dict(self.remote.shortened):
             self.remote.shortened.clear()
-            self.bounded.update(said)
-            self.folder.append(self.folder.metrics, {"event": "bound", "round": record.round, "clients": said})
-            for name, what in said.items():
+            self.bounded.update(shortened)
+            self.folder.append(self.folder.metrics, {"event": "bound", "round": record.round, "clients": shortened})
+            for name, what in shortened.items():
                 self.progress(Caution(f"client {name!r}: {what}"))
         jump, sound = self.course.note(record.losses, record.round, self.checkpoints.rounds()), self.course.sound
         self.always.intersection_update(self.joins)
@@ -183,15 +185,19 @@ class SiteRunner(Runner):
 
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
         """Sums over every site's test examples; single examples, and personal models, stay at the sites."""
-        found = Examination(
+        examination = Examination(
             notes=["across machines: personal models, and answers to single questions, are at the sites"]
         )
-        found.notes += [f"bounded: {name}: {said}" for name, said in sorted(self.bounded.items())]
+        examination.notes += [f"bounded: {name}: {sentence}" for name, sentence in sorted(self.bounded.items())]
         if self.absent:
-            found.notes.append(f"not tried on unseen places, as their examples are not here: {listed(self.absent)}")
+            examination.notes.append(
+                f"not tried on unseen places, as their examples are not here: {listed(self.absent)}"
+            )
         if not self.whole:
-            found.notes.append("not evaluated: a part of the model is the server's, and was not sent to the sites")
-            return found
+            examination.notes.append(
+                "not evaluated: a part of the model is the server's, and was not sent to the sites"
+            )
+            return examination
         final = FinalResults(self.folder.root / FINAL, self.setup.rounds, model_digest(servers))
         present = [info.id for info in simulation.present(self.setup.rounds + 2)]
         # What a site has said of this model stays; it is not asked twice, as its policy may count what it answers.
@@ -203,9 +209,9 @@ class SiteRunner(Runner):
         places = {name: final.of(name) for name in present} | {n: measured.get(n, {}) for n in self.setup.observers}
         for place, views in places.items():
             for view, values in views.items():
-                found.results[view, place, place] = (dict(values), {})
-        self._note_membership(found, final)
-        return found
+                examination.results[view, place, place] = (dict(values), {})
+        self._note_membership(examination, final)
+        return examination
 
     def _measured(
         self, simulation: Simulation, servers: Mapping[str, ServerState], asked: Sequence[str]
@@ -291,8 +297,10 @@ class SiteRunner(Runner):
         # Answers to single questions are not here; what reads this file finds none.
         self.folder.write_tensors(self.folder.predictions, {})
         # What the server itself could not read of data that lie here, too, no site has left out.
-        own = {name: roles for name, roles in summary.pop("left_out", {}).items() if name in self.setup.observers}
-        if out := own | {name: dict(roles) for name, roles in self.left_out.items()}:
+        observers_left_out = {
+            name: roles for name, roles in summary.pop("left_out", {}).items() if name in self.setup.observers
+        }
+        if out := observers_left_out | {name: dict(roles) for name, roles in self.left_out.items()}:
             summary["left_out"] = out
         if self.run_data.dataset.elsewhere is not None:
             summary["examples"] = {name: dict(numbers) for name, numbers in self.examples.items()}
@@ -447,11 +455,11 @@ def _led(
     if coming:
         remote.sites.gather(coming, wait)
     if newcomers is None:
-        there = {info.id: info for info in remote.sites.gather(expected, 0.0 if known or coming else wait)}
+        connected = {info.id: info for info in remote.sites.gather(expected, 0.0 if known or coming else wait)}
     else:
-        there = {name: remote.sites.clients[name] for name in newcomers}
+        connected = {name: remote.sites.clients[name] for name in newcomers}
     # Weights and shares stay those that the run began with, whatever a site says later.
-    members = [{**there, **known}[name] for name in expected if name in there or name in known]
+    members = [{**connected, **known}[name] for name in expected if name in connected or name in known]
     said = {**_left_out(root), **remote.sites.left_out}
     left_out = {name: said[name] for name in expected if said.get(name)}
     _write_members(root, members, left_out)

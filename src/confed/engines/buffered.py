@@ -163,14 +163,14 @@ class Arrivals:
         return max(arrival.time for arrival in self[round])
 
     def _advance(self) -> None:
-        version, found = len(self._rounds), list[Arrival]()
-        while len(found) < self.settings.size:
+        version, arrivals = len(self._rounds), list[Arrival]()
+        while len(arrivals) < self.settings.size:
             time, client, began = heapq.heappop(self._training)
             self._clock = time
-            found.append(Arrival(client, began, time))
+            arrivals.append(Arrival(client, began, time))
             self._fill(version)  # the client itself stays out: it is in the buffer
-        self._unavailable.difference_update(arrival.client for arrival in found)
-        self._rounds.append(tuple(sorted(found)))
+        self._unavailable.difference_update(arrival.client for arrival in arrivals)
+        self._rounds.append(tuple(sorted(arrivals)))
         self._fill(version + 1)
         self._in_training.append(frozenset(began for _, _, began in self._training))
 
@@ -286,11 +286,11 @@ _EARLIER = "earlier"
 
 def without_earlier(server: ServerState) -> tuple[ServerState, dict[int, ServerState]]:
     """A server's state as its method knows it, and its earlier states by version."""
-    slots, found = dict[str, Params](), dict[int, dict[str, Params]]()
+    slots, older_params = dict[str, Params](), dict[int, dict[str, Params]]()
     for name, tensors in server.slots.items():
         if name.startswith(f"{_EARLIER}:"):
             version, group = name.split(":", 2)[1:]
-            found.setdefault(int(version), {})[group] = tensors
+            older_params.setdefault(int(version), {})[group] = tensors
         else:
             slots[name] = tensors
     earlier = {
@@ -298,7 +298,7 @@ def without_earlier(server: ServerState) -> tuple[ServerState, dict[int, ServerS
             server, round=version, params=groups["params"],
             slots={name.removeprefix("slot:"): t for name, t in groups.items() if name.startswith("slot:")},
         )
-        for version, groups in found.items()
+        for version, groups in older_params.items()
     }  # fmt: skip
     return replace(server, slots=slots), earlier
 

@@ -96,7 +96,7 @@ class Encoded(Generic[T]):
 
 def join(parts: Sequence[bytes]) -> bytes:
     """Byte strings in one, each after its length."""
-    return b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "little"), part))
+    return b"".join(piece for field in parts for piece in (len(field).to_bytes(8, "little"), field))
 
 
 def split(data: bytes) -> list[bytes]:

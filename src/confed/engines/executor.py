@@ -81,15 +81,15 @@ class InProcess:
 
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         if len(calls) > 1:
-            found = answer_together(self._setup, self.workspace, calls, store, round, self._passes)
-            if not isinstance(found, str):
+            answers = answer_together(self._setup, self.workspace, calls, store, round, self._passes)
+            if not isinstance(answers, str):
                 self._save()
-                yield from found
+                yield from answers
                 return
             if calls[0].action == "fit":
-                self.unbatchable_reason = self.unbatchable_reason or found
-            elif found != FEW:
-                self.unbatchable_evaluation_reason = self.unbatchable_evaluation_reason or found
+                self.unbatchable_reason = self.unbatchable_reason or answers
+            elif answers != FEW:
+                self.unbatchable_evaluation_reason = self.unbatchable_evaluation_reason or answers
         for call in calls:
             with self.timeline.span(call.client.id, call.action):
                 reply = answer(self._setup, self.workspace, call, store, round)

@@ -34,9 +34,9 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
     def files(kept: FrozenFeatures) -> FeatureFiles | None:
         if settings.folder is None:
             return None
-        found = staged_part(workspace.model)
-        assert found is not None
-        address = _address(found[1], kept.cut)
+        staged = staged_part(workspace.model)
+        assert staged is not None
+        address = _address(staged[1], kept.cut)
         if not address:
             kept.note("a part of the model has no source file, so that features are kept for this run alone")
             return None
@@ -54,21 +54,21 @@ def attach(
     tolerance: float = 0.0,
 ) -> FrozenFeatures | str:
     """Keeps what a model's frozen stages make from now on, or says why that is not done."""
-    found = staged_part(model)
-    if found is None:
+    staged = staged_part(model)
+    if staged is None:
         return f"{type(model).__name__} does not say which stages its pass has"
-    start, part = found
-    assert isinstance(part, nn.Module)
-    names = [name for name in part.state_dict(keep_vars=True) if f"{start}{name}" not in frozen]
-    cut = min(frozen_stages(part, names), len(part.stages) - 1)
+    start, stages = staged
+    assert isinstance(stages, nn.Module)
+    names = [name for name in stages.state_dict(keep_vars=True) if f"{start}{name}" not in frozen]
+    cut = min(frozen_stages(stages, names), len(stages.stages) - 1)
     if not cut:
-        return f"the first stage ({part.stages[0].name}) is trained"
-    held = [tensor for _, _, tensor in tensors_before(part, cut)]
+        return f"the first stage ({stages.stages[0].name}) is trained"
+    held = [tensor for _, _, tensor in tensors_before(stages, cut)]
     if any(tensor.device.type != "cpu" for tensor in held):
         return "only on a processor are features kept"
-    kept = FrozenFeatures(part, cut, FeatureStore(memory), tolerance=tolerance)
+    kept = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
     kept.store.files = files(kept)
-    part.frozen_features = kept
+    stages.frozen_features = kept
     return kept
 
 
@@ -106,16 +106,16 @@ def _address(model: Staged, cut: int) -> str:
     made_by = [fingerprint(torch.get_num_threads()), version("pillow"), arithmetic]
     stages = [stage.name for stage in model.stages[:cut]]
     # What a processor makes of pictures is decided by its settings, which the variant stands for.
-    known = sha256(json.dumps([made_by, stages, model.stage_variant]).encode())
+    hasher = sha256(json.dumps([made_by, stages, model.stage_variant]).encode())
     for file in sorted(sources):
-        known.update(Path(file).read_bytes())
+        hasher.update(Path(file).read_bytes())
     described = [f"{name} {type(module).__name__} {_settings(module)}" for name, module in model.named_modules()]
-    known.update("\n".join(described).encode())
+    hasher.update("\n".join(described).encode())
     for _, key, tensor in tensors_before(model, cut):
-        known.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
         array: Any = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
-        known.update(array)
-    return known.hexdigest()[:32]
+        hasher.update(array)
+    return hasher.hexdigest()[:32]
 
 
 def _settings(module: nn.Module) -> str:
@@ -129,7 +129,7 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in cast("Sequence[object]", value)]
+        return [_plain(item) for item in cast("Sequence[object]", value)]
     if isinstance(value, _Configuration):  # which leaves out how attention is computed
         attention = vars(value).get("_attn_implementation_internal")
         return {"attention": str(attention), **cast("dict[str, object]", _plain(value.to_dict()))}

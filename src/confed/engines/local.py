@@ -91,9 +91,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
     def offer(self, servers: Mapping[str, ServerState], round: int) -> None:
         """Tells clients of asynchronous rounds the model that they begin with."""
         if self.arrivals is not None:
-            known = {"clients": len(self.setup.population), "examples": self.examples(round)}
+            population = {"clients": len(self.setup.population), "examples": self.examples(round)}
             (server,) = servers.values()
-            self.arrivals.offer(round, replace(server, **known, rounds=self.setup.rounds, local=self.setup.local))
+            self.arrivals.offer(round, replace(server, **population, rounds=self.setup.rounds, local=self.setup.local))
 
     def exchange(
         self,
@@ -157,14 +157,16 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         alone = not self.lenient and not unbatchable_evaluation(algorithm)
         key = split, limit
         scalars: dict[str, Scalar] = {"split": split, "limit": limit}
-        known = {c.id: own[key] for c in infos if key in (own := self._personal.get(c.id, {}))}
+        scores_of = {
+            c.id: personal_scores[key] for c in infos if key in (personal_scores := self._personal.get(c.id, {}))
+        }
         if self._at_once:
             scalars["at_once"] = True
         calls = [
             Call(
                 c,
                 "evaluate",
-                Message(self.shared(servers, c), scalars | ({"personal": False} if c.id in known else {})),
+                Message(self.shared(servers, c), scalars | ({"personal": False} if c.id in scores_of else {})),
             )
             for c in infos
         ]
@@ -180,7 +182,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             views: dict[str, tuple[Tallies, Mapping[str, Tensor]]] = {
                 view: (read_tallies(scored, view), read_counts(told, view)) for view in ("global", "personal")
             }
-            views["personal"] = known.get(name, views["personal"])
+            views["personal"] = scores_of.get(name, views["personal"])
             if alone and name not in self.setup.observers:
                 self._personal.setdefault(name, {})[key] = views["personal"]
             for view, (tallies, counts) in views.items():
@@ -335,19 +337,19 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
         if round < setup.rounds:
             if simulation.arrivals is not None:
                 simulation.offer(servers, round)
-            there, cohort = simulation.sample(round)
-            known = {"clients": there, "examples": simulation.examples(round), "rounds": setup.rounds}
+            present, cohort = simulation.sample(round)
+            population = {"clients": present, "examples": simulation.examples(round), "rounds": setup.rounds}
             for name, flow in setup.algorithm.phases():
-                server = replace(servers[name], **known, local=setup.local)
+                server = replace(servers[name], **population, local=setup.local)
                 if simulation.arrivals is None:
-                    part = partial(flow, server, cohort)
-                    servers[name], records = _drive(simulation, part, round, records, name, timeline)
+                    round_flow = partial(flow, server, cohort)
+                    servers[name], records = _drive(simulation, round_flow, round, records, name, timeline)
                     continue
                 begun = BufferedRound(
                     setup.algorithm, simulation.arrivals, setup.population, server, round, setup.rounds
                 )
-                part = partial(flow, begun.server, cohort)
-                state, records = _drive(simulation, part, round, records, name, timeline, begun.exchange)
+                round_flow = partial(flow, begun.server, cohort)
+                state, records = _drive(simulation, round_flow, round, records, name, timeline, begun.exchange)
                 servers[name] = begun.after(state)
                 asynchronous = {"clock": simulation.arrivals.clock(round), "staleness": begun.staleness}
         else:

@@ -62,12 +62,12 @@ class Membership:
     def sample(self, round: int) -> tuple[int, list[ClientInfo]]:
         """How many clients belong to the federation in a round, and its cohort."""
         members = self.participation.members(self.setup.population, round + 1)
-        there = len(members)
+        member_count = len(members)
         sizes = self.sizes
-        if sizes is not None and there < len(sizes):
+        if sizes is not None and member_count < len(sizes):
             sizes = sizes[torch.tensor(members, dtype=torch.int64)]
-        numbers = sample_cohort(there, self.cohort(there), self.setup.seed, round, sizes)
-        return there, [self.setup.population.info(members[number]) for number in numbers]
+        numbers = sample_cohort(member_count, self.cohort(member_count), self.setup.seed, round, sizes)
+        return member_count, [self.setup.population.info(members[number]) for number in numbers]
 
     def examples(self, round: int) -> int:
         """Training examples of all clients that belong to the federation in a round; 0 if the method does not ask."""

@@ -99,9 +99,9 @@ class Participation:
 
     def check(self, clients: Sequence[str], rounds: int) -> None:
         """Check that all named clients exist and that no round is empty."""
-        there = frozenset(clients)
+        client_names = frozenset(clients)
         for key, named in (("joins", self.joins), ("leaves", self.leaves)):
-            unknown = [name for name in named if name not in there]
+            unknown = [name for name in named if name not in client_names]
             if unknown:
                 raise ValueError(f"run.{key} names no client {unknown[0]!r}; there are {listed(clients)}")
         for round in range(1, rounds + 1):

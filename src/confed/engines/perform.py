@@ -94,7 +94,9 @@ class Workspace:
         rules = algorithm.rules(client)
         key = (client.head, client.modalities, *rules.items())
         if key not in self._scopes:
-            foreign = tuple(f"{part}." for head, part in self.heads.items() if client.head and head != client.head)
+            foreign = tuple(
+                f"{head_module}." for head, head_module in self.heads.items() if client.head and head != client.head
+            )
             names = [*self.tensors, *self.tied]
             frozen = self.frozen | {n for n in names if foreign and n.startswith(foreign)}
             scopes = layout(names, rules, frozen=frozen | unowned(names, client.modalities))

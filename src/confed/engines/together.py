@@ -57,22 +57,24 @@ def _evaluate(
     if reason := unstacked_setting(setup.local, only=("precision", "eval_batch_size")):
         return reason
     asked = [call.message.scalars.get("personal", True) for call in calls]
-    own = [i for i, state in enumerate(states) if asked[i] and "personal" in state.tensors]
-    if len(own) < 2:
+    with_personal = [i for i, state in enumerate(states) if asked[i] and "personal" in state.tensors]
+    if len(with_personal) < 2:
         return FEW
-    task = setup.task_of(calls[own[0]].client.id)
-    if any(setup.task_of(calls[i].client.id) is not task for i in own):
+    task = setup.task_of(calls[with_personal[0]].client.id)
+    if any(setup.task_of(calls[i].client.id) is not task for i in with_personal):
         return "clients have tasks of their own"
     workspace.set_task(task)
-    clients = [client_of(setup, workspace, calls[i], states[i], round) for i in own]
+    clients = [client_of(setup, workspace, calls[i], states[i], round) for i in with_personal]
     if any(client.scopes is not clients[0].scopes for client in clients):
         return "clients have tensors of their own"
-    batches, limit = zip(*(asked_examples(c, calls[i].message) for c, i in zip(clients, own, strict=True)), strict=True)
-    values = _loaded(clients, [states[i].tensors["personal"] for i in own])
+    batches, limit = zip(
+        *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
+    )
+    values = _loaded(clients, [states[i].tensors["personal"] for i in with_personal])
     workspace.model.eval()
     examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
     with refuse_random_numbers():
-        personal = dict(zip(own, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
+        personal = dict(zip(with_personal, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
     replies: list[Message] = []
     for i, (call, state) in enumerate(zip(calls, states, strict=True)):
         workspace.set_task(setup.task_of(call.client.id))
@@ -135,10 +137,10 @@ def _unstacked_model(client: Client) -> str:
 
 def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
     """Values of all tensors that clients of equal scopes may have their own of; the workspace gets all others."""
-    found = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
+    starts = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
     scopes = clients[0].scopes
-    own = [name for name in found[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]
-    common = [name for name in found[0] if name not in own]
-    copy_into([clients[0].tensors[name] for name in common], [found[0][name] for name in common])
+    client_names = [name for name in starts[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]
+    common = [name for name in starts[0] if name not in client_names]
+    copy_into([clients[0].tensors[name] for name in common], [starts[0][name] for name in common])
     device = next(iter(clients[0].tensors.values())).device
-    return [{name: values[name].to(device) for name in own} for values in found]
+    return [{name: values[name].to(device) for name in client_names} for values in starts]

@@ -66,8 +66,8 @@ _noted = 0.0
 def cpu_seconds() -> float:
     """Processor seconds of this process and of the children that have ended."""
     if resource is None:
-        own = os.times()
-        return own.user + own.system + _noted
+        process_times = os.times()
+        return process_times.user + process_times.system + _noted
     total = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(who)

@@ -61,8 +61,8 @@ def serve_spawned(source: str, number: int, threads: int, pipe: Connection, coun
         try:
             setup = SetupSource.from_json(source).setup()
         except Exception as error:
-            for part in (json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode(), b"", b""):
-                pipe.send_bytes(part)
+            for field in (json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode(), b"", b""):
+                pipe.send_bytes(field)
             return
         _answer_calls(setup, number, threads, pipe, count)
 
@@ -92,8 +92,8 @@ def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection, cou
         counts = features.counts if isinstance(features, FrozenFeatures) else features
         kept = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
         pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **kept}).encode())
-        for part in others:
-            pipe.send_bytes(part)
+        for call_range in others:
+            pipe.send_bytes(call_range)
 
 
 # Worker processes that compute clients in parallel ------------------------------------------------------------
@@ -233,8 +233,8 @@ class Workers:
         state = encode_state(store.load(call.client.id))
         # Where the worker has died, collecting its reply finds that out and says so.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for part in (call_head(call, round), messages.of(call.message), state):
-                pipe.send_bytes(part)
+            for field in (call_head(call, round), messages.of(call.message), state):
+                pipe.send_bytes(field)
 
     def _collect(self, queue: CallQueue, early: dict[int, Path | str]) -> None:
         ready = wait([self._workers[number][1] for number in queue.running])
@@ -268,14 +268,14 @@ class Workers:
         return read.reply
 
     def _start(self, number: int) -> tuple[BaseProcess, Connection]:
-        here, there = multiprocessing.Pipe()
+        here, worker_end = multiprocessing.Pipe()
         process: BaseProcess
         if self._source is not None and self.start == "spawn":
-            texts = (self._source.to_json(), number, self._threads, there, self._count)
+            texts = (self._source.to_json(), number, self._threads, worker_end, self._count)
             process = multiprocessing.get_context("spawn").Process(target=serve_spawned, args=texts, daemon=True)
         else:
-            arguments = (self._setup, number, self._threads, there, here, self._count)
+            arguments = (self._setup, number, self._threads, worker_end, here, self._count)
             process = multiprocessing.get_context("fork").Process(target=serve, args=arguments, daemon=True)
         process.start()
-        there.close()
+        worker_end.close()
         return process, here

@@ -48,9 +48,9 @@ def remove_unfinished(folder: Path, pattern: str = "**/.*.tmp") -> None:
         folder: where no other process is writing: this one has locked it.
         pattern: which files and folders; those of locks, and of this process, stay.
     """
-    own = f".{os.getpid()}.tmp"
+    suffix = f".{os.getpid()}.tmp"
     for path in list(folder.glob(pattern)):
-        if path.name.endswith(own) or path.name.startswith(f".{_LOCK}."):
+        if path.name.endswith(suffix) or path.name.startswith(f".{_LOCK}."):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -148,9 +148,9 @@ class Checkpoints:
                 name: self._server(folder, name, finished, record["sha256"][name])
                 for name, finished in record["servers"].items()
             }
-            found = Checkpoint(record["round"], servers, record["history_bytes"], record.get("states"))
-            self.store.verify(round, found.states)
-            return found
+            checkpoint = Checkpoint(record["round"], servers, record["history_bytes"], record.get("states"))
+            self.store.verify(round, checkpoint.states)
+            return checkpoint
         except (OSError, *FAULTS) as error:  # JSON of another form among them
             raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {str(error)[:300]}") from error
 

@@ -200,10 +200,10 @@ class Client:
         if common == "alone":
             private = {}
         private = {**given, **private} if common == "none" else {**private, **given}
-        own = {n: private.get(n, self.initial[n]) for n in self.names(Scope.PRIVATE)}
+        private_values = {n: private.get(n, self.initial[n]) for n in self.names(Scope.PRIVATE)}
         # What a rule freezes for this client another client may train: it starts from the common values.
         rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]
-        return {**self.incoming, **own, **{n: shared.get(n, self.initial[n]) for n in rest}}
+        return {**self.incoming, **private_values, **{n: shared.get(n, self.initial[n]) for n in rest}}
 
     def load_personal(self) -> bool:
         """Fills the workspace with the client's personal model; False if it has none yet."""

@@ -49,13 +49,13 @@ class DeviceTables:
         key = id(tensor)
         if key in self._held:
             return self._held[key][1]
-        known = self._reference(key, tensor)
+        reference = self._reference(key, tensor)
         if self._used + tensor.nbytes > self.budget:
-            self._left[key] = known, tensor.nbytes
+            self._left[key] = reference, tensor.nbytes
             return tensor
         copy = self._move(tensor)
         self._left.pop(key, None)
-        self._held[key] = known, copy
+        self._held[key] = reference, copy
         self._used += copy.nbytes
         return copy
 

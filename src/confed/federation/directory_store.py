@@ -83,13 +83,13 @@ class StatePacks:
             CutPack: they are not there.
         """
         with suppress(OSError, LookupError):
-            if (found := self._bytes(client, version)) is not None:
-                return found
+            if (content := self._bytes(client, version)) is not None:
+                return content
         self.forget()  # another process may have written the file anew
         self._index()
         with suppress(OSError, LookupError):
-            if (found := self._bytes(client, version)) is not None:
-                return found
+            if (content := self._bytes(client, version)) is not None:
+                return content
         raise CutPack(f"{self.path(version)}: the state of {client!r} is missing")
 
     def save(self, client: str, version: int, data: bytes) -> None:
@@ -101,10 +101,10 @@ class StatePacks:
         _append(descriptor, head + data, begin)
         self._heads, self._unsealed = crc32(head, self._heads), True
         self._packs.setdefault(version, {})[client] = (begin + len(head), len(data))
-        known = self._versions.setdefault(client, [])
-        if version not in known:
-            known.append(version)
-            known.sort()
+        versions = self._versions.setdefault(client, [])
+        if version not in versions:
+            versions.append(version)
+            versions.sort()
 
     def seal(self) -> None:
         """Declares that a checkpoint may rely on all states saved so far."""
@@ -151,8 +151,8 @@ class StatePacks:
         self._index()
         for newer in [v for v in self._packs if v > version]:
             self._remove(newer)
-        left = {client: [v for v in known if v <= version] for client, known in self._versions.items()}
-        self._versions = {client: known for client, known in left.items() if known}
+        left = {client: [v for v in versions if v <= version] for client, versions in self._versions.items()}
+        self._versions = {client: versions for client, versions in left.items() if versions}
 
     def replace(self, client: str, version: int, data: bytes) -> None:
         """Another state in place of a client's, on disk when this returns."""
@@ -193,9 +193,9 @@ class StatePacks:
                 continue
             version = int(path.stem)
             # Of several states of one version the last one counts.
-            own = {client: place for kind, client, place in _records(path) if kind == _STATE}
-            self._packs[version] = own
-            for client in own:
+            places = {client: place for kind, client, place in _records(path) if kind == _STATE}
+            self._packs[version] = places
+            for client in places:
                 self._versions.setdefault(client, []).append(version)
 
     def _bytes(self, client: str, version: int) -> bytes | None:
@@ -204,8 +204,8 @@ class StatePacks:
         expected = _head(client, length)
         begin = offset - len(expected)
         with self.path(version).open("rb", buffering=0) as file:
-            found = os.pread(file.fileno(), offset - begin + length, begin)
-        return found[len(expected) :] if found.startswith(expected) else None
+            content = os.pread(file.fileno(), offset - begin + length, begin)
+        return content[len(expected) :] if content.startswith(expected) else None
 
     def _rewrite(self, version: int, instead: Mapping[str, bytes] | None = None) -> None:
         if self._open is not None and self._open[0] == version:
@@ -235,12 +235,12 @@ class StatePacks:
         if self._open is None or self._open[0] != version:
             self._close()
             path = self.path(version)
-            there = list(_records(path)) if version in self._packs else []
+            records = list(_records(path)) if version in self._packs else []
             private_folder(self.root)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _OWNER)
             # Behind a part of a record that a killed process left nothing could be read.
-            os.ftruncate(descriptor, _end(there[-1]) if there else 0)
-            self._open, self._heads = (version, descriptor), _heads(there)
+            os.ftruncate(descriptor, _end(records[-1]) if records else 0)
+            self._open, self._heads = (version, descriptor), _heads(records)
         return self._open[1]
 
     def _close(self) -> None:
@@ -271,10 +271,10 @@ def _head(client: str, length: int) -> bytes:
 
 def _heads(records: Iterable[tuple[bytes, str, Place]]) -> int:
     """Checksum of the heads of states."""
-    found = 0
+    checksum = 0
     for kind, client, (_, length) in records:
-        found = crc32(_head(client, length), found) if kind == _STATE else found
-    return found
+        checksum = crc32(_head(client, length), checksum) if kind == _STATE else checksum
+    return checksum
 
 
 def _pieces(states: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
@@ -360,14 +360,17 @@ def missing(needed: Mapping[str, str], found: Mapping[str, str]) -> tuple[str, s
         needed: as :meth:`CheckpointManifest.record` was when the checkpoint was written.
         found: the same of what there is now.
     """
-    want, there = _clients(needed), _clients(found)
+    want, present = _clients(needed), _clients(found)
     # Older states of clients whose newest are missing count in their files: those with too few are the culprits.
-    for name in sorted({*needed, *found}, key=lambda name: (there[name] - want[name], name)):
-        if not there[name]:
+    for name in sorted({*needed, *found}, key=lambda name: (present[name] - want[name], name)):
+        if not present[name]:
             return name, f"missing, with the states of {want[name]} {'client' if want[name] == 1 else 'clients'}"
         if needed.get(name) != found[name]:
-            others = "" if there[name] != want[name] else "others "
-            return name, f"holds the newest states of {there[name]} clients, the checkpoint needs {others}{want[name]}"
+            others = "" if present[name] != want[name] else "others "
+            return (
+                name,
+                f"holds the newest states of {present[name]} clients, the checkpoint needs {others}{want[name]}",
+            )
     return None
 
 
@@ -457,10 +460,10 @@ class DirectoryStore:
         if version is None:
             return None
         try:
-            found = self._path(client_id, version).stat()
+            status = self._path(client_id, version).stat()
         except OSError:
             return None
-        return version, found.st_ino, found.st_size, found.st_mtime_ns
+        return version, status.st_ino, status.st_size, status.st_mtime_ns
 
     def needed(self, version: int) -> dict[str, str]:
         """The files with the clients' newest states that are not newer than a version.
@@ -582,8 +585,8 @@ class DirectoryStore:
 
     def _name(self, client_id: str, version: int) -> str:
         """The file with a client's state, relative to the folder; a pattern for those of one version."""
-        own = self._filed() and self._path(client_id, version).is_file()
-        return f"*/*/{version:06d}.safetensors" if own else self._packs.path(version).name
+        has_file = self._filed() and self._path(client_id, version).is_file()
+        return f"*/*/{version:06d}.safetensors" if has_file else self._packs.path(version).name
 
     def _filed(self) -> bool:
         """Whether clients have files of their own."""

@@ -39,7 +39,7 @@ class Evaluation:
         counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """
         batches, limit = asked_examples(client, message)
-        found = dict[str, tuple[Tallies, Params]]()
+        results = dict[str, tuple[Tallies, Params]]()
         for view in ("global", "personal"):
             if view == "global" and self.global_model != "none":
                 client.load(message.tensors, common=self.global_model)
@@ -49,8 +49,8 @@ class Evaluation:
             counts: dict[str, Tensor] = {}
             precision = client.local.precision
             tallies = evaluate(client.model, client.task, examples, limit=limit, precision=precision, counts=counts)
-            found[view] = tallies, counts
-        return evaluated(found)
+            results[view] = tallies, counts
+        return evaluated(results)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:

@@ -83,7 +83,7 @@ def digests(inputs: Iterable[str], batch: Batch, kind: Hashable) -> Iterator[byt
 
 def tensors_in(state: Any) -> list[Tensor]:
     """The tensors of a state."""
-    return [state] if isinstance(state, Tensor) else [part for part in state if isinstance(part, Tensor)]
+    return [state] if isinstance(state, Tensor) else [item for item in state if isinstance(item, Tensor)]
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Layout:
@@ -108,7 +108,7 @@ def packed(state: Any, number: int) -> tuple[list[Tensor], Constants] | None:
     ]
     if isinstance(state, Tensor):
         return parts, (None, each)
-    whole = tuple(None if isinstance(part, Tensor) else int(part) for part in state)
+    whole = tuple(None if isinstance(item, Tensor) else int(item) for item in state)
     return parts, (state.__class__, (*whole, *each))
 
 

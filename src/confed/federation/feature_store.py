@@ -177,7 +177,7 @@ class FeatureFiles:
         flat = b"".join(digests)
         # Two processes that computed the same examples write the same file.
         path = self.folder / f"{sha256(flat).hexdigest()[:32]}.safetensors"
-        part = self.folder / f"{path.name}.{os.getpid()}.part"
+        partial_file = self.folder / f"{path.name}.{os.getpid()}.part"
         tensors = {f"field.{number}": tensor.contiguous() for number, tensor in enumerate(rows)}
         tensors["digests"] = torch.frombuffer(bytearray(flat), dtype=torch.uint8).view(-1, DIGEST_BYTES)
         tensors["checks"] = torch.tensor([_check(rows, row) for row in range(len(digests))], dtype=torch.int64)
@@ -191,11 +191,11 @@ class FeatureFiles:
                 )
                 return False
             try:
-                save_file(tensors, part, {"format": VERSION, "circumstances": json.dumps(list(circumstances))})
-                part.chmod(0o600)
-                part.replace(path)
+                save_file(tensors, partial_file, {"format": VERSION, "circumstances": json.dumps(list(circumstances))})
+                partial_file.chmod(0o600)
+                partial_file.replace(path)
             finally:
-                part.unlink(missing_ok=True)
+                partial_file.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             self._writes = False
             self._say(f"features cannot be kept in {self.folder} ({error}); this run goes on without")
@@ -316,8 +316,8 @@ class FeatureStore:
             places = [place or self._filed(digest) for place, digest in zip(places, digests, strict=True)]
             if None in places and self.files.refresh():
                 places = [place or self._filed(digest) for place, digest in zip(places, digests, strict=True)]
-        found = [place for place in places if place is not None]
-        return found if len(found) == len(digests) else None
+        stored_places = [place for place in places if place is not None]
+        return stored_places if len(stored_places) == len(digests) else None
 
     def _filed(self, digest: bytes) -> Place | None:
         assert self.files is not None

@@ -232,15 +232,15 @@ class FrozenFeatures:
         """Digests of the examples; those of a table's rows are computed once."""
         if not isinstance(batch, FromRows) or not batch.untouched:
             return list(states.digests(self._inputs, batch, kind))
-        known = self._known.setdefault(batch.source, {}).setdefault(kind, {})
+        digests_of_rows = self._known.setdefault(batch.source, {}).setdefault(kind, {})
         taken: Any = batch.rows
         numbers: list[int] = taken.tolist()
         try:
-            return [known[number] for number in numbers]
+            return [digests_of_rows[number] for number in numbers]
         except KeyError:
-            found = list(states.digests(self._inputs, batch, kind))
-            known.update(zip(numbers, found, strict=True))
-            return found
+            digests = list(states.digests(self._inputs, batch, kind))
+            digests_of_rows.update(zip(numbers, digests, strict=True))
+            return digests
 
     def _worth(self, number: int) -> bool:
         """Whether examples are read more often than keeping them computes them: once, and once for each check."""
@@ -358,15 +358,15 @@ class FrozenFeatures:
         return None if tensors is None else states.unpacked(tensors, constants)
 
     def _origins(self, places: Sequence[Place]) -> list[int]:
-        found: list[int] = []
+        origins: list[int] = []
         for origin in self.store.origins(places):
             if isinstance(origin, str):  # of a file: what it was made under has to be tried here
                 if origin not in self._of_files:
                     self._of_files[origin] = self._new(origin)
-                found.append(self._of_files[origin])
+                origins.append(self._of_files[origin])
             else:
-                found.append(origin)
-        return found
+                origins.append(origin)
+        return origins
 
     def _class(self, number: int) -> int:
         while self._like[number] != number:
@@ -374,25 +374,25 @@ class FrozenFeatures:
         return number
 
     def _alike(self, number: int, places: Sequence[Place]) -> bool:
-        own = self._class(number)
-        return all(self._class(origin) == own for origin in set(self._origins(places)))
+        state_class = self._class(number)
+        return all(self._class(origin) == state_class for origin in set(self._origins(places)))
 
     def _compare(self, kind: Hashable, number: int, places: Sequence[Place], kept: Any, plain: Any) -> None:
         """Comparison of what is kept of a batch with what is computed now, by where the rows come from."""
         origins = self._origins(places)
-        here, there = states.packed(plain, len(places)), states.packed(kept, len(places))
+        here, kept_states = states.packed(plain, len(places)), states.packed(kept, len(places))
         if (
             here is None
-            or there is None
-            or here[1] != there[1]
-            or states.layout_of(here[0]) != states.layout_of(there[0])
+            or kept_states is None
+            or here[1] != kept_states[1]
+            or states.layout_of(here[0]) != states.layout_of(kept_states[0])
         ):
             self._end("states of equal batches differ in shape")
             return
         settled = True
         for origin in set(origins):
             chosen = torch.tensor([i for i, o in enumerate(origins) if o == origin])
-            apart = states.gap([t[chosen] for t in there[0]], [t[chosen] for t in here[0]])
+            apart = states.gap([t[chosen] for t in kept_states[0]], [t[chosen] for t in here[0]])
             if apart <= self.tolerance:
                 self._accept(apart)
                 self._like[self._class(origin)] = self._class(number)

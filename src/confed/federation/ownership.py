@@ -34,7 +34,7 @@ def unowned(names: Iterable[str], modalities: Sequence[str]) -> set[str]:
         modalities: what the client's examples contain; empty for everything.
     """
     absent = tuple(f".embed.{m}." for m in MODALITIES if m not in modalities) if modalities else ()
-    return {name for name in names if any(part in f".{name}" for part in absent)}
+    return {name for name in names if any(absent_name in f".{name}" for absent_name in absent)}
 
 
 def owned(batch: Batch) -> tuple[str, ...]:
@@ -51,8 +51,8 @@ def narrowed(batches: Iterable[Batch], modalities: Sequence[str], *, complete: b
         complete: batches that lack one of these are left out, too.
     """
     for batch in batches:
-        there = [name for name in owned(batch) if name in modalities]
-        if there and not (complete and len(there) < len(modalities)):
+        present = [name for name in owned(batch) if name in modalities]
+        if present and not (complete and len(present) < len(modalities)):
             yield restricted(batch, modalities)
 
 

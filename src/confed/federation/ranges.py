@@ -110,7 +110,7 @@ def _meaning(hint: Any) -> tuple[Range | None, tuple[Any, ...]]:
     origin = get_origin(hint)
     if origin is Annotated:
         base, *rest = get_args(hint)
-        declared = next((found for found in rest if isinstance(found, Range)), None)
+        declared = next((annotation for annotation in rest if isinstance(annotation, Range)), None)
         allowed, options = _meaning(base)
         return declared or allowed, options
     if origin is tuple and get_args(hint):
@@ -121,10 +121,10 @@ def _meaning(hint: Any) -> tuple[Range | None, tuple[Any, ...]]:
 
 
 def _meaning_of_several(hint: Any) -> tuple[Range | None, tuple[Any, ...]]:
-    parts = [_meaning(part) for part in get_args(hint) if part is not type(None)]
-    allowed = next((found for found, _ in parts if found is not None), None)
+    parts = [_meaning(alternative) for alternative in get_args(hint) if alternative is not type(None)]
+    allowed = next((meaning for meaning, _ in parts if meaning is not None), None)
     if allowed is not None or not all(options for _, options in parts):
         # What is no number may be something else here; where it is used is where it is looked at.
         return allowed, ()
-    options = [option for _, found in parts for option in found]
+    options = [option for _, meaning in parts for option in meaning]
     return None, (*options, None) if type(None) in get_args(hint) else tuple(options)

@@ -18,9 +18,9 @@ def read_bounded(path: Path, most: int = MOST_JSON) -> bytes:
     """Content of a file of at most ``most`` bytes; a ValueError about a larger one, before it is read."""
     parts, size, told = list[bytes](), 0, path.stat().st_size  # a pipe tells no size beforehand
     with path.open("rb") as file:
-        while max(size, told) <= most and (part := file.read(2**20)):
-            parts.append(part)
-            size += len(part)
+        while max(size, told) <= most and (chunk := file.read(2**20)):
+            parts.append(chunk)
+            size += len(chunk)
     if max(size, told) > most:
         raise ValueError(f"{path} is too large: at most {most / 2**20:,.0f} MiB are read")
     return b"".join(parts)

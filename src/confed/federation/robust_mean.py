@@ -102,14 +102,14 @@ class RobustMean:
                 mean.add(clipped(tensors, start, self.norm), weight)
             return mean.result(start)
         sent = [tensors for tensors, _ in updates]
-        found: dict[str, Tensor] = {}
+        means: dict[str, Tensor] = {}
         for names, senders in _blocks(sent):
             if len(senders) >= self.needed:
-                found |= self._block([{name: sent[k][name] for name in names} for k in senders], precision)
-        unknown = sorted(set(found) - set(start))
+                means |= self._block([{name: sent[k][name] for name in names} for k in senders], precision)
+        unknown = sorted(set(means) - set(start))
         if unknown:
             raise ValueError(f"updates carry names the model does not have: {unknown}")
-        return {name: found[name].to(value.dtype) if name in found else value for name, value in start.items()}
+        return {name: means[name].to(value.dtype) if name in means else value for name, value in start.items()}
 
     def _block(self, updates: Sequence[Params], precision: torch.dtype) -> dict[str, Tensor]:
         """The rule on tensors that the same clients sent."""
@@ -226,7 +226,7 @@ def _blocks(updates: Sequence[Params]) -> list[tuple[list[str], list[int]]]:
 def _by_value(updates: Sequence[Params], trim: int) -> dict[str, Tensor]:
     """The mean of what is left, value by value, without ``trim`` values on either side."""
     _check(updates)
-    found: dict[str, Tensor] = {}
+    means: dict[str, Tensor] = {}
     for name, first in updates[0].items():
         stacked = torch.stack([update[name] for update in updates])
         if first.is_floating_point():
@@ -234,10 +234,10 @@ def _by_value(updates: Sequence[Params], trim: int) -> dict[str, Tensor]:
             mean = Mean()  # of equal values exactly that value
             for row in left:
                 mean.add({name: row}, 1.0)
-            found[name] = mean.result({name: first})[name]
+            means[name] = mean.result({name: first})[name]
         else:
-            found[name] = stacked.amax(0)
-    return found
+            means[name] = stacked.amax(0)
+    return means
 
 
 def _check(updates: Sequence[Params]) -> None:

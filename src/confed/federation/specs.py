@@ -98,9 +98,9 @@ def model_spec(model: object) -> ModelSpec:
 
 def task_spec(task: object) -> TaskSpec:
     """What a task or its class declares; a task that is :class:`Counting` judges labels unless it says otherwise."""
-    found = _declared(TaskSpec, [task])
-    labels = found.judges == "scores" and isinstance(task, Counting)
-    return replace(found, judges="labels") if labels else found
+    spec = _declared(TaskSpec, [task])
+    labels = spec.judges == "scores" and isinstance(task, Counting)
+    return replace(spec, judges="labels") if labels else spec
 
 
 def _declared(kind: type[Spec], declarers: Iterable[object]) -> Spec:

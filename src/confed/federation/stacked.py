@@ -53,7 +53,7 @@ def train_stacked(
         check_examples(client)
     with warnings.catch_warnings():  # of operations that are computed one client after the other
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        stack = {name: torch.stack([own[name] for own in values]) for name in values[0]}
+        stack = {name: torch.stack([client_values[name] for client_values in values]) for name in values[0]}
         learning = [name for name in trained(clients[0]) if name in stack]
         losses = _Losses(clients, objective, _per_example(task), stack)
         means = _train_stacked(clients, stack, learning, losses, passes)
@@ -80,9 +80,9 @@ def _train_stacked(
         for group in alike(batches):
             examples = [batches[i] for i in group]
             rows = None if group == everyone else torch.tensor(group, device=device)
-            own = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
-            leaves = {name: own[name].detach().requires_grad_() for name in learning}
-            tensors = {**own, **leaves}
+            group_stack = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
+            leaves = {name: group_stack[name].detach().requires_grad_() for name in learning}
+            tensors = {**group_stack, **leaves}
             batch, output = passes(tensors, examples, first.task)
             losses = losses_of(group, tensors, output, batch, examples)
             reached = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
@@ -92,12 +92,12 @@ def _train_stacked(
             if used != gradients.keys():
                 raise RuntimeError(f"only some batches train {sorted(used ^ gradients.keys())}")
             with torch.no_grad():
-                steps.take(own, gradients, rows, number)
+                steps.take(group_stack, gradients, rows, number)
                 if rows is None:
                     total += losses.detach()
                 else:
                     total[rows] += losses.detach()
-                    for name, tensor in own.items():  # what is counted in a pass, too
+                    for name, tensor in group_stack.items():  # what is counted in a pass, too
                         stack[name][rows] = tensor
             for i in group:
                 count[i] += 1
@@ -126,8 +126,8 @@ class _Losses:
         self._clients, self._objective, self._task = clients, objective, task
         self._own = [_Own(clients[0].tensors, names) for _ in clients]
         self._objectives = list[Objective]()
-        for client, own in zip(clients, self._own, strict=True):
-            client.tensors, client.model = own, cast(nn.Module, _NoModel())
+        for client, client_values in zip(clients, self._own, strict=True):
+            client.tensors, client.model = client_values, cast(nn.Module, _NoModel())
 
     def __call__(
         self,
@@ -138,16 +138,16 @@ class _Losses:
         each: Sequence[Batch],
     ) -> Tensor:
         """The losses of a group of K clients, (K,), from outputs and examples end to end, and client by client."""
-        known = None if self._task is None else self._task.example_losses(output, batch)
-        if known is not None:
-            return known.view(len(group), -1).mean(1)
+        example_losses = None if self._task is None else self._task.example_losses(output, batch)
+        if example_losses is not None:
+            return example_losses.view(len(group), -1).mean(1)
         if not self._objectives:  # once a round, as one by one: an objective may count its batches
             self._objectives = [self._objective(client) for client in self._clients]
         shares, losses = _Shares(tensors), list[Tensor]()
-        parts = zip(*(part.chunk(len(group)) for part in output), strict=True)
-        for place, (i, own, examples) in enumerate(zip(group, parts, each, strict=True)):
+        parts = zip(*(tensor.chunk(len(group)) for tensor in output), strict=True)
+        for place, (i, client_output, examples) in enumerate(zip(group, parts, each, strict=True)):
             self._own[i].begin(shares, place)
-            losses.append(_one_loss(self._objectives[i], self._own[i], Output(*own), examples))
+            losses.append(_one_loss(self._objectives[i], self._own[i], Output(*client_output), examples))
         return torch.stack(losses)
 
 

@@ -42,16 +42,16 @@ def evaluate_stacked(
     counts = [dict[str, Tensor]() for _ in everyone]
     tallies = [Tally(task, limit, counts=of_client) for of_client in counts]
     with torch.no_grad():
-        while found := {
+        while pending := {
             i: to_device(batch, device)
             for i in everyone
             if not tallies[i].full and (batch := next(streams[i], None)) is not None
         }:
-            for group in alike(found):
-                examples = [found[i] for i in group]
+            for group in alike(pending):
+                examples = [pending[i] for i in group]
                 own = stack if group == everyone else {name: tensor[group] for name, tensor in stack.items()}
                 output = passes(own, examples, task)[1]
-                parts = zip(*(part.chunk(len(group)) for part in output), strict=True)
-                for i, part, batch in zip(group, parts, examples, strict=True):
-                    tallies[i].add(Output(*part), batch)
+                parts = zip(*(client_output.chunk(len(group)) for client_output in output), strict=True)
+                for i, client_output, batch in zip(group, parts, examples, strict=True):
+                    tallies[i].add(Output(*client_output), batch)
     return [(tally.tallies, of_client) for tally, of_client in zip(tallies, counts, strict=True)]

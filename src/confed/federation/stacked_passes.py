@@ -41,7 +41,7 @@ def layers_of(model: nn.Module, names: Sequence[str]) -> Layers | None:
         names: of tensors that clients have their own of.
     """
     within: Any = model  # its modules have no types
-    modules, found = dict[str, nn.Module](within.named_modules()), dict[str, nn.Linear | nn.LayerNorm]()
+    modules, layers = dict[str, nn.Module](within.named_modules()), dict[str, nn.Linear | nn.LayerNorm]()
     for name in names:
         prefix, _, last = name.rpartition(".")
         layer = modules.get(prefix)
@@ -50,8 +50,8 @@ def layers_of(model: nn.Module, names: Sequence[str]) -> Layers | None:
         # A subclass, or a layer whose pass was replaced, may compute something else.
         if type(layer) not in (nn.Linear, nn.LayerNorm) or "forward" in vars(layer):
             return None
-        found[prefix] = layer
-    return found
+        layers[prefix] = layer
+    return layers
 
 
 @contextmanager
@@ -153,8 +153,8 @@ class StackedPasses:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        found = staged_part(model)
-        self._staged = None if found is None else found[1]
+        staged = staged_part(model)
+        self._staged = None if staged is None else staged[1]
         self._tried: dict[Hashable, Layers | None] = {}
 
     def __call__(

@@ -116,8 +116,8 @@ def expected_passes(model: nn.Module, passes: int | None) -> Generator[None]:
         model: the model; a part of it may be what has stages.
         passes: number of passes over the same examples; None where this is not known.
     """
-    found = None if passes is None else staged_part(model)
-    kept = None if found is None else found[1].frozen_features
+    staged = None if passes is None else staged_part(model)
+    kept = None if staged is None else staged[1].frozen_features
     if kept is None:
         yield
         return

@@ -170,13 +170,14 @@ def private_head(model: nn.Module, wanted: tuple[str, ...], method: str, *, opti
             "answer_head); algorithm.head must name the submodules"
         )
     trained = set(named_tensors(model)) - frozen_names(model)
-    for part in head:
-        if not any(name.startswith(f"{part}.") for name in trained):
+    for module_name in head:
+        if not any(name.startswith(f"{module_name}.") for name in trained):
             modules = ", ".join(name for name, _ in model.named_children())
             raise ValueError(
-                f"algorithm.head must name submodules with trained tensors, got {part!r}; the model has {modules}"
+                f"algorithm.head must name submodules with trained tensors, got {module_name!r}; the model has "
+                f"{modules}"
             )
-    if all(name.startswith(tuple(f"{part}." for part in head)) for name in trained):
+    if all(name.startswith(tuple(f"{module_name}." for module_name in head)) for name in trained):
         raise ValueError(f"algorithm.head must leave something to share, got {head}, which is all that is trained")
     return head
 
@@ -193,4 +194,4 @@ def head_rules(head: tuple[str, ...], method: str) -> Rules:
     """
     if not head:
         raise ValueError(f"{method} does not know this model's head; call configure(model, task) before the run")
-    return {f"{part}.*": Scope.PRIVATE for part in head if head != NO_HEAD}
+    return {f"{module_name}.*": Scope.PRIVATE for module_name in head if head != NO_HEAD}

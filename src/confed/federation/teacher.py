@@ -76,7 +76,7 @@ def once_per_round(client: "Client", compute: Callable[[Batch], Tensor]) -> Call
     if not client.data.deterministic or (client.local.epochs == 1 and not client.local.iterations):
         return compute
     table: list[Tensor] = []
-    known = torch.zeros(versions(client) * len(client.data), dtype=torch.bool)
+    answered_rows = torch.zeros(versions(client) * len(client.data), dtype=torch.bool)
     drawn = client.data.drawn if isinstance(client.data, DrawsAnew) else ()
 
     def lookup(batch: Batch) -> Tensor:
@@ -85,13 +85,13 @@ def once_per_round(client: "Client", compute: Callable[[Batch], Tensor]) -> Call
         rows = batch["index"].cpu()
         if MIRRORED in batch:
             rows = rows + len(client.data) * batch[MIRRORED].cpu()
-        if table and bool(known[rows].all()):
+        if table and bool(answered_rows[rows].all()):
             return table[0][rows.to(table[0].device)]
         values = compute(batch)
         if not table:
-            table.append(values.new_zeros(len(known), *values.shape[1:]))
+            table.append(values.new_zeros(len(answered_rows), *values.shape[1:]))
         table[0][rows.to(values.device)] = values
-        known[rows] = True
+        answered_rows[rows] = True
         return values
 
     return lookup

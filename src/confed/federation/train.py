@@ -195,9 +195,9 @@ def _gradients(
                 continue
             if mean is None:  # what follows a loss in the objective may read the gradient of its step
                 _clear(parameters)
-            part = loss if len(batches) == 1 else loss * share
-            part.backward()  # pyright: ignore[reportUnknownMemberType]
-            mean = part.detach() if mean is None else mean + part.detach()
+            weighted_loss = loss if len(batches) == 1 else loss * share
+            weighted_loss.backward()  # pyright: ignore[reportUnknownMemberType]
+            mean = weighted_loss.detach() if mean is None else mean + weighted_loss.detach()
         if mean is None:
             return
         yield mean

@@ -197,11 +197,15 @@ def origin(name: str, tensor: Tensor, start: Params, changes: Sequence[str]) -> 
     """
     if is_change(name, changes):
         return torch.zeros_like(tensor)
-    there = start.get(name)
-    if there is None or there.shape != tensor.shape:
-        known = "nothing of that name was received" if there is None else f"{tuple(there.shape)} was received"
+    received_tensor = start.get(name)
+    if received_tensor is None or received_tensor.shape != tensor.shape:
+        received = (
+            "nothing of that name was received"
+            if received_tensor is None
+            else f"{tuple(received_tensor.shape)} was received"
+        )
         raise ValueError(
             f"updates can be protected where they are of what a client received: {name!r} has shape "
-            f"{tuple(tensor.shape)}, and {known}"
+            f"{tuple(tensor.shape)}, and {received}"
         )
-    return there
+    return received_tensor

@@ -208,30 +208,32 @@ def predict_labels(
         name = run.recipe.sections["model"]["name"]
         raise ValueError(f"the model {name!r} cannot be told known labels: leave them out")
     batch = _batch(trained, image, text)
-    found = {"run": f"{run.summary['label']}, {run.recipe.name}", "model": client or "global"}
-    found |= _asked(trained, run, batch, states, top, attention)
-    return found if text is None else {**found, "unknown_words": trained.unknown_words(text)}
+    answer = {"run": f"{run.summary['label']}, {run.recipe.name}", "model": client or "global"}
+    answer |= _asked(trained, run, batch, states, top, attention)
+    return answer if text is None else {**answer, "unknown_words": trained.unknown_words(text)}
 
 
 def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]:
     """Label -> whether it is present, of texts such as "sky=yes, car=no"."""
     lower = {name.casefold(): name for name in reversed(labels)}
-    found: dict[str, bool] = {}
+    labels_given: dict[str, bool] = {}
     for text in texts:
         whole, _, last = text.rpartition("=")
-        for part in [text] if whole.strip() in labels and "," not in last else text.split(","):
-            name, sign, state = (piece.strip() for piece in part.rpartition("="))
+        for label_text in [text] if whole.strip() in labels and "," not in last else text.split(","):
+            name, sign, state = (piece.strip() for piece in label_text.rpartition("="))
             if not sign or not name or state.casefold() not in _STATES:
-                raise ValueError(f"known must be LABEL=yes or LABEL=no, several with commas, got {part.strip()!r}")
+                raise ValueError(
+                    f"known must be LABEL=yes or LABEL=no, several with commas, got {label_text.strip()!r}"
+                )
             label = name if name in labels else lower.get(name.casefold())
             if label is None:
                 near = [lower[word] for word in get_close_matches(name.casefold(), list(lower), 5, 0.5)]
-                there = f"the nearest are {', '.join(near)}" if near else f"there are {_some(labels)}"
-                raise ValueError(f"known: no label is called {name!r}; {there}")
+                suggestion = f"the nearest are {', '.join(near)}" if near else f"there are {_some(labels)}"
+                raise ValueError(f"known: no label is called {name!r}; {suggestion}")
             present = _STATES[state.casefold()]
-            if found.setdefault(label, present) != present:
+            if labels_given.setdefault(label, present) != present:
                 raise ValueError(f"known: {label!r} cannot be both yes and no")
-    return found
+    return labels_given
 
 
 def _batch(trained: TrainedModel, image: PictureSource | None, text: str | None) -> dict[str, Tensor]:
@@ -265,10 +267,10 @@ def _asked(
     alone = at.probabilities(batch)[0]
     told = batch
     if states:
-        known = torch.full((1, len(labels)), UNKNOWN, dtype=torch.int8)
+        known_column = torch.full((1, len(labels)), UNKNOWN, dtype=torch.int8)
         for label, present in states.items():
-            known[0, labels.index(label)] = int(present)
-        told = {**batch, "known": known}
+            known_column[0, labels.index(label)] = int(present)
+        told = {**batch, "known": known_column}
     after = at.probabilities(told)[0] if states else alone
     maps = at.attention(told) if attention else None
     words = words_of(batch, trained.tokenizer)

@@ -155,10 +155,10 @@ def evaluate(
         of, against_of = by_model(tried), by_model(others)
         for model in [m for m in (*of, *against_of) if (m in of) != (m in against_of)]:
             notes.append(f"{model} is a model of one run only and not compared")
-        pairs = [(own, against_of[model]) for model, own in of.items() if model in against_of]
+        pairs = [(model_rows, against_of[model]) for model, model_rows in of.items() if model in against_of]
         tried = [*tried, *others]
         summaries = first.run.summary, second.run.summary
-        notes += blind_notes(summaries, [own[0].model for own, _ in pairs])
+        notes += blind_notes(summaries, [model_rows[0].model for model_rows, _ in pairs])
     else:
         base, *rest = by_model(tried).values()
         pairs = [(base, other) for other in rest]
@@ -218,7 +218,7 @@ class _Trial:
         jobs = [(model, place) for model in self._models(models) for place in self._places(model, places)]
         setup = replace(self.setup, observers=places, task=task, tasks=tasks)
         ask = InProcess(setup, self.run.workspace if setup.device == "cpu" else None)
-        found: list[Tried] = []
+        tried: list[Tried] = []
         for model, place in jobs:
             shown = self._shown(model, place, places[place])
             if shown is None:
@@ -228,8 +228,8 @@ class _Trial:
             (reply,) = ask([Call(ClientInfo(place, 0), "examine", message)], MemoryStore(), setup.rounds + 2)
             if reply.error is not None:
                 raise ValueError(f"{model} of {self.folder} cannot be tried on {place!r}: {reply.error}")
-            found.append(self._tried(model, place, names[place], places[place], reply.message, setup))
-        return found, notes
+            tried.append(self._tried(model, place, names[place], places[place], reply.message, setup))
+        return tried, notes
 
     def _tried(
         self, model: str, place: str, named: Iterable[str], data: TableData, said: Message, setup: Setup
@@ -239,8 +239,8 @@ class _Trial:
         if "probabilities" in said.tensors:
             undefined = task_spec(self.setup.task).undefined
             truth = said.tensors["labels"]
-            found = class_average_precision(said.tensors["probabilities"], truth)
-            values["C-AP"] = mean_over_classes(found, truth.sum(0, dtype=torch.int64).numpy(), undefined)
+            precision = class_average_precision(said.tensors["probabilities"], truth)
+            values["C-AP"] = mean_over_classes(precision, truth.sum(0, dtype=torch.int64).numpy(), undefined)
         names = torch.from_numpy(name_hashes(named))
         # Of an examination with some modalities only, rows may be left out: then nothing says which ones are there.
         whole = len(said.tensors["correct"]) == len(names)
@@ -250,13 +250,13 @@ class _Trial:
         )  # fmt: skip
 
     def _models(self, asked: Sequence[str]) -> list[str]:
-        found: list[str] = []
+        names: list[str] = []
         for model in asked:
             if model == "all":
                 shared = self.run.global_file.is_file()
                 # Where the method makes no personal models, their files repeat the global one.
-                own = self.run.owners if self.run.summary.get("has_personal", True) or not shared else []
-                found += [*(["global"] if shared else []), *(PERSONAL + name for name in own)]
+                owners = self.run.owners if self.run.summary.get("has_personal", True) or not shared else []
+                names += [*(["global"] if shared else []), *(PERSONAL + name for name in owners)]
                 continue
             if model != "global" and not model.startswith(PERSONAL):
                 raise ValueError(f"a model is global, personal:<client> or all, got {model!r}")
@@ -264,8 +264,8 @@ class _Trial:
                 self.run.check(model.removeprefix(PERSONAL))
             elif not self.run.needs_own_parts:
                 self.run.check(None)
-            found.append(model)
-        return list(dict.fromkeys(found))
+            names.append(model)
+        return list(dict.fromkeys(names))
 
     def _places(self, model: str, places: Mapping[str, TableData]) -> list[str]:
         owner = model.removeprefix(PERSONAL)
@@ -273,20 +273,20 @@ class _Trial:
             return [owner] if owner in places else [*places]
         if not self.run.needs_own_parts:
             return [*places]
-        there = [place for place in places if place in self.run.owners]
-        if not there:
+        owner_places = [place for place in places if place in self.run.owners]
+        if not owner_places:
             raise ValueError(
                 f"{self.run.summary['label']} answers with each client's own parts, and the data have none of "
                 f"{', '.join(self.run.owners)}"
             )
-        return there
+        return owner_places
 
     def _tensors(self, model: str, place: str) -> dict[str, Tensor]:
         if model != "global":
             return self.run.trained(model.removeprefix(PERSONAL))
         # At a client of the run what is private to it goes with what is global, if that does not answer alone.
-        own = self.run.needs_own_parts and place in self.run.owners
-        return self.run.trained(place if own else None, shared=True)
+        with_own_parts = self.run.needs_own_parts and place in self.run.owners
+        return self.run.trained(place if with_own_parts else None, shared=True)
 
     def _shown(self, model: str, place: str, data: TableData) -> Mapping[str, Any] | None:
         """What of a place's examples a personal model reads: what its owner has taught it."""
@@ -303,28 +303,31 @@ class _Trial:
 
     def _fitted(self, source: Source) -> tuple[Source, list[str]]:
         """The data with the run's answers or labels, without training examples, and notes on what was left out."""
-        known, new = self.run.dataset, source.dataset
+        trained_on, new = self.run.dataset, source.dataset
         if new.elsewhere is not None:
             raise ValueError(f"a card stands for the data {new.name!r}: there are no examples to try models on")
-        if isinstance(known, LabelDataset) != isinstance(new, LabelDataset):
-            kinds = ["labels" if isinstance(d, LabelDataset) else "answers" for d in (known, new)]
+        if isinstance(trained_on, LabelDataset) != isinstance(new, LabelDataset):
+            kinds = ["labels" if isinstance(d, LabelDataset) else "answers" for d in (trained_on, new)]
             raise ValueError(f"the run's models give {kinds[0]}, and the examples of {new.name!r} have {kinds[1]}")
-        if isinstance(new, LabelDataset) or isinstance(known, LabelDataset):
-            if new.answers != known.answers:
-                strange = [label for label in new.answers if label not in known.answers]
-                lost = [label for label in known.answers if label not in new.answers]
+        if isinstance(new, LabelDataset) or isinstance(trained_on, LabelDataset):
+            if new.answers != trained_on.answers:
+                strange = [label for label in new.answers if label not in trained_on.answers]
+                lost = [label for label in trained_on.answers if label not in new.answers]
                 raise ValueError(
-                    f"the labels of {new.name!r} must be the run's {len(known.answers)} in its order; unknown to the "
+                    f"the labels of {new.name!r} must be the run's {len(trained_on.answers)} in its order; unknown to "
+                    "the "
                     f"run: {_some(strange)}; not in the data: {_some(lost)}"
                 )
             return source, []
         clients = {name: Split(s.train.take([]), s.validation.take([]), s.test) for name, s in new.clients.items()}
         owners = {place: place.partition(_PART)[0] for place in (*clients, *new.unseen)}
-        answer_sets = {p: known.answer_set(owner) for p, owner in owners.items() if owner in known.answer_sets}
-        tasks = {name: known.tasks[name] for name in clients if name in known.tasks}
+        answer_sets = {
+            p: trained_on.answer_set(owner) for p, owner in owners.items() if owner in trained_on.answer_sets
+        }
+        tasks = {name: trained_on.tasks[name] for name in clients if name in trained_on.tasks}
         fitted = replace(
-            new, answers=known.answers, clients=clients, answer_sets=answer_sets, tasks=tasks, outside=True, mixture=(),
-            types=tuple(dict.fromkeys((*new.types, *known.types))),
+            new, answers=trained_on.answers, clients=clients, answer_sets=answer_sets, tasks=tasks, outside=True,
+            mixture=(), types=tuple(dict.fromkeys((*new.types, *trained_on.types))),
         )  # fmt: skip
         return Source(fitted, source.fill), self._misfits(fitted)
 
@@ -334,16 +337,16 @@ class _Trial:
         strange: list[str] = []
         written = dataset.captioned or task_spec(self.run.task(None)).judges == "texts"
         total = sum(map(len, parts.values()))
-        for name, part in parts.items():
+        for name, examples in parts.items():
             pool = set(dataset.answer_set(name))
-            strange += [answer for answer in part.answers if answer not in pool] if not written else []
+            strange += [answer for answer in examples.answers if answer not in pool] if not written else []
         notes: list[str] = []
         if strange:
             notes.append(
                 f"{len(strange)} of {total} test questions have an answer that the run's models cannot give and count "
                 f"as wrong: {_some(list(dict.fromkeys(strange)))}"
             )
-        questions = [text for part in parts.values() for text in part.questions]
+        questions = [text for examples in parts.values() for text in examples.questions]
         unknown = unknown_words(self.run.tokenizer, [word for text in questions for word in _words(text)])
         if unknown:
             hit = sum(any(word in unknown for word in _words(text)) for text in questions)
@@ -375,7 +378,7 @@ def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> t
         chosen = replace(dataset, unseen={**dataset.unseen, **fresh})
         used_rows = sum(len(split.test) for split in splits.values()) + sum(map(len, fresh.values()))
     unseen = sum(map(len, dataset.unseen.values()))
-    total = unseen + sum(len(part) for split in splits.values() for part in split.roles.values())
+    total = unseen + sum(len(examples) for split in splits.values() for examples in split.roles.values())
     why = "the models have learned from the others" if used == "all" else "only those that the data hold out as tests"
     note = f"{used_rows + unseen} of {total} examples of these data are used"
     return chosen, [note if used_rows + unseen == total else f"{note}: {why}"]
@@ -384,7 +387,7 @@ def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> t
 def _joined(client: str, split: LabelSplit, fresh: Mapping[str, LabelExamples]) -> LabelSplit:
     """A client whose further examples are tests too, as far as they are rows of one table."""
     further = [fresh[name] for role in split.roles if (name := f"{client}{_PART}{role}") in fresh]
-    rows = [split.test.rows, *(part.rows for part in further if part.table is split.test.table)]
+    rows = [split.test.rows, *(examples.rows for examples in further if examples.table is split.test.table)]
     return LabelSplit(split.train.take([]), split.validation.take([]), replace(split.test, rows=np.concatenate(rows)))
 
 
@@ -392,21 +395,30 @@ def _not_learned(
     parts: Mapping[str, Any], data: Sequence[Any], texts: Callable[[Any], list[str]], seen: Callable[[Any, int], bytes]
 ) -> dict[str, Any]:
     """Of each part the examples whose pictures, texts and answers no run has learned from or chosen settings on."""
-    known = [part for one in data for name in one.clients for part in list(one.clients[name].roles.values())[:2]]
-    wanted = {text for part in parts.values() for text in texts(part)}
-    learned = {(text, seen(part, row)) for part in known for row, text in enumerate(texts(part)) if text in wanted}
+    learned_parts = [
+        examples for one in data for name in one.clients for examples in list(one.clients[name].roles.values())[:2]
+    ]
+    wanted = {text for examples in parts.values() for text in texts(examples)}
+    learned = {
+        (text, seen(examples, row))
+        for examples in learned_parts
+        for row, text in enumerate(texts(examples))
+        if text in wanted
+    }
     known_texts = {text for text, _ in learned}
     fresh: dict[str, Any] = {}
-    for name, part in parts.items():
-        said = enumerate(texts(part))
-        rows = [row for row, text in said if text not in known_texts or (text, seen(part, row)) not in learned]
-        fresh |= {name: part.take(rows)} if rows else {}
+    for name, examples in parts.items():
+        numbered_texts = enumerate(texts(examples))
+        rows = [
+            row for row, text in numbered_texts if text not in known_texts or (text, seen(examples, row)) not in learned
+        ]
+        fresh |= {name: examples.take(rows)} if rows else {}
     return fresh
 
 
 def _texts(part: Examples) -> list[str]:
     before = part.conversations or [()] * len(part)
-    return [repr(said) for said in zip(part.questions, part.answers, before, strict=True)]
+    return [repr(fields) for fields in zip(part.questions, part.answers, before, strict=True)]
 
 
 def _seen(part: Examples, row: int) -> bytes:
@@ -437,12 +449,12 @@ def _places_of(run_data: RunData) -> tuple[dict[str, TableData], dict[str, list[
     data = run_data.dataset
     places = {name: tables for name, tables in run_data.unseen.items() if _PART not in name}
     names = {name: [*data.unseen[name].names] for name in places}
-    for client, own in run_data.clients.items():
+    for client, client_data in run_data.clients.items():
         more = [name for name in run_data.unseen if name.startswith(f"{client}{_PART}")]
-        tables = [own.tables[2], *(run_data.unseen[name].tables[2] for name in more)]
+        tables = [client_data.tables[2], *(run_data.unseen[name].tables[2] for name in more)]
         if sum(map(len, tables)):
             test = concatenate_tables([table for table in tables if len(table)]) if more else tables[0]
-            places[client] = TableData(*own.tables[:2], test) if more else own
+            places[client] = TableData(*client_data.tables[:2], test) if more else client_data
             names[client] = [*data.clients[client].test.names, *(n for name in more for n in data.unseen[name].names)]
     return places, names
 

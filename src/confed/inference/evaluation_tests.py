@@ -45,10 +45,10 @@ Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
 
 def by_model(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
     """Results in groups of one model, in order."""
-    found: dict[str, list[Tried]] = {}
+    tried_by_model: dict[str, list[Tried]] = {}
     for one in tried:
-        found.setdefault(one.model, []).append(one)
-    return found
+        tried_by_model.setdefault(one.model, []).append(one)
+    return tried_by_model
 
 
 def comparable_pairs(tried: Sequence[Tried]) -> int:
@@ -95,7 +95,7 @@ def left_out(pairs: Pairs) -> list[str]:
         apart += not common
         why = {x.place: text for x, y in common if (text := _unpaired(x, y))}
         for text in sorted({*why.values()}):
-            places = [place for place, found in why.items() if found == text]
+            places = [place for place, reason in why.items() if reason == text]
             more = f" and {len(places) - _NAMED} more places" if len(places) > _NAMED else ""
             names = " and ".join(_pair_names(a, b))
             notes.append(f"{names} are not compared on {', '.join(map(repr, places[:_NAMED]))}{more}: {text}")

@@ -92,7 +92,7 @@ def readme(
         f"# {who}: a {summary['label']} run\n\n"
         f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds{figure}; "
         f"{len(trained.answers)} answers (`config.json`).\n\n"
-        f"{', '.join(f'`{part}.safetensors`' for part in parts) or 'No tensors'}: "
+        f"{', '.join(f'`{file_stem}.safetensors`' for file_stem in parts) or 'No tensors'}: "
         f"{sum(t.numel() for held in parts.values() for t in held.values()):,} values. `DIR` below is the folder that "
         "`confed export` wrote.\n\n"
     )
@@ -190,7 +190,9 @@ def _elsewhere(
     if "adapter_model" in parts:
         lines += ["from peft import PeftModel", f'model = PeftModel.from_pretrained(model, "{where}")']
         inner = "model.get_base_model()"
-    files = [f"{part}.safetensors" for part in ("trained", *(("head",) if placed else ())) if part in parts]
+    files = [
+        f"{file_stem}.safetensors" for file_stem in ("trained", *(("head",) if placed else ())) if file_stem in parts
+    ]
     if files:
         lines.append("from safetensors.torch import load_file")
     lines += [f'{inner}.load_state_dict(load_file("{where}/{file}"), strict=False)' for file in files]
@@ -229,11 +231,11 @@ def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, st
     if target.exists():
         raise ValueError(f"{target} exists already; name a folder that does not")
     run.load()
-    own = _own_tokenizer(run)
+    tokenizer = _own_tokenizer(run)
     unfinished = target.with_name(target.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
     recipe = RunFolder(folder).recipe.read_bytes() if personal else _nameless(run.recipe).to_toml().encode()
-    written = _Export(run, unfinished, recipe, own).write()
+    written = _Export(run, unfinished, recipe, tokenizer).write()
     unfinished.replace(target)
     return {name: str(target / name) for name in written}
 
@@ -433,7 +435,9 @@ class _Export:
             tensors |= self._fitted_head(tensors, len(trained.answers))
         everything = list(tensors)
         self.extended = self.extended or not self.added.isdisjoint(everything)
-        head = [key for key in tensors if key.startswith(tuple(f"{part}." for part in self.heads.values()))]
+        head = [
+            key for key in tensors if key.startswith(tuple(f"{module_name}." for module_name in self.heads.values()))
+        ]
         simple = self.hosted and trained.head == "answers" and not self.generative
         parts: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -446,23 +450,27 @@ class _Export:
                 parts.setdefault("model", {})[key] = tensor
             elif key in head:
                 parts.setdefault("head", {})[key] = tensor
-            elif key in self.added or key.startswith("prompts.") or any(part in key for part in self.inside):
+            elif (
+                key in self.added
+                or key.startswith("prompts.")
+                or any(module_name in key for module_name in self.inside)
+            ):
                 parts.setdefault("adapters", {})[key] = tensor
             else:
                 parts.setdefault("trained", {})[key] = tensor
-        for part, held in parts.items():
-            _tensors(directory / f"{part}.safetensors", held)
+        for module_name, held in parts.items():
+            _tensors(directory / f"{module_name}.safetensors", held)
         if self.injected is not None:
             self._peft_config(directory, [self.heads["answers"]] if simple and head else None)
         task = self.run.task(client)
-        own = {
+        client_tensors = {
             "answers": list(trained.answers),
             "task": task.name,  # pyright: ignore[reportAttributeAccessIssue]
             "head": trained.head,
             "tensors": everything,
         }
         config = self._config(trained.answers if simple else None) if self.hosted else {}
-        _json(directory / "config.json", {**config, "confed": own})
+        _json(directory / "config.json", {**config, "confed": client_tensors})
         (directory / "README.md").write_text(
             readme(name, trained, self.run, parts, (self._class() if self.hosted else None, self.reachable)),
             encoding="utf-8",
@@ -472,8 +480,8 @@ class _Export:
         """The tensors of a head's last layer, as many rows as there are answers; others' larger pools need more."""
         name = self.heads.get("answers")
         layers = [] if name is None else [
-            (f"{name}.{part}".rstrip("."), layer)
-            for part, layer in self.model.get_submodule(name).named_modules()
+            (f"{name}.{layer_name}".rstrip("."), layer)
+            for layer_name, layer in self.model.get_submodule(name).named_modules()
             if isinstance(layer, nn.Linear)
         ]  # fmt: skip
         if not layers:
@@ -499,8 +507,8 @@ class _Export:
     def _config(self, answers: tuple[str, ...] | None) -> dict[str, Any]:
         """The configuration for the class of ``transformers``, with the answers as its labels."""
         config: Any = self.model
-        for part in PLAIN[type(self.model).__name__][0].split("."):
-            config = getattr(config, part)
+        for attribute in PLAIN[type(self.model).__name__][0].split("."):
+            config = getattr(config, attribute)
         options = config.to_dict()
         if answers is not None:
             labels = dict(enumerate(answers))

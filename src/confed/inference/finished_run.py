@@ -68,19 +68,19 @@ class FinishedRun:
     def check(self, client: str | None, *, shared: bool = False) -> None:
         """Checks that there is a model."""
         label = self.summary["label"]
-        there = f"clients with one: {', '.join(self.owners)}" if self.owners else "no client has one"
+        owners = f"clients with one: {', '.join(self.owners)}" if self.owners else "no client has one"
         if (client is None or shared) and not self.global_file.is_file():
-            raise ValueError(f"{label} has no global model; name a client's personal model: {there}")
+            raise ValueError(f"{label} has no global model; name a client's personal model: {owners}")
         if client is None and shared:
-            raise ValueError(f"shared needs a client, whose head and private tensors go with what is shared: {there}")
+            raise ValueError(f"shared needs a client, whose head and private tensors go with what is shared: {owners}")
         if client is None and self.needs_own_parts:
             raise ValueError(
-                f"{label} shares no model that answers without a client's own parts; name a client: {there}"
+                f"{label} shares no model that answers without a client's own parts; name a client: {owners}"
             )
         if client is not None and client not in self.summary["clients"]:
             raise ValueError(f"no client is called {client!r}; there are {', '.join(self.summary['clients'])}")
         if client is not None and client not in self.owners:
-            raise ValueError(f"{client!r} has no personal model, {there}; leave the client out for the global model")
+            raise ValueError(f"{client!r} has no personal model, {owners}; leave the client out for the global model")
 
     def load(self) -> None:
         """Loads the data and the model with its initial values, once; takes seconds."""
@@ -103,13 +103,13 @@ class FinishedRun:
             tensors |= self._shared(client)
         self._fill(tensors)
         run_data = self._materials
-        known = client if client is not None else next(iter(run_data.dataset.clients))
+        data_client = client if client is not None else next(iter(run_data.dataset.clients))
         self.workspace.set_task(task := self.task(client))
         return TrainedModel(
             self.network,
             run_data.tokenizer,
             run_data.dataset.answer_set(client) if client is not None else run_data.dataset.answers,
-            self._image_size(known),
+            self._image_size(data_client),
             task_spec(task).head,
             run_data.encoder if run_data.region_width else None,
         )
@@ -119,11 +119,11 @@ class FinishedRun:
         if split not in get_args(Role):
             raise ValueError(f"split must be one of {', '.join(get_args(Role))}, got {split!r}")
         materials = self._materials
-        found = materials.clients.get(place, materials.unseen.get(place))
-        if found is None:
-            there = [*self.summary["clients"], *materials.unseen]
-            raise ValueError(f"no client or unseen place is called {place!r}; there are {', '.join(there)}")
-        table = found.tables[get_args(Role).index(split)]
+        place_data = materials.clients.get(place, materials.unseen.get(place))
+        if place_data is None:
+            places = [*self.summary["clients"], *materials.unseen]
+            raise ValueError(f"no client or unseen place is called {place!r}; there are {', '.join(places)}")
+        table = place_data.tables[get_args(Role).index(split)]
         if count < 1 or not len(table):
             raise ValueError(f"{place!r} has {len(table)} {split} examples, so there is no batch of {count}")
         return dict(next(iter(table.batches(min(count, len(table))))))
@@ -135,8 +135,8 @@ class FinishedRun:
 
     def trained(self, client: str | None, *, shared: bool = False) -> dict[str, Tensor]:
         """Values of a model's trained tensors, as its file has them."""
-        own = {} if client is None else self._read(self._personal(client))
-        return own | (self._read(self.global_file) if client is None or shared else {})
+        personal = {} if client is None else self._read(self._personal(client))
+        return personal | (self._read(self.global_file) if client is None or shared else {})
 
     @property
     def labelled(self) -> bool:

@@ -114,8 +114,8 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
         "pipeline_tag": task,
     }
     # The hub asks for a name with results.
-    found = ModelCardData(**given, **({"model_name": run.recipe.name, "eval_results": results} if results else {}))
-    return found.to_yaml() + "\n"
+    card_data = ModelCardData(**given, **({"model_name": run.recipe.name, "eval_results": results} if results else {}))
+    return card_data.to_yaml() + "\n"
 
 
 def _base(facts: Mapping[str, Any]) -> str | None:
@@ -166,15 +166,17 @@ def _use(facts: Mapping[str, Any], clients: list[str], repository: str, *, asked
 
 def _privacy(summary: Mapping[str, Any]) -> str:
     """The ledger: the largest epsilon of a client, and what it means."""
-    found: list[str] = []
+    sentences: list[str] = []
     for key, what in ((FIELD, "Noise on updates"), (EXAMPLES, "Noise on gradients of examples")):
         ledger = summary.get(key)
         if not isinstance(ledger, Mapping):
             continue
         spent = numbers(ledger.get("epsilon"))
         most = f"ε = {max(spent.values()):.3g}" if spent else "ε is not bounded"
-        found.append(f"- {what}: {most} at δ = {ledger['delta']:g} (the client that spent most). {ledger['guarantee']}")
-    return "\n".join(found) or "No noise was added in training: there is no differential privacy, ε is not bounded."
+        sentences.append(
+            f"- {what}: {most} at δ = {ledger['delta']:g} (the client that spent most). {ledger['guarantee']}"
+        )
+    return "\n".join(sentences) or "No noise was added in training: there is no differential privacy, ε is not bounded."
 
 
 def _provenance(summary: Mapping[str, Any], facts: Mapping[str, Any], run: FinishedRun) -> str:
@@ -218,11 +220,11 @@ class HubName:
 
 def hub_name(text: str) -> HubName:
     """The repository that a text names, with or without ``hf:`` in front; a fault is a ValueError."""
-    part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
-    found = re.fullmatch(rf"({part}/{part})(?:@([\w./+-]+))?", text.removeprefix(PREFIX))
-    if found is None or ".." in found[1] or "--" in found[1]:
+    name_pattern = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+    match = re.fullmatch(rf"({name_pattern}/{name_pattern})(?:@([\w./+-]+))?", text.removeprefix(PREFIX))
+    if match is None or ".." in match[1] or "--" in match[1]:
         raise ValueError(f"a repository of the hub must be OWNER/NAME or OWNER/NAME@REVISION, got {text!r}")
-    return HubName(found[1], found[2])
+    return HubName(match[1], match[2])
 
 
 def hub_credentials(name: HubName) -> None:
@@ -292,8 +294,12 @@ def _size(name: HubName) -> int:
 
     unreachable = errors.HTTPError  # pyright: ignore[reportPrivateImportUsage] (httpx or httpx2, by version)
     with suppress(unreachable, ConnectionError):  # the download meets them again, and `_plainly` words them
-        found = HfApi(endpoint=_endpoint()).model_info(name.repository, revision=name.revision, files_metadata=True)
-        read = filter_repo_objects(found.siblings or [], allow_patterns=list(_READ), key=lambda file: file.rfilename)
+        repository_info = HfApi(endpoint=_endpoint()).model_info(
+            name.repository, revision=name.revision, files_metadata=True
+        )
+        read = filter_repo_objects(
+            repository_info.siblings or [], allow_patterns=list(_READ), key=lambda file: file.rfilename
+        )
         return sum(file.size or 0 for file in read)
     return 0
 

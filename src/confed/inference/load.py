@@ -142,18 +142,18 @@ def backbone_of(model: nn.Module) -> dict[str, Tensor]:
         name.replace(".base_layer.", "."): tensor
         for name, tensor in model.state_dict(keep_vars=True).items()  # digests have tied tensors under all their names
         if not name.startswith((*heads, "prompts."))
-        and not any(part in name for part in inside)
+        and not any(module_name in name for module_name in inside)
         and not _INJECTED.fullmatch(name)
     }
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, kinds, shapes and values."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def to_peft(name: str, prefix: str = "") -> str | None:
@@ -201,10 +201,10 @@ def _own_facts(file: Path) -> dict[str, Any]:
     """What a model's configuration says to confed, checked."""
     content = _json(file)
     check_entries(content, {"confed": dict}, file)
-    own: dict[str, Any] = content["confed"]
-    check_entries(own, _OWN, f"{file}: confed")
-    _check_texts(own, ("answers", "tensors"), f"{file}: confed")
-    return own
+    facts: dict[str, Any] = content["confed"]
+    check_entries(facts, _OWN, f"{file}: confed")
+    _check_texts(facts, ("answers", "tensors"), f"{file}: confed")
+    return facts
 
 
 def _json(file: Path) -> Any:
@@ -214,8 +214,8 @@ def _json(file: Path) -> Any:
 
 def _check_texts(content: Mapping[str, Any], keys: Iterable[str], where: object) -> None:
     for key in keys:
-        if found := [value for value in content[key] if not isinstance(value, str)]:
-            raise ValueError(f"{where}: {key} must be texts, got {str(found[0])[:40]!r}")
+        if other_values := [value for value in content[key] if not isinstance(value, str)]:
+            raise ValueError(f"{where}: {key} must be texts, got {str(other_values[0])[:40]!r}")
 
 
 # Loading ----------------------------------------------------------------------------------------------------
@@ -224,13 +224,15 @@ def _check_texts(content: Mapping[str, Any], keys: Iterable[str], where: object)
 def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared: bool) -> Path:
     """Folder of the requested model."""
     clients: Sequence[str] = facts["clients"]
-    there = f"there are {', '.join(clients)}" if clients else "there are none"
+    available = f"there are {', '.join(clients)}" if clients else "there are none"
     if (client is None or shared) and not facts["global"]:
-        raise ValueError(f"{directory} holds no global model; clients: {there}")
+        raise ValueError(f"{directory} holds no global model; clients: {available}")
     if client is None and facts["own_heads"]:
-        raise ValueError(f"{directory}: what is shared does not answer without a client's own parts; name one: {there}")
+        raise ValueError(
+            f"{directory}: what is shared does not answer without a client's own parts; name one: {available}"
+        )
     if client is not None and client not in clients:
-        raise ValueError(f"{directory} holds no client {client!r}; {there}")
+        raise ValueError(f"{directory} holds no client {client!r}; {available}")
     place = directory / "global" if client is None else path_of(directory / "clients", client)
     if not (place / "config.json").is_file():
         raise ValueError(f"{place} must hold an exported model, it lacks config.json")
@@ -309,12 +311,12 @@ def _fill_backbone(model: nn.Module, directory: Path, facts: Mapping[str, Any]) 
     file = directory / "backbone" / "model.safetensors"
     if facts["backbone"]["copied"]:
         _copy(tensors, read_tensors(file), tensors, str(file))
-    found = digest(tensors)
-    if found != expected:
+    file_digest = digest(tensors)
+    if file_digest != expected:
         source = file if facts["backbone"]["copied"] else facts["backbone"]["source"]
         raise ValueError(
             f"the backbone {str(source)!r} is not the one that was trained on: the SHA-256 of its tensors must be "
-            f"{expected}, got {found}"
+            f"{expected}, got {file_digest}"
         )
 
 
@@ -339,12 +341,12 @@ def _copy(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Ite
 
 def _read(place: Path, prefix: str = "") -> dict[str, Tensor]:
     """All tensors of a model's folder, by the model's names."""
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for name in _FILES:
         if (place / name).is_file():
             tensors = read_tensors(place / name)
-            found |= {from_peft(key, prefix): t for key, t in tensors.items()} if name == _PEFT else tensors
-    return found
+            values |= {from_peft(key, prefix): t for key, t in tensors.items()} if name == _PEFT else tensors
+    return values
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ def compress(tensors: Mapping[str, Tensor], energy: float, prefix: str = "") -> 
         if factors is None:
             result[prefix + name] = tensor
         else:
-            result |= {f"{prefix}{name}/{part}": t for part, t in zip(FACTORS, factors, strict=True)}
+            result |= {f"{prefix}{name}/{factor_name}": t for factor_name, t in zip(FACTORS, factors, strict=True)}
     return result
 
 
@@ -97,14 +97,14 @@ def restore(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], prefix: s
     result: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, wanted in like.items():
-        keys = [prefix + name] if prefix + name in tensors else [f"{prefix}{name}/{part}" for part in FACTORS]
+        keys = [prefix + name] if prefix + name in tensors else [f"{prefix}{name}/{factor}" for factor in FACTORS]
         missing = [key for key in keys if key not in tensors]
         if missing:
             raise ValueError(f"compressed update: {name!r} is missing, or lacks {missing}")
         used.update(keys)
         parts = [tensors[key] for key in keys]
-        if any(part.dtype != wanted.dtype for part in parts):
-            got = sorted({str(part.dtype) for part in parts})
+        if any(factor.dtype != wanted.dtype for factor in parts):
+            got = sorted({str(factor.dtype) for factor in parts})
             raise ValueError(f"compressed update: {name!r} must be {wanted.dtype}, got {', '.join(got)}")
         result[name] = parts[0] if len(parts) == 1 else _product(name, parts, wanted)
         if result[name].shape != wanted.shape:

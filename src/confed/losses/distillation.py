@@ -356,8 +356,8 @@ def divergence(
         rows = torch.arange(len(student), device=student.device) if where is None else where.flatten().nonzero()[:, 0]
         parts: Any = torch.split(rows, max(at_once // max(classes, 1), 1))
         in_parts: Any = _InParts
-        found: Tensor = in_parts.apply(student, teacher, temperature, direction, parts)
-        return found / max(count, 1)
+        loss: Tensor = in_parts.apply(student, teacher, temperature, direction, parts)
+        return loss / max(count, 1)
     if where is not None:
         student, teacher = student[where.flatten()], teacher[where.flatten()]
     positions = len(student) / max(count, 1)
@@ -395,10 +395,10 @@ class _InParts(torch.autograd.Function):
             if not len(rows):
                 continue
             with torch.enable_grad():
-                own = student[rows].requires_grad_(gradient is not None)
-                loss = len(rows) * _mean(own, teacher[rows], temperature, direction)
+                rows_of_student = student[rows].requires_grad_(gradient is not None)
+                loss = len(rows) * _mean(rows_of_student, teacher[rows], temperature, direction)
             if gradient is not None:
-                gradient[rows] = torch.autograd.grad(loss, own)[0]
+                gradient[rows] = torch.autograd.grad(loss, rows_of_student)[0]
             total += loss.detach()
         ctx.gradient = gradient
         return total

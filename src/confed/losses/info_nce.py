@@ -179,8 +179,8 @@ class Contrast:
             dropped = dropped | positive
         losses, counted = self._rows(scores, dropped)
         if self.symmetric:
-            other, there = self._rows(scores.T, dropped.T)
-            losses, counted = (losses + other) / 2, counted | there
+            other, backward_dropped = self._rows(scores.T, dropped.T)
+            losses, counted = (losses + other) / 2, counted | backward_dropped
         if self.reduction == "none":
             return losses
         return losses.sum() if self.reduction == "sum" else losses.sum() / counted.sum().clamp_min(1)

@@ -193,8 +193,8 @@ def corrected(factors: Sequence[Factors], weights: Sequence[float], strength: fl
     if size == 0 or not target.any():  # there is nothing to be alike to
         return a.to(dtype), b.to(dtype)
     basis, small = _linalg.qr(torch.cat([target, b], dim=1))
-    found = _closest(small[:, : len(a)], small[:, len(a) :], gram, size, strength)
-    return a.to(dtype), (basis @ found).to(dtype)
+    correction = _closest(small[:, : len(a)], small[:, len(a) :], gram, size, strength)
+    return a.to(dtype), (basis @ correction).to(dtype)
 
 
 def _closest(target: Tensor, start: Tensor, gram: Tensor, size: float, strength: float) -> Tensor:
@@ -251,13 +251,13 @@ def fitted(factors: Sequence[Factors], weights: Sequence[float], *, rounds: int 
     whole = float(torch.einsum("u,v,uvij,uvij->", w, w, *grams))
     for _ in range(rounds):
         gap = math.inf
-        for own, other, gram_own, gram_other in ((p, q, *grams[::-1]), (q, p, *grams)):
+        for factor, other, gram_own, gram_other in ((p, q, *grams[::-1]), (q, p, *grams)):
             fixed = torch.einsum("u,v,uvij->ij", other, other, gram_other)
             normal = torch.einsum("uvij,ij->uv", gram_own, fixed)
             wanted = torch.einsum("k,v,kvij,ukji->u", w, other, gram_other, gram_own)
             # From where they are, by the shortest way: equal clients keep equal weights.
-            own.add_(_linalg.pinv(normal, hermitian=True, rtol=1e-12) @ (wanted - normal @ own))
-            gap = whole - 2 * float(own @ wanted) + float(own @ normal @ own)
+            factor.add_(_linalg.pinv(normal, hermitian=True, rtol=1e-12) @ (wanted - normal @ factor))
+            gap = whole - 2 * float(factor @ wanted) + float(factor @ normal @ factor)
         if last - gap <= 1e-14 * whole:
             break
         last = gap

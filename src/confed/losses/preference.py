@@ -245,9 +245,9 @@ def comparable(
         ValueError: the shapes do not match, or ``space``, ``reduction`` or ``g`` is unknown.
     """
     _check_pair(student_logits, teacher_logits)
-    for name, value, known in (("space", space, Space), ("reduction", reduction, Reduction), ("g", g, Matchup)):
-        if value not in get_args(known):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {value!r}")
+    for name, value, choices in (("space", space, Space), ("reduction", reduction, Reduction), ("g", g, Matchup)):
+        if value not in get_args(choices):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
     student, teacher = _precise(student_logits), _precise(teacher_logits.detach())
     return (student, teacher) if space == "logit" else (student.softmax(dim=1), teacher.softmax(dim=1))
 

@@ -68,10 +68,14 @@ def prototype_contrast(
             f"{tuple(features.shape)}, {tuple(prototypes.shape)} and {tuple(labels.shape)}"
         )
     scores = _scores(features, prototypes.detach(), temperature)
-    known = prototypes.detach().any(dim=1)[labels]
+    has_prototype = prototypes.detach().any(dim=1)[labels]
     losses = torch.logsumexp(scores, dim=1) - scores.gather(1, labels.unsqueeze(1)).squeeze(1)
     # Where a class has no prototype its score is minus infinity: no value, and no gradient, may come from there.
-    return torch.where(known, losses, 0.0).sum() / known.sum().clamp(min=1) if bool(known.any()) else features.sum() * 0
+    return (
+        torch.where(has_prototype, losses, 0.0).sum() / has_prototype.sum().clamp(min=1)
+        if bool(has_prototype.any())
+        else features.sum() * 0
+    )
 
 
 def likeness(

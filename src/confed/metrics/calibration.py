@@ -15,7 +15,7 @@ _PREFIX = "calibration/"
 
 def calibration_names(bins: int = 15) -> list[str]:
     """All names that :func:`calibration_tally` can give."""
-    return [f"{_PREFIX}{i:02d}/{part}" for i in range(bins) for part in ("confidence", "correct")]
+    return [f"{_PREFIX}{i:02d}/{quantity}" for i in range(bins) for quantity in ("confidence", "correct")]
 
 
 def calibration_tally(

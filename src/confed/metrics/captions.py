@@ -60,16 +60,16 @@ class Cider:
         Raises:
             ValueError: no picture, or one without captions.
         """
-        found: Counter[Gram] = Counter()
+        document_counts: Counter[Gram] = Counter()
         pictures = 0
         for captions in references:
             if not captions:
                 raise ValueError("every picture of the corpus must have a reference caption at least, one has none")
-            found.update({gram for caption in captions for gram in _grams(caption)})
+            document_counts.update({gram for caption in captions for gram in _grams(caption)})
             pictures += 1
         if not pictures:
             raise ValueError("CIDEr needs a corpus of at least one picture with captions, got none")
-        return Cider(pictures, found)
+        return Cider(pictures, document_counts)
 
     def score(self, caption: str, references: Sequence[str]) -> float:
         """CIDEr-D of one caption, from 0 to 10.
@@ -79,8 +79,12 @@ class Cider:
         """
         if not references:
             raise ValueError("a caption needs a reference at least to be compared with, got none")
-        own = self._vectors(caption)
-        return 10 * sum(_likeness(own, self._vectors(reference)) for reference in references) / len(references)
+        candidate_vectors = self._vectors(caption)
+        return (
+            10
+            * sum(_likeness(candidate_vectors, self._vectors(reference)) for reference in references)
+            / len(references)
+        )
 
     def _vectors(self, caption: str) -> tuple[list[dict[Gram, float]], int]:
         """The weighted n-grams of a caption by n, and its number of bigrams."""
@@ -116,10 +120,10 @@ def bleu_tally(captions: Sequence[str], references: Sequence[Sequence[str]]) -> 
     deepest = max(map(len, references))
     streams = [[" ".join(caption_words(r[k])) if k < len(r) else None for r in references] for k in range(deepest)]
     metric = load_sacrebleu().BLEU(tokenize="none", smooth_method="none", max_ngram_order=ORDER)
-    found = metric.corpus_score([" ".join(caption_words(caption)) for caption in captions], streams)
-    pairs = zip(found.counts, found.totals, strict=True)
+    score = metric.corpus_score([" ".join(caption_words(caption)) for caption in captions], streams)
+    pairs = zip(score.counts, score.totals, strict=True)
     grams = {f"{BLEU}{n}": (float(right), float(total)) for n, (right, total) in enumerate(pairs, 1)}
-    return {**grams, f"{BLEU}length": (float(found.sys_len), float(found.ref_len))}
+    return {**grams, f"{BLEU}length": (float(score.sys_len), float(score.ref_len))}
 
 
 def bleu4(tally: Mapping[str, tuple[float, float]]) -> float | None:
@@ -128,7 +132,7 @@ def bleu4(tally: Mapping[str, tuple[float, float]]) -> float | None:
         return None
     counts = [tally[f"{BLEU}{n}"] for n in range(1, ORDER + 1)]
     written, wanted = tally[f"{BLEU}length"]
-    found = load_sacrebleu().BLEU.compute_bleu(
+    score = load_sacrebleu().BLEU.compute_bleu(
         [int(right) for right, _ in counts],
         [int(total) for _, total in counts],
         int(written),
@@ -136,7 +140,7 @@ def bleu4(tally: Mapping[str, tuple[float, float]]) -> float | None:
         smooth_method="none",
         max_ngram_order=ORDER,
     )
-    return found.score / 100
+    return score.score / 100
 
 
 def load_sacrebleu() -> Any:

@@ -66,9 +66,9 @@ def verdict(
     means = {name: mean_over_places(scores) for name, scores in floors.items() if scores.keys() >= right.keys()}
     if means and right:
         best = max(means, key=lambda name: means[name])
-        own = mean_over_places(right)
-        if own <= means[best]:
-            reasons.append(f"no better than {_words(best)} ({100 * own:.1f} % against {100 * means[best]:.1f} %)")
+        accuracy = mean_over_places(right)
+        if accuracy <= means[best]:
+            reasons.append(f"no better than {_words(best)} ({100 * accuracy:.1f} % against {100 * means[best]:.1f} %)")
     return Verdict(not reasons, p, tuple(reasons))
 
 
@@ -114,11 +114,11 @@ def label_verdict(
     permuted = [name for name in conditions if name.startswith("permuted_")]
     p: dict[str, float] = {}
     if permuted and len(truth):
-        own = resampled_class_precision(right, truth, undefined, _RESAMPLES)
+        precision = resampled_class_precision(right, truth, undefined, _RESAMPLES)
         for name in permuted:
             other = resampled_class_precision(conditions[name], truth, undefined, _RESAMPLES)
             # Without a positive example both are 0 in every resample: level is no better.
-            p[name] = float((1 + (own <= other).sum()) / (1 + len(own)))
+            p[name] = float((1 + (precision <= other).sum()) / (1 + len(precision)))
     reasons = _against_permuted(p, decisive, level)
     if "constant" in values and values["right"] <= values["constant"]:
         both = f"C-AP {100 * values['right']:.1f} % against {100 * values['constant']:.1f} %"
@@ -158,21 +158,24 @@ def no_better(a: Places, b: Places) -> float:
         strata += [(x - y)[None]] if len(x) else []
     if not strata:
         raise ValueError(f"the scores must have a place with examples in common, got {sorted(a)} and {sorted(b)}")
-    found = sign_flip(strata)
-    if found.difference > 0:
-        return found.p / 2
-    return 1 - found.p / 2 if found.difference < 0 else 1.0
+    test = sign_flip(strata)
+    if test.difference > 0:
+        return test.p / 2
+    return 1 - test.p / 2 if test.difference < 0 else 1.0
 
 
 def mean_over_places(scores: Places) -> float:
     """The mean over places of the means of their examples; places without examples are left out; NaN without any."""
-    means = [float(np.mean(own)) for own in scores.values() if len(own)]
+    means = [float(np.mean(place_scores)) for place_scores in scores.values() if len(place_scores)]
     return sum(means) / len(means) if means else float("nan")
 
 
 def _words(name: str) -> str:
     """A control as a sentence names it."""
-    known = {"constant": "the most frequent training answer", "words": "an answer from the question's words alone"}
+    description_of = {
+        "constant": "the most frequent training answer",
+        "words": "an answer from the question's words alone",
+    }
     kind, _, modality = name.partition("_")
     things = {"image": "pictures", "text": "texts", "audio": "sounds", "series": "sensor values"}
-    return known.get(name) or f"{kind} {things.get(modality, modality)}"
+    return description_of.get(name) or f"{kind} {things.get(modality, modality)}"

@@ -132,9 +132,9 @@ class _Ranks:
     def average_precision(self, drawn: np.ndarray) -> np.ndarray:
         """AP of every resample; 0 where no positive is drawn. ``drawn`` has shape (N, R)."""
         weights = drawn[self._hits]
-        found = np.cumsum(weights, 0)[self._above]
+        hits_above = np.cumsum(weights, 0)[self._above]
         retrieved = np.cumsum(drawn[self._order], 0)[self._ends]
-        precision = np.divide(found, retrieved, out=np.zeros_like(found), where=retrieved > 0)
+        precision = np.divide(hits_above, retrieved, out=np.zeros_like(hits_above), where=retrieved > 0)
         total = weights.sum(0, dtype=np.float64)
         summed = (weights * precision).sum(0, dtype=np.float64)
         return np.divide(summed, total, out=np.zeros_like(total), where=total > 0)

@@ -193,8 +193,8 @@ def overall_average_precision(
     if counted is not None:
         kept = counted.reshape(-1).astype(bool, copy=False)
         flat, hits = flat[kept], hits[kept]
-    found = _average_precision(wide(flat), hits)
-    return 0.0 if np.isnan(found) else found
+    precision = _average_precision(wide(flat), hits)
+    return 0.0 if np.isnan(precision) else precision
 
 
 def multilabel_metrics(
@@ -244,7 +244,7 @@ def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
         return float("nan")
     total = 0.0
     for start in range(0, len(hits), BLOCK):
-        own = hits[start : start + BLOCK]
-        above = len(hits) - np.searchsorted(hits, own)
-        total += float((above / (len(ranked) - np.searchsorted(ranked, own))).sum())
+        block_hits = hits[start : start + BLOCK]
+        above = len(hits) - np.searchsorted(hits, block_hits)
+        total += float((above / (len(ranked) - np.searchsorted(ranked, block_hits))).sum())
     return total / len(hits)

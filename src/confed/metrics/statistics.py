@@ -119,8 +119,8 @@ def mean_sd(values: Sample) -> tuple[float, float]:
 
     A sample that is empty or not finite is a ValueError.
     """
-    found = mean(values)
-    return found.mean, found.sd if found.n > 1 else 0.0
+    average = mean(values)
+    return average.mean, average.sd if average.n > 1 else 0.0
 
 
 def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:

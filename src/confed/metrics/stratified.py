@@ -159,8 +159,10 @@ def sign_flip(strata: Strata, seed: int = 0, resamples: int = RESAMPLES) -> Sign
     """
     parts = _parts(strata)
     # Examples of places with equally many may share a size.
-    sizes, counts = np.unique(np.abs(np.concatenate([part[part != 0] for part in parts])), return_counts=True)
-    observed = abs(sum(float(part.sum()) for part in parts))
+    sizes, counts = np.unique(
+        np.abs(np.concatenate([differences[differences != 0] for differences in parts])), return_counts=True
+    )
+    observed = abs(sum(float(differences.sum()) for differences in parts))
     with np.errstate(over="ignore"):  # more outcomes than a number can say are too many
         outcomes = float(np.prod(counts + 1.0))
     # What is equal on paper is equal here: sums of the same numbers in another order differ in their last bits.
@@ -181,8 +183,8 @@ def sign_flip(strata: Strata, seed: int = 0, resamples: int = RESAMPLES) -> Sign
         p,
         smallest,
         outcomes <= _EXACT_UP_TO,
-        sum(int((part > 0).sum()) for part in parts),
-        sum(int((part < 0).sum()) for part in parts),
+        sum(int((differences > 0).sum()) for differences in parts),
+        sum(int((differences < 0).sum()) for differences in parts),
         sum(map(len, parts)),
     )
 
@@ -215,11 +217,11 @@ def _fewer(resamples: int, places: int) -> int:
 
 
 def _checked(strata: Strata) -> list[np.ndarray]:
-    found = [np.asarray(d, dtype=np.float64) for d in strata]
-    if not found or any(d.ndim != 2 or not d.size for d in found):
-        raise ValueError(f"each place needs differences of shape (seeds, examples), got {[d.shape for d in found]}")
-    if len({len(d) for d in found}) > 1:
-        raise ValueError(f"every place must have the same seeds, got {[len(d) for d in found]} of them")
-    if any(np.isinf(d).any() or np.isnan(d).all(axis=1).any() for d in found):
+    arrays = [np.asarray(d, dtype=np.float64) for d in strata]
+    if not arrays or any(d.ndim != 2 or not d.size for d in arrays):
+        raise ValueError(f"each place needs differences of shape (seeds, examples), got {[d.shape for d in arrays]}")
+    if len({len(d) for d in arrays}) > 1:
+        raise ValueError(f"every place must have the same seeds, got {[len(d) for d in arrays]} of them")
+    if any(np.isinf(d).any() or np.isnan(d).all(axis=1).any() for d in arrays):
         raise ValueError("differences must be finite, and every seed needs one at every place")
-    return [d.round(12) for d in found]
+    return [d.round(12) for d in arrays]

@@ -191,7 +191,7 @@ def _sum(host: Any, x: Tensor, base: Tensor) -> Tensor:
     if len(x) % len(weights):
         raise ValueError(f"{len(weights)} blends of adapters need a multiple of as many rows, got {len(x)}")
     chunks = zip(weights, x.chunk(len(weights)), base.chunk(len(weights)), strict=True)
-    return torch.cat([_blend(host, blend, part, start) for blend, part, start in chunks])
+    return torch.cat([_blend(host, blend, rows, start) for blend, rows, start in chunks])
 
 
 def _blend(host: Any, weights: Mapping[str, float], x: Tensor, total: Tensor) -> Tensor:

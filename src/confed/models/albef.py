@@ -145,7 +145,11 @@ class Albef(GenerativeAnswerer):
         """
         width, config = self.config.width, self.config
         texts = {"text_encoder": config.text_layers, "text_decoder.bert": config.decoder_layers}
-        written = [self.get_submodule(f"{part}.encoder.layer.{i}") for part, n in texts.items() for i in range(n)]
+        written = [
+            self.get_submodule(f"{encoder_name}.encoder.layer.{i}")
+            for encoder_name, n in texts.items()
+            for i in range(n)
+        ]
         norms: list[Any] = [layer.output for layer in written]
         return Places(
             heads=(self.answer_head,),
@@ -159,7 +163,11 @@ class Albef(GenerativeAnswerer):
             ia3=("attention.k_proj", "attention.v_proj", "attention.self.key", "attention.self.value"),
             ia3_inputs=(
                 "mlp.fc2",
-                *(f"{part}.encoder.layer.{i}.output.dense" for part, n in texts.items() for i in range(n)),
+                *(
+                    f"{encoder_name}.encoder.layer.{i}.output.dense"
+                    for encoder_name, n in texts.items()
+                    for i in range(n)
+                ),
             ),
             prompts={"visual": width},
             prefix="its attention takes no keys and values from outside; 'prompt' does work",
@@ -279,11 +287,11 @@ def rename_albef(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = full.removeprefix("module.")
         if _UNUSED.fullmatch(name):
             continue
-        part, _, rest = name.partition(".")
-        if part == "visual_encoder":
+        encoder_name, _, rest = name.partition(".")
+        if encoder_name == "visual_encoder":
             found = _visual(rest, tensor)
-        elif part in ("text_encoder", "text_decoder"):
-            found = _text(part, rest.removeprefix("bert."), tensor)
+        elif encoder_name in ("text_encoder", "text_decoder"):
+            found = _text(encoder_name, rest.removeprefix("bert."), tensor)
         else:
             found = None
         if found is None:
@@ -313,8 +321,8 @@ def sizes_of(tensors: Mapping[str, Tensor], heads: int | None = None) -> AlbefCo
     patches, positions, words, places = (tensors[name] for name in needed)
     width, patch = patches.shape[0], patches.shape[-1]
     layers = {
-        part: _count(tensors, f"{part}.")
-        for part in ("visual_encoder.layers", "text_encoder.encoder.layer", "text_decoder.bert.encoder.layer")
+        encoder_name: _count(tensors, f"{encoder_name}.")
+        for encoder_name in ("visual_encoder.layers", "text_encoder.encoder.layer", "text_decoder.bert.encoder.layer")
     }
     return AlbefConfig(
         vocab_size=words.shape[0],
@@ -356,9 +364,9 @@ def _decoder_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The decoder that ALBEF starts from its question encoder."""
     fusion, decoder = _fusion(tensors), dict[str, Tensor]()
     for full, tensor in tensors.items():
-        part, _, name = full.partition(".")
+        encoder_name, _, name = full.partition(".")
         layer = _LAYER.fullmatch(name)
-        if part != "text_encoder" or (layer is not None and int(layer[1]) < fusion):
+        if encoder_name != "text_encoder" or (layer is not None and int(layer[1]) < fusion):
             continue
         decoder["text_decoder.bert." + (f"encoder.layer.{int(layer[1]) - fusion}.{layer[2]}" if layer else name)] = (
             tensor

@@ -132,8 +132,8 @@ def trimmed(tokens: Tensor | None, counted: Tensor | None) -> tuple[Tensor | Non
 
 def _last(used: Tensor, least: int) -> int:
     """How many columns reach up to the last one that is used, at least so many."""
-    found = used.nonzero()
-    return max(int(found[-1]) + 1 if len(found) else 0, least)
+    positions = used.nonzero()
+    return max(int(positions[-1]) + 1 if len(positions) else 0, least)
 
 
 # Models that write an answer word by word ---------------------------------------------------------------------
@@ -325,7 +325,7 @@ class GenerativeAnswerer(Finetunable):
     @staticmethod
     def repeat(state: Prefix, n: int) -> Prefix:
         """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        return Prefix._make(None if part is None else part.repeat(n, *[1] * (part.ndim - 1)) for part in state)
+        return Prefix._make(None if tensor is None else tensor.repeat(n, *[1] * (tensor.ndim - 1)) for tensor in state)
 
     def pretraining_states(self, batch: Batch) -> States:
         """The model's inside on a batch with ``answer_tokens``, one answer each.

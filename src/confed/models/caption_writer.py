@@ -147,15 +147,15 @@ class CaptionWriter(ModalTransformer):
         Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
         """
         parts = groups(batch)
-        if not any("text" in part for part in parts):
+        if not any("text" in group for group in parts):
             sequence = self._sequence(batch)
             return Output(self._written(sequence), self._features(sequence, self._states(sequence)))
         scored: list[Tensor] = []
         features: list[Tensor] = []
-        for part in parts:
-            sequence = self._sequence(part)
+        for group in parts:
+            sequence = self._sequence(group)
             states = self._states(sequence)
-            scored.append(states[self._known(part, sequence)])
+            scored.append(states[self._known(group, sequence)])
             features.append(self._features(sequence, states))
         return Output(self.head(torch.cat(scored)), torch.cat(features))
 
@@ -179,12 +179,12 @@ class CaptionWriter(ModalTransformer):
             if "before_image" in batch and "image" in self.embed:
                 states, _ = self.embed["image"]({"image": batch["before_image"][:, turn]})
                 parts.append((f"before {turn} image", states, shown[:, turn, None].expand(states.shape[:2])))
-            there = mask[:, turn] != 0
+            is_token = mask[:, turn] != 0
             # An absent text is read as one token of padding, of which nothing is seen.
-            stand_in = there.long()
+            stand_in = is_token.long()
             stand_in[:, 0] = 1
             states, _ = self.embed["text"]({"text": text[:, turn], "text_mask": stand_in})
-            parts.append((f"before {turn} text", states, there[:, : states.shape[1]]))
+            parts.append((f"before {turn} text", states, is_token[:, : states.shape[1]]))
         last = self.tokens(batch)
         present = (
             last.states.new_ones(last.states.shape[:2], dtype=torch.bool) if last.present is None else last.present
@@ -194,7 +194,9 @@ class CaptionWriter(ModalTransformer):
         start = 0
         for name, states, _ in parts:
             spans[name] = slice(start, start := start + states.shape[1])
-        return Tokens(torch.cat([s for _, s, _ in parts], 1), torch.cat([there for _, _, there in parts], 1), spans)
+        return Tokens(
+            torch.cat([s for _, s, _ in parts], 1), torch.cat([is_token for _, _, is_token in parts], 1), spans
+        )
 
     def _states(self, sequence: Tokens) -> Tensor:
         return self.body(sequence.states, sequence.present, causal=True)
@@ -202,13 +204,13 @@ class CaptionWriter(ModalTransformer):
     @staticmethod
     def _known(batch: Batch, sequence: Tokens) -> Tensor:
         """At which tokens of a batch the next one of their text is known, bool (B, S)."""
-        known = torch.zeros(sequence.states.shape[:2], dtype=torch.bool, device=sequence.states.device)
+        known_positions = torch.zeros(sequence.states.shape[:2], dtype=torch.bool, device=sequence.states.device)
         for name, mask in text_masks(batch):
             if name in sequence.spans:
                 span = sequence.spans[name]
                 size = span.stop - span.start
-                known[:, span.start : span.stop - 1] = mask[:, 1:size] != 0
-        return known
+                known_positions[:, span.start : span.stop - 1] = mask[:, 1:size] != 0
+        return known_positions
 
     @staticmethod
     def _features(sequence: Tokens, states: Tensor) -> Tensor:
@@ -236,8 +238,8 @@ class CaptionWriter(ModalTransformer):
             x = states[:, -1:]
             mask = None
             if seen is not None:
-                own = torch.ones(len(texts), 1, 1, texts.shape[1], dtype=torch.bool, device=device)
-                mask = torch.cat([seen, own], 3)
+                text_mask = torch.ones(len(texts), 1, 1, texts.shape[1], dtype=torch.bool, device=device)
+                mask = torch.cat([seen, text_mask], 3)
             for number, layer in enumerate(self.body.layers):
                 if number == len(written):
                     written.append(x)

@@ -63,22 +63,22 @@ class AnswerProjection(nn.Module):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.masked, self.learned = masked, table is None
-        known = self.vocabulary(answers, words)
-        rows = torch.randn(len(known), width, generator=rng) if table is None else table.float()
-        if len(rows) != len(known):
-            raise ValueError(f"the table of words must have {len(known)} rows, got {len(rows)}")
+        vocabulary = self.vocabulary(answers, words)
+        rows = torch.randn(len(vocabulary), width, generator=rng) if table is None else table.float()
+        if len(rows) != len(vocabulary):
+            raise ValueError(f"the table of words must have {len(vocabulary)} rows, got {len(rows)}")
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=table is not None)
         self.project = _linear(rows.shape[1], hidden, rng)
         # The positions of an answer's words in the vocabulary, -1 after the last one. What everybody knows is no
         # part of a model's state.
-        row_of = {word: row for row, word in enumerate(known)}
+        row_of = {word: row for row, word in enumerate(vocabulary)}
         spelt = [[row_of[word] for word in answer_words(answer)[:words]] for answer in answers]
         # One position after the longest answer represents all further ones, which are the same to a maximum.
         positions = min(words, max(map(len, spelt)) + 1)
         tokens = torch.tensor([row + [-1] * (positions - len(row)) for row in spelt], dtype=torch.int64)
         self.register_buffer("tokens", tokens, persistent=False)
-        found = (rows[tokens].abs().sum(dim=2) * (tokens >= 0)).sum(dim=1) > 0
-        lost = [answer for answer, any_known in zip(answers, found.tolist(), strict=True) if not any_known]
+        has_embedding = (rows[tokens].abs().sum(dim=2) * (tokens >= 0)).sum(dim=1) > 0
+        lost = [answer for answer, any_known in zip(answers, has_embedding.tolist(), strict=True) if not any_known]
         text = f"{len(answers) - len(lost):,} of {len(answers):,} answers have a word with a vector"
         say_missing(text, lost, len(answers), unknown, "task.glove_missing")
 
@@ -92,8 +92,8 @@ class AnswerProjection(nn.Module):
         # A matrix product may round equal rows differently, so each distinct answer goes through once.
         distinct, row_of = torch.unique(label, return_inverse=True)
         tokens = self.tokens[distinct]
-        there = (tokens >= 0).unsqueeze(2)
-        return self._longest(torch.relu(self.project(self.embedding(tokens.clamp_min(0)) * there)), there)[row_of]
+        is_token = (tokens >= 0).unsqueeze(2)
+        return self._longest(torch.relu(self.project(self.embedding(tokens.clamp_min(0)) * is_token)), is_token)[row_of]
 
     def all_answers(self) -> Tensor:
         """v_APN of all C answers in order, (C, H): each word goes through the layer once."""
@@ -207,8 +207,8 @@ class ContrastiveAnswerer(nn.Module):
     @property
     def frozen(self) -> set[str]:
         """Names of the tensors that are not trained: the backbone's, and embeddings that were given."""
-        own = {f"mha.{name}" for name in frozen_names(self.mha)} & set(named_tensors(self))
-        return own if self.apn.learned else own | {"apn.embedding.weight"}
+        frozen_parts = {f"mha.{name}" for name in frozen_names(self.mha)} & set(named_tensors(self))
+        return frozen_parts if self.apn.learned else frozen_parts | {"apn.embedding.weight"}
 
     @property
     def adapters(self) -> Any:
@@ -268,11 +268,11 @@ class ContrastiveAnswerer(nn.Module):
 
     def _attention(self, batch: Batch) -> Tensor:
         # Where a backbone explains its answer by gradients, they must be those of this model's answer.
-        known = self.answers()
+        answers = self.answers()
         seat = cast("_Seat", self.mha.get_submodule(self._seat))
 
         def scores(features: Tensor) -> Tensor:
-            return similarities(self.nha(features), known, self.eval_similarity) / self.temperature
+            return similarities(self.nha(features), answers, self.eval_similarity) / self.temperature
 
         seat.then = scores
         try:

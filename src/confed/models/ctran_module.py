@@ -67,13 +67,13 @@ class LabelTokens(Constants):
 
     def forward(self, batch: Batch) -> Tensor:
         """The tokens, (B, C, d), of ``known`` (B, C): -1 unknown, 0 absent, 1 present; without it all are unknown."""
-        rows, known = len(batch["image" if "image" in batch else "text"]), batch.get("known")
-        if known is None:
+        rows, known_labels = len(batch["image" if "image" in batch else "text"]), batch.get("known")
+        if known_labels is None:
             return self.labels.expand(rows, -1, -1)
-        if known.shape != (rows, len(self.labels)):
-            raise ValueError(f"known must have shape {(rows, len(self.labels))}, got {tuple(known.shape)}")
+        if known_labels.shape != (rows, len(self.labels)):
+            raise ValueError(f"known must have shape {(rows, len(self.labels))}, got {tuple(known_labels.shape)}")
         table = torch.cat([torch.zeros_like(self.states[:1]), self.states])
-        return self.labels + F.embedding(known.long() + 1, table)
+        return self.labels + F.embedding(known_labels.long() + 1, table)
 
 
 class EncoderLayer(nn.Module):
@@ -176,11 +176,11 @@ def log_odds(shares: Tensor, examples: Tensor | float) -> Tensor:
     of frequencies", Annals of Human Genetics 20, 1956): no logarithm is infinite, and the addition does not hide
     labels that are rare among many examples.
     """
-    own = shares.diagonal()
-    first, second = own[:, None] - shares, own[None, :] - shares
-    neither = 1 - own[:, None] - own[None, :] + shares
+    frequencies = shares.diagonal()
+    first, second = frequencies[:, None] - shares, frequencies[None, :] - shares
+    neither = 1 - frequencies[:, None] - frequencies[None, :] + shares
     half = 0.5 / torch.as_tensor(examples, dtype=shares.dtype, device=shares.device).clamp_min(1)
-    both, neither, first, second = ((part.clamp_min(0) + half).log() for part in (shares, neither, first, second))
+    both, neither, first, second = ((counts.clamp_min(0) + half).log() for counts in (shares, neither, first, second))
     odds = both + neither - first - second
     return odds - torch.diag(odds.diagonal())
 

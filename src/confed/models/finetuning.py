@@ -190,7 +190,7 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
         learning = _inject(model, trainable, peft, places, rng)
     if trainable in ("adapters", "prompt"):  # what was added
         learning = {parameter for parameter, _ in model.named_parameters()} - names
-    heads, fixed = (tuple(f"{part}." for part in parts) for parts in (places.heads, places.fixed))
+    heads, fixed = (tuple(f"{module_name}." for module_name in parts) for parts in (places.heads, places.fixed))
     for parameter, value in model.named_parameters():
         learns = parameter in learning and not parameter.startswith(fixed)
         value.requires_grad_(learns or parameter.startswith(heads))
@@ -234,7 +234,7 @@ def _inject(
 
 def _layers(model: nn.Module, targets: Sequence[str], places: Places, among: Sequence[str] | None = None) -> list[str]:
     """Full names of the linear layers, outside of heads and of what never learns, whose names end as the targets do."""
-    others = tuple(f"{part}." for part in (*places.heads, *places.fixed))
+    others = tuple(f"{module_name}." for module_name in (*places.heads, *places.fixed))
     names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and not f"{n}.".startswith(others)]
     if among is None:
         for target in targets:

@@ -47,18 +47,18 @@ def grid_features(images: np.ndarray | Pictures) -> HeldRegions:
             f"{images.shape[1]} x {images.shape[2]}: set data.image_size = {size}, or prepare features of your own"
         )
     table, side = channels_first(images), size // patch
-    found = np.empty((len(table), side * side, model.config.width), dtype=np.float32)
+    features = np.empty((len(table), side * side, model.config.width), dtype=np.float32)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # how many there are decides the order of sums, and so the last bits
     try:
         with torch.inference_mode():
             for rows in torch.arange(len(table)).split(_CHUNK):
                 if len(rows):  # a table without pictures has one part without rows
-                    found[rows[0] : rows[-1] + 1] = _patch_states(model, table[rows]).numpy()
+                    features[rows[0] : rows[-1] + 1] = _patch_states(model, table[rows]).numpy()
     finally:
         torch.set_num_threads(threads)
     boxes = np.broadcast_to(grid_boxes(side, side), (len(table), side * side, 4))
-    return HeldRegions(found, np.ascontiguousarray(boxes), ENCODER)
+    return HeldRegions(features, np.ascontiguousarray(boxes), ENCODER)
 
 
 def regions_of(picture: np.ndarray, encoder: str) -> HeldRegions:

@@ -91,9 +91,9 @@ def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Ten
             f"a text must have at most {longest} tokens, {texts[worst][:80]!r} has {used}; list fewer fine names in it"
         )
     # A folder without a vocabulary gives a tokenizer that knows special tokens alone, and says nothing.
-    known = ~torch.isin(tokens["input_ids"], torch.tensor(tokenizer.all_special_ids))
-    if not bool(known.any(1).all()):
-        text = texts[int((~known.any(1)).nonzero()[0, 0])]
+    is_word = ~torch.isin(tokens["input_ids"], torch.tensor(tokenizer.all_special_ids))
+    if not bool(is_word.any(1).all()):
+        text = texts[int((~is_word.any(1)).nonzero()[0, 0])]
         raise ValueError(f"the encoder's tokenizer must know a part of every text, it knows nothing of {text!r}")
     return tokens
 
@@ -119,11 +119,11 @@ def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
     def encode(texts: Sequence[str]) -> Tensor:
         ids, _ = tokenizer(texts)
         counts = (ids >= len(SPECIAL_TOKENS) + len(SUFFIXES)).unsqueeze(-1).float()
-        known = counts.sum(1)
-        if not bool(known.all()):
-            text = texts[int((known == 0).nonzero()[0, 0])]
+        word_counts = counts.sum(1)
+        if not bool(word_counts.all()):
+            text = texts[int((word_counts == 0).nonzero()[0, 0])]
             raise ValueError(f"albef_mini must know a word of every label, it knows none of {text!r}")
-        return (table[ids] * counts).sum(1) / known
+        return (table[ids] * counts).sum(1) / word_counts
 
     return encode
 
@@ -300,18 +300,18 @@ def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int)
     """The embeddings of some labels from a file."""
     from safetensors import SafetensorError, safe_open
 
-    known = isinstance(source, str) and source.isidentifier() and packaged(source)
-    file = weights_file(str(source)) if known else Path(source).expanduser()
+    is_packaged = isinstance(source, str) and source.isidentifier() and packaged(source)
+    file = weights_file(str(source)) if is_packaged else Path(source).expanduser()
     if not file.is_file():
         raise ValueError(f"expected a file of label embeddings at {file}, found none")
     try:
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata() or {}
-            found = set(content.keys())
-            if not {"labels", "positive", "negative"} <= found or "names" not in metadata:
+            keys = set(content.keys())
+            if not {"labels", "positive", "negative"} <= keys or "names" not in metadata:
                 raise ValueError(
                     f"{file}: expected the tensors labels, positive and negative and the metadata names, got the "
-                    f"tensors {', '.join(sorted(found)) or 'none'} and the metadata {', '.join(metadata) or 'none'}"
+                    f"tensors {', '.join(sorted(keys)) or 'none'} and the metadata {', '.join(metadata) or 'none'}"
                 )
             vectors, positive, negative = (content.get_tensor(n).float() for n in ("labels", "positive", "negative"))
     except (SafetensorError, OSError) as error:

@@ -53,11 +53,11 @@ class LateFusion(nn.Module):
 
         Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
         """
-        found = {name: module(batch) for name, module in self.embed.items() if name in batch}
-        if not found:
+        embedded = {name: module(batch) for name, module in self.embed.items() if name in batch}
+        if not embedded:
             read(self.embed, batch)  # raises, and says what came
-        scores = torch.stack([output.logits.log_softmax(-1) for output in found.values()]).mean(0)
-        return Output(scores, torch.stack([output.features for output in found.values()]).mean(0))
+        scores = torch.stack([output.logits.log_softmax(-1) for output in embedded.values()]).mean(0)
+        return Output(scores, torch.stack([output.features for output in embedded.values()]).mean(0))
 
 
 @register_model

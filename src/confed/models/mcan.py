@@ -76,7 +76,7 @@ class MCAN(RegionModel):
 
     def places(self) -> Places:
         """What can be finetuned; adapters sit in front of the last layer normalisation of every block."""
-        blocks = [cast(_Block, block) for part in (self.encoder, self.decoder) for block in part]
+        blocks = [cast(_Block, block) for stack in (self.encoder, self.decoder) for block in stack]
         last = self.layers - 1
         return Places(
             heads=(self.answer_head,),

@@ -124,10 +124,15 @@ class MMNasNet(RegionModel):
         With "top", the operations learn from the last attention on.
         """
         parts = {"encoder": self.encoder, "decoder": self.decoder}
-        kinds = {name: [cast(_Operation, one).kind for one in part] for name, part in parts.items()}
-        last = {name: max(i for i, kind in enumerate(found) if kind != "FFN") for name, found in kinds.items()}
-        top = [f"{name}.{i}." for name, found in kinds.items() for i in range(last[name], len(found))]
-        norms = [one for part in parts.values() for one in part if cast(_Operation, one).kind == "FFN"]
+        kinds = {name: [cast(_Operation, one).kind for one in operations] for name, operations in parts.items()}
+        last = {
+            name: max(i for i, kind in enumerate(operation_kinds) if kind != "FFN")
+            for name, operation_kinds in kinds.items()
+        }
+        top = [
+            f"{name}.{i}." for name, operation_kinds in kinds.items() for i in range(last[name], len(operation_kinds))
+        ]
+        norms = [one for operations in parts.values() for one in operations if cast(_Operation, one).kind == "FFN"]
         return Places(
             heads=(self.answer_head,),
             top=(*top, "flat_text.", "flat_regions.", "norm."),

@@ -228,14 +228,14 @@ def pool(tokens: Tokens) -> Tensor:
 
 def read(embed: nn.ModuleDict, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
     """What a model's modules make of the modalities that a batch has, in the modules' order."""
-    found = {name: module(batch) for name, module in embed.items() if name in batch}
-    if not found:
+    embedded = {name: module(batch) for name, module in embed.items() if name in batch}
+    if not embedded:
         came = ", ".join(sorted(batch)) or "none"
         raise ValueError(f"a batch must have at least one of {', '.join(embed)}, got {came}")
-    sizes = {name: len(states) for name, (states, _) in found.items()}
+    sizes = {name: len(states) for name, (states, _) in embedded.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"all modalities of a batch must have as many examples, got {sizes}")
-    return found
+    return embedded
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:

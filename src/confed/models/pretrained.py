@@ -101,12 +101,12 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
         raise ValueError(f"expected a weights file at {file}, found none")
     try:
         with safe_open(file, framework="pt") as content:
-            found = {key: json.loads(value) for key, value in (content.metadata() or {}).items()}
+            metadata = {key: json.loads(value) for key, value in (content.metadata() or {}).items()}
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no weights file that `confed pretrain` wrote: {error}") from error
-    if not {"words", "answers"} <= found.keys():
+    if not {"words", "answers"} <= metadata.keys():
         raise ValueError(f"{file} is no weights file that `confed pretrain` wrote: it lacks its words and answers")
-    return found
+    return metadata
 
 
 def mini_words(model: str = "vilt_mini") -> tuple[str, ...]:
@@ -190,16 +190,16 @@ def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -
     # With other shapes the library ends in an error that does not say which; they are reported here instead.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        body, found = seeded(
+        body, description = seeded(
             seed, lambda: model.from_pretrained(where, trust_remote_code=False, use_safetensors=True, **options)
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"no {family} checkpoint could be read from {name!r}: {unread_because(error)}") from error
     faults = [
         f"{tensor} has shape {tuple(came)}, expected {tuple(expected)}"
-        for tensor, came, expected in sorted(found["mismatched_keys"])
+        for tensor, came, expected in sorted(description["mismatched_keys"])
     ]
-    faults += [f"{tensor} is missing" for tensor in sorted(found["missing_keys"]) if "pooler." not in tensor]
+    faults += [f"{tensor} is missing" for tensor in sorted(description["missing_keys"]) if "pooler." not in tensor]
     if faults:
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
         raise ValueError(f"{name!r} is not a checkpoint of this {family}: {'; '.join(faults[:3])}{more}")

@@ -156,7 +156,7 @@ class RegionModel(Finetunable):
     @staticmethod
     def repeat(state: State, n: int) -> State:
         """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        return State(*(None if part is None else torch.cat([part] * n) for part in state))  # pyright: ignore
+        return State(*(None if tensor is None else torch.cat([tensor] * n) for tensor in state))  # pyright: ignore
 
     def _check(self, batch: Batch, rows: int) -> None:
         self._check_keys(batch, "regions", *(("boxes",) if self.needs_boxes else ()))

@@ -170,10 +170,10 @@ def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
     path = Path(source)
     if path.is_dir():
         candidates = [path / "tokenizer.json", path / "vocab.txt"]
-        found = [candidate for candidate in candidates if candidate.is_file()]
-        if not found:
+        files = [candidate for candidate in candidates if candidate.is_file()]
+        if not files:
             raise ValueError(f"expected tokenizer.json or vocab.txt in {path}, found neither")
-        path = found[0]
+        path = files[0]
     if not path.is_file():
         name = hub_name(str(source), short=True)
         if name is None:

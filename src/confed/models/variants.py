@@ -78,9 +78,9 @@ def region_variant(
     position = names.index("trainable")
     names[position:position] = options
     # The class describes its own arguments better, but for those that are converted before it gets them.
-    own = {key: text for key, text in arguments_of(kind).items() if key not in ("answers", "vocab_size")}
+    own_arguments = {key: text for key, text in arguments_of(kind).items() if key not in ("answers", "vocab_size")}
     spec = ModelSpec(tokenizer=question_tokenizer, reads="regions")
-    return variant(build, name, summary, names, spec=spec, sources=(assemble, kind), described=own, **values)
+    return variant(build, name, summary, names, spec=spec, sources=(assemble, kind), described=own_arguments, **values)
 
 
 def arguments_of(documented: object) -> dict[str, str]:

@@ -289,9 +289,9 @@ def _bodies(
         bert = seeded(seed, lambda: BertModel(plain, add_pooling_layer=False))
     else:
         bert = published(BertModel, language, seed, add_pooling_layer=False, **options)
-    for source, part in ((pretrained, body), (language, bert)):
-        if part.config.vocab_size != vocab_size:
-            raise ValueError(f"the checkpoint {str(source)!r} has {part.config.vocab_size} tokens, got {vocab_size}")
+    for source, module in ((pretrained, body), (language, bert)):
+        if module.config.vocab_size != vocab_size:
+            raise ValueError(f"the checkpoint {str(source)!r} has {module.config.vocab_size} tokens, got {vocab_size}")
     return body, bert
 
 

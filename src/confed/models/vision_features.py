@@ -56,8 +56,8 @@ class VisionEncoder:
         Raises ``ValueError``: a file is missing or unreadable (the message names it).
         """
         rest = iter(files)
-        while part := list(islice(rest, batch)):
-            regions = self(np.stack([resize(read_picture(file), self.size) for file in part]))
+        while file_batch := list(islice(rest, batch)):
+            regions = self(np.stack([resize(read_picture(file), self.size) for file in file_batch]))
             yield from zip(regions.features, regions.boxes, strict=True)
 
 
@@ -88,9 +88,9 @@ def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> Visio
     except (OSError, ValueError, SafetensorError) as error:
         why = unread_because(error)
         raise ValueError(f"{name!r} must be a model of `transformers`, a folder or a hub name: {why}") from error
-    whole, found = loaded
+    whole, description = loaded
     # The library fills these with random numbers. The last states do not pass through a pooler.
-    missing = sorted(tensor for tensor in found["missing_keys"] if "pooler." not in tensor)
+    missing = sorted(tensor for tensor in description["missing_keys"] if "pooler." not in tensor)
     if missing:
         raise ValueError(f"the checkpoint {name!r} lacks {len(missing)} tensors of its model, the first: {missing[0]}")
     model = getattr(whole, "vision_model", whole)

@@ -94,10 +94,10 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
     unfinished.replace(out)
     beside = json.dumps(dataclasses.asdict(config), indent=1, sort_keys=True)
     out.with_name(f"{out.stem}.config.json").write_text(beside + "\n", encoding="utf-8")
-    own = any(str(name).removeprefix("module.").startswith("text_decoder.") for name in state)
+    has_decoder = any(str(name).removeprefix("module.").startswith("text_decoder.") for name in state)
     return {
         "image_size": config.image_size,
-        "decoder": "published" if own else "from the question encoder",
+        "decoder": "published" if has_decoder else "from the question encoder",
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
         "source_sha256": digest,
         "sha256": _sha256(out),
@@ -115,10 +115,12 @@ def convert_model(source: Path, out: Path) -> dict[str, Any]:
     if out.exists():
         raise ValueError(f"{out} exists already; name a folder that does not")
     tensors: dict[str, Tensor] = {}
-    for part in parts:
-        for name, tensor in _read(source / part).items():
+    for checkpoint_part in parts:
+        for name, tensor in _read(source / checkpoint_part).items():
             if not isinstance(tensor, Tensor):
-                raise ValueError(f"{source / part}: expected tensors by name, {name!r} is {type(tensor).__name__}")
+                raise ValueError(
+                    f"{source / checkpoint_part}: expected tensors by name, {name!r} is {type(tensor).__name__}"
+                )
             tensors[str(name)] = tensor.contiguous().clone()
     unfinished = out.with_name(out.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -139,14 +141,14 @@ def rename_resnet(name: str) -> str:
     for pattern, replacement in _PATTERNS:
         if re.fullmatch(pattern, plain):
             return re.sub(pattern, replacement, plain)
-    found = _BLOCK.fullmatch(plain)
-    if found is None:
+    match = _BLOCK.fullmatch(plain)
+    if match is None:
         raise ValueError(f"no ResNet has a tensor {name!r}")
-    stage, block, kind, number, _, part, last = found.groups()
+    stage, block, kind, number, _, layer, last = match.groups()
     where = f"resnet.encoder.stages.{int(stage) - 1}.layers.{block}"
     if kind:
         return f"{where}.layer.{int(number) - 1}.{'convolution' if kind == 'conv' else 'normalization'}.{last}"
-    return f"{where}.shortcut.{'convolution' if part == '0' else 'normalization'}.{last}"
+    return f"{where}.shortcut.{'convolution' if layer == '0' else 'normalization'}.{last}"
 
 
 def _read(source: Path) -> Mapping[str, Any]:

@@ -103,13 +103,17 @@ def prepare(
         **pictures,
         "listing_sha256": _listing(found, scenes),
     }
-    read = [source.file for own in sources.values() for source in own] + [predictions]
+    read = [source.file for scene_sources in sources.values() for source in scene_sources] + [predictions]
     manifest = {
         "format": FORMAT,
         "options": asdict(options),
         "images": str(images.expanduser().resolve()),
         "sources": {
-            **{s.file.name: {"bytes": s.bytes, "sha256": s.sha256} for own in sources.values() for s in own},
+            **{
+                s.file.name: {"bytes": s.bytes, "sha256": s.sha256}
+                for scene_sources in sources.values()
+                for s in scene_sources
+            },
             **{file.name: digest(file) for file in (*read[-1:], *([weights] if weights else ()))},
             _MAPPING.name: digest(_MAPPING),
         },
@@ -126,13 +130,13 @@ def _survey(sources: Mapping[str, Sequence[Source]], progress: Progress) -> set[
     ids: set[str] = set()
     images: dict[str, set[str]] = {}
     for role, parts in sources.items():
-        own = images.setdefault(role, set())
+        role_images = images.setdefault(role, set())
         for source in parts:
             for question in source:
                 if question.id in ids:
                     raise ValueError(f"{source.file}: the question id {question.id!r} occurs twice")
                 ids.add(question.id)
-                own.add(question.image)
+                role_images.add(question.image)
                 if len(ids) % 10000 == 0:
                     progress(StepProgress("reading questions", len(ids), 0))
     both = sorted(images["train"] & images["val"])
@@ -168,8 +172,8 @@ def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str
     names, left = list(scene_of()), [image for image in found if image not in done]
     written = 0
     for batch in classify(model, [found[image] for image in left], device=device):
-        own = left[written : written + len(batch)]
-        guesses = [(image, Prediction(names[n], p)) for image, (n, p) in zip(own, batch, strict=True)]
+        batch_rows = left[written : written + len(batch)]
+        guesses = [(image, Prediction(names[n], p)) for image, (n, p) in zip(batch_rows, batch, strict=True)]
         write_predictions(file, guesses, append=True)
         written += len(batch)
         progress(StepProgress("naming scenes", len(done) + written, len(done) + len(left)))
@@ -212,8 +216,8 @@ def _select(
                     kept += 1
                     if kept % 10000 == 0:
                         progress(StepProgress("choosing questions", kept, 0))
-    for (scene, role), own in rows.items():
-        if not own:
+    for (scene, role), scene_questions in rows.items():
+        if not scene_questions:
             raise ValueError(
                 f"no {role} question is left for the scene {scene!r}; is the threshold too high, or are these "
                 "predictions of other pictures?"
@@ -229,15 +233,20 @@ def _write(
     # From here on the folder is no whole dataset until its new manifest is there.
     for name in ("manifest.json", "missing.txt"):
         (out / name).unlink(missing_ok=True)
-    capped = {key: _cap(own, options) if key[1] == "train" else own for key, own in rows.items()}
-    counts = Counter(q.answer for (_, role), own in capped.items() if role == "train" for q in own)
+    capped = {
+        key: _cap(scene_questions, options) if key[1] == "train" else scene_questions
+        for key, scene_questions in rows.items()
+    }
+    counts = Counter(
+        q.answer for (_, role), scene_questions in capped.items() if role == "train" for q in scene_questions
+    )
     vocabulary = [a for a, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))][: options.answers]
-    known = set(vocabulary)
+    answer_set = set(vocabulary)
     facts: dict[str, Any] = {scene: {} for scene in SCENES}
     written: dict[str, Any] = {}
-    for (scene, role), own in capped.items():
-        inside = [q for q in own if q.answer in known]
-        kept = inside if role == "train" else own
+    for (scene, role), scene_questions in capped.items():
+        inside = [q for q in scene_questions if q.answer in answer_set]
+        kept = inside if role == "train" else scene_questions
         file = out / scene / f"{role}.jsonl"
         file.parent.mkdir(exist_ok=True)
         _lines(file, kept)
@@ -246,8 +255,8 @@ def _write(
             "questions": len(kept),
             "published": PUBLISHED[scene][role == "test"],
             "pictures": len({q.image for q in kept}),
-            "outside_vocabulary": len(own) - len(inside),
-            **({"beyond_cap": len(rows[scene, role]) - len(own)} if role == "train" else {}),
+            "outside_vocabulary": len(scene_questions) - len(inside),
+            **({"beyond_cap": len(rows[scene, role]) - len(scene_questions)} if role == "train" else {}),
         }
     texts = {"answers.json": json.dumps(vocabulary, indent=0, ensure_ascii=False) + "\n"}
     if missing:

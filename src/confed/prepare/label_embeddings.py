@@ -35,14 +35,14 @@ def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...],
     from confed.datasets.scene_labels import COARSE, FINE
     from confed.datasets.tagged_texts import TAGS
 
-    known = {"flair": FLAIR_LABELS, "coco": COCO_LABELS, "coco-groups": COCO_SUPERCATEGORIES, "voc": VOC_LABELS}
-    known |= {"ucm": UCM_LABELS, "captions": TAGS, "scenes": (*FINE, *COARSE)}
+    vocabularies = {"flair": FLAIR_LABELS, "coco": COCO_LABELS, "coco-groups": COCO_SUPERCATEGORIES, "voc": VOC_LABELS}
+    vocabularies |= {"ucm": UCM_LABELS, "captions": TAGS, "scenes": (*FINE, *COARSE)}
     if labels == "flair-fine":
         if root is None:
             raise ValueError("the list flair-fine needs --root, the folder with label_relationship.txt")
         return flair_fine_labels(root / "label_relationship.txt"), {}
-    if labels in known:
-        return known[labels], flair_fine_names(root) if labels == "flair" and root is not None else {}
+    if labels in vocabularies:
+        return vocabularies[labels], flair_fine_names(root) if labels == "flair" and root is not None else {}
     file = Path(labels)
     if not file.is_file():
         raise ValueError(f"labels must be one of {', '.join(LISTS)} or a text file, got {labels!r}")
@@ -82,13 +82,13 @@ def write_label_embeddings(
     if encoder not in makers:
         raise ValueError(f"encoder must be clip, sentence or mini, got {encoder!r}")
     encode = makers[encoder](source)
-    said = {label: tuple(map(_said, its)) for label, its in fine.items()}
+    spoken_labels = {label: tuple(map(_said, its)) for label, its in fine.items()}
     made = embed_labels(
         list(map(_said, names)),
         encode,
         template=template,
         coarse=coarse,
-        fine={_said(label): its for label, its in said.items()},
+        fine={_said(label): its for label, its in spoken_labels.items()},
         most=most,
         source=f"{source}, {template!r}, {coarse}",
     )

@@ -65,31 +65,31 @@ def questions_in(folder: Path) -> Questions | None:
 
     A file with a faulty row, and questions without pictures, are a ``ValueError``.
     """
-    there = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in ENDINGS)
+    tables = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in ENDINGS)
     for endings in ((".jsonl", ".json"), (".csv", ".tsv", ".parquet")):
-        files = [path for path in there if path.suffix.lower() in endings]
-        read = {path: found for path in files if (found := _columns_of(path)) is not None}
+        files = [path for path in tables if path.suffix.lower() in endings]
+        read = {path: columns for path in files if (columns := _columns_of(path)) is not None}
         if read:
-            return _described(folder, read, skipped=len(read) < len([p for p in there if p.suffix.lower() in endings]))
+            return _described(folder, read, skipped=len(read) < len([p for p in tables if p.suffix.lower() in endings]))
     return None
 
 
 def mapped(names: Collection[str]) -> dict[str, str] | None:
     """What columns are here -> their names; None where they are no questions."""
     low = {name.casefold(): name for name in names}
-    found = {key: low[key] for key in COLUMNS if key in low}
+    mapping = {key: low[key] for key in COLUMNS if key in low}
     for key, others in OTHER_NAMES.items():
-        if key == "answer" and ("answers" in found or any(layout <= set(found) for layout in _LAYOUTS)):
+        if key == "answer" and ("answers" in mapping or any(layout <= set(mapping) for layout in _LAYOUTS)):
             continue
-        if key not in found and not (key == "image" and "images" in found):
-            name = next((low[other] for other in others if other in low and low[other] not in found.values()), None)
+        if key not in mapping and not (key == "image" and "images" in mapping):
+            name = next((low[other] for other in others if other in low and low[other] not in mapping.values()), None)
             if name is not None:
-                found[key] = name
-    asked = any(layout <= set(found) for layout in _LAYOUTS)
-    shown = "image" in found or "images" in found
-    if not asked and not (shown and {"answer", "answers"} & set(found)):
+                mapping[key] = name
+    asked = any(layout <= set(mapping) for layout in _LAYOUTS)
+    shown = "image" in mapping or "images" in mapping
+    if not asked and not (shown and {"answer", "answers"} & set(mapping)):
         return None
-    return {key: name for key, name in found.items() if key != name}
+    return {key: name for key, name in mapping.items() if key != name}
 
 
 def _columns_of(file: Path) -> dict[str, str] | None:
@@ -106,7 +106,7 @@ def _columns_of(file: Path) -> dict[str, str] | None:
 def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool) -> Questions:
     """What files with questions hold."""
     columns = dict(next(iter(files.values())))
-    if other := next((file for file, own in files.items() if own != columns), None):
+    if other := next((file for file, file_columns in files.items() if file_columns != columns), None):
         first = next(iter(files))
         raise ValueError(f"{other} names its columns in another way than {first.name}; put one of them elsewhere")
     question, records, entries = "", list[ChatRecord](), list[Mapping[str, Any]]()
@@ -116,8 +116,8 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
             question = question or ("" if asking(entry, QUESTION) is entry else QUESTION)
             records.append(chat_record(asking(entry, question), f"{file}, row {row}", f"{file.stem}/{row}"))
     shown = list(dict.fromkeys(picture for record in records for picture in record.pictures))
-    there = [_place(folder, name) for name in shown]
-    absent = [name for name, place in zip(shown, there, strict=True) if place is None]
+    picture_places = [_place(folder, name) for name in shown]
+    absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
     if len(absent) == len(shown):
         what = f"the first is {absent[0]!r}" if absent else "no row has one"
         raise ValueError(
@@ -146,7 +146,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
         saw += notes_on_owners(cells[taken], columns.get(owner, owner))
     saw += not_taken([name for name in called if name != taken], "columns.client")
     saw += [f"{len(absent)} pictures are not there, such as {absent[0]!r}"] if absent else []
-    uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in there if p is not None}
+    uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
     form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
     return Questions(form, options, saw, len(records), len(shown), owner, names, frozenset(uses))
 
@@ -186,16 +186,20 @@ def saved_datasets(folder: Path) -> Questions | None:
     if (folder / "dataset_dict.json").is_file():
         listed = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
         parts = [folder / str(name) for name in listed]
-    told = [part / "dataset_info.json" for part in parts if (part / "dataset_info.json").is_file()]
+    told = [folder_part / "dataset_info.json" for folder_part in parts if (folder_part / "dataset_info.json").is_file()]
     if not told:
         return _parquet_with_pictures(folder)
     infos = [json.loads(file.read_text(encoding="utf-8")) for file in told]
     features: dict[str, Any] = infos[0].get("features") or {}
-    counts = {name: part.get("num_examples", 0) for info in infos for name, part in (info.get("splits") or {}).items()}
+    counts = {
+        name: folder_part.get("num_examples", 0)
+        for info in infos
+        for name, folder_part in (info.get("splits") or {}).items()
+    }
     shown = next(
         (name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "Image"), ""
     )
-    splits = [part.name for part in parts] if len(parts) > 1 else []
+    splits = [folder_part.name for folder_part in parts] if len(parts) > 1 else []
     return _of_columns(folder, list(features), shown, splits, sum(counts.values()))
 
 
@@ -209,9 +213,9 @@ def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence
     columns.pop("split", None)
     called = by_likelihood(names)
     columns |= {"client": called[0]} if called[:1] not in ([], ["client"]) else {}
-    there = {key for key in COLUMNS if key in names} | set(columns)
-    question = "" if there & {"question", "messages", "conversations", "prompt"} else QUESTION
-    owner = next((key for key in ("client", "place") if key in there), "")
+    columns_used = {key for key in COLUMNS if key in names} | set(columns)
+    question = "" if columns_used & {"question", "messages", "conversations", "prompt"} else QUESTION
+    owner = next((key for key in ("client", "place") if key in columns_used), "")
     options: dict[str, Any] = {"columns": columns} if columns else {}
     options |= {"question": question} if question else {}
     options |= {"partition": owner} if owner else {}
@@ -220,8 +224,8 @@ def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence
     saw += [f"rows have no question: {question!r} is asked of all"] if question else []
     saw += [f"one client per {columns.get(owner, owner)}"] if owner else []
     saw += not_taken(called[1:], "columns.client")
-    form = "conversations" if there & {"messages", "conversations", "prompt"} else "questions"
-    return Questions(form, options, saw, count, None, owner, there)
+    form = "conversations" if columns_used & {"messages", "conversations", "prompt"} else "questions"
+    return Questions(form, options, saw, count, None, owner, columns_used)
 
 
 def _parquet_with_pictures(folder: Path) -> Questions | None:
@@ -285,19 +289,19 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
     forms: Sequence[Callable[[Path, int], Found | None]] = (
         _saved, _vqa, _objects, _captions, _labels, _texts, _sensors, _questions, _classes
     )  # fmt: skip
-    found, faults = list[Found](), list[ValueError]()
+    proposals, faults = list[Found](), list[ValueError]()
     for form in forms:
         try:
-            found += [one] if (one := form(folder, clients)) is not None else []
+            proposals += [one] if (one := form(folder, clients)) is not None else []
         except ValueError as error:  # other forms may fit
             faults.append(error)
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if not found and faults:
+    if not proposals and faults:
         raise faults[0]
-    if not found:
-        there = f"holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "is empty"
-        raise ValueError(f"{folder} {there}, which is none of the forms that are recognised: {FORMS}")
-    return found, [name for name in names if name not in found[0].uses]
+    if not proposals:
+        content = f"holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "is empty"
+        raise ValueError(f"{folder} {content}, which is none of the forms that are recognised: {FORMS}")
+    return proposals, [name for name in names if name not in proposals[0].uses]
 
 
 def dealt(count: int, clients: int, groups: int | None = None) -> dict[str, Any]:
@@ -310,24 +314,26 @@ def dealt(count: int, clients: int, groups: int | None = None) -> dict[str, Any]
 
 def _saved(folder: Path, clients: int) -> Found | None:
     """A folder that the library ``datasets`` has written."""
-    said = saved_datasets(folder)
-    if said is None:
+    saved = saved_datasets(folder)
+    if saved is None:
         return None
-    options = {"source": str(folder.resolve()), **said.options}
-    if said.owner not in said.options.get("columns", {}) and "client" not in said.names:
-        options |= dealt(said.count, clients) if said.count else {"partition": "iid", "clients": clients}
-    return Found(said.form, "hub", {**options, "image_size": 64}, said.saw, frozenset(p.name for p in folder.iterdir()))
+    options = {"source": str(folder.resolve()), **saved.options}
+    if saved.owner not in saved.options.get("columns", {}) and "client" not in saved.names:
+        options |= dealt(saved.count, clients) if saved.count else {"partition": "iid", "clients": clients}
+    return Found(
+        saved.form, "hub", {**options, "image_size": 64}, saved.saw, frozenset(p.name for p in folder.iterdir())
+    )
 
 
 def _questions(folder: Path, clients: int) -> Found | None:
     """Question files and conversations."""
-    said = questions_in(folder)
-    if said is None:
+    questions = questions_in(folder)
+    if questions is None:
         return None
-    options = {"root": str(folder.resolve()), **said.options}
-    if not said.owner:
-        options |= dealt(said.count, clients, said.pictures)
-    return Found(said.form, "chat_records", {**options, "image_size": 64}, said.saw, said.uses)
+    options = {"root": str(folder.resolve()), **questions.options}
+    if not questions.owner:
+        options |= dealt(questions.count, clients, questions.pictures)
+    return Found(questions.form, "chat_records", {**options, "image_size": 64}, questions.saw, questions.uses)
 
 
 def _vqa(folder: Path, clients: int) -> Found | None:
@@ -387,14 +393,14 @@ def _objects(folder: Path, clients: int) -> Found | None:
             f"{splits[missing[0]]}: expected the pictures of the split {missing[0]!r} in {folder / missing[0]}, "
             "images/ or images.tar, found none"
         )
-    own = coco_categories(splits[train])
+    categories = coco_categories(splits[train])
     options = {
         "root": str(folder.resolve()), "train": train, "test": test, "image_size": 64, "validation": 0.1,
-        "categories": "coco80" if set(own) <= set(COCO_GROUPS) else "file",
+        "categories": "coco80" if set(categories) <= set(COCO_GROUPS) else "file",
     }  # fmt: skip
     count = _in_json(splits[train], "images")
     shares = dealt(count, clients)
-    saw = [f"COCO's objects: {count} pictures of the split {train}, {len(own)} categories"]
+    saw = [f"COCO's objects: {count} pictures of the split {train}, {len(categories)} categories"]
     saw += (
         [f"the split {test} is the test"] if test else ["no test split: a share of each client's pictures is its test"]
     )
@@ -449,9 +455,9 @@ def _labels(folder: Path, clients: int) -> Found | None:
     owners: list[str] = []
     shares = _by_owner(entries, "domain", owners)
     roles = {ROLES.get(str(entry.get("split", "")), "") for entry in entries}
-    found = _of_classes(folder, classes, set(), roles, clients, "labels.jsonl", uses)
-    kept = {key: value for key, value in found.options.items() if not shares or key not in DEALT}
-    return replace(found, options={**kept, **shares}, saw=[*found.saw, *owners])
+    proposal = _of_classes(folder, classes, set(), roles, clients, "labels.jsonl", uses)
+    kept = {key: value for key, value in proposal.options.items() if not shares or key not in DEALT}
+    return replace(proposal, options={**kept, **shares}, saw=[*proposal.saw, *owners])
 
 
 def _by_owner(entries: Sequence[Mapping[str, Any]], usual: str, saw: list[str]) -> dict[str, Any]:

@@ -72,16 +72,16 @@ def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
     questions: dict[str, int] = {}
     pictures: dict[str, int] = {}
     for split in SPLITS:
-        own: set[int] = set()
+        picture_ids: set[int] = set()
         for number, record in enumerate(vqa_records(root, split), start=1):
-            own.add(image_number(record.pictures[0]))
+            picture_ids.add(image_number(record.pictures[0]))
             questions[split] = number
             if number % 10000 == 0:
                 progress(StepProgress(f"reading {split}", number, 0))
-        if not own:
+        if not picture_ids:
             raise ValueError(f"{root}: the files of {split} have no questions")
-        pictures[split] = len(own)
-        every |= own
+        pictures[split] = len(picture_ids)
+        every |= picture_ids
     return sorted(every), {"questions": questions, "pictures": pictures}
 
 
@@ -90,31 +90,31 @@ def _collect(
 ) -> dict[str, Any]:
     """One file of all regions, whose shapes are all checked first, and their values one by one while writing."""
     wanted, unused = set(asked), 0
-    found: dict[int, PictureRegions] = {}
+    regions_of: dict[int, PictureRegions] = {}
     width = options.width
     for source in sources:
-        for part in read_layout(source):
-            if part.image not in wanted:
+        for picture in read_layout(source):
+            if picture.image not in wanted:
                 unused += 1
                 continue
-            if part.image in found:
-                first = found[part.image].where
-                raise ValueError(f"{part.where}: picture {part.image} has features in {first} already")
-            width = width or part.width
-            if part.width != width:
-                raise ValueError(f"{part.where}: expected {width} features per region, got {part.width}")
-            if options.regions is not None and part.count != options.regions:
-                raise ValueError(f"{part.where}: expected {options.regions} regions, got {part.count}")
-            if part.count < 1:
-                raise ValueError(f"{part.where}: expected at least one region, got none")
-            found[part.image] = part
-            if len(found) % 1000 == 0:
-                progress(StepProgress("checking features", len(found), len(wanted)))
-    _check_missing(asked, found, "features")
-    most = max(part.count for part in found.values())
-    padded = sum(part.count < most for part in found.values())
+            if picture.image in regions_of:
+                first = regions_of[picture.image].where
+                raise ValueError(f"{picture.where}: picture {picture.image} has features in {first} already")
+            width = width or picture.width
+            if picture.width != width:
+                raise ValueError(f"{picture.where}: expected {width} features per region, got {picture.width}")
+            if options.regions is not None and picture.count != options.regions:
+                raise ValueError(f"{picture.where}: expected {options.regions} regions, got {picture.count}")
+            if picture.count < 1:
+                raise ValueError(f"{picture.where}: expected at least one region, got none")
+            regions_of[picture.image] = picture
+            if len(regions_of) % 1000 == 0:
+                progress(StepProgress("checking features", len(regions_of), len(wanted)))
+    _check_missing(asked, regions_of, "features")
+    most = max(picture.count for picture in regions_of.values())
+    padded = sum(picture.count < most for picture in regions_of.values())
     index = RegionIndex(tuple(asked), most, width or 0, "", padded)
-    rows = (found[image].read() for image in asked)
+    rows = (regions_of[image].read() for image in asked)
     write_regions(file, index, _watched(rows, len(asked), progress), options.precision)
     return {"regions": most, "width": width, "padded": padded, "unused": unused}
 

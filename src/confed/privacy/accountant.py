@@ -49,8 +49,8 @@ def epsilon(noise: float, releases: int, delta: float, adjacency: Adjacency = "r
         return math.inf
     if math.isinf(noise):
         return 0.0
-    found = float(_library().get_epsilon_gaussian(noise / _sensitivity(adjacency) / math.sqrt(releases), delta))
-    return found + ROOT * (1 + found) if found else 0.0
+    spent = float(_library().get_epsilon_gaussian(noise / _sensitivity(adjacency) / math.sqrt(releases), delta))
+    return spent + ROOT * (1 + spent) if spent else 0.0
 
 
 def sampled_epsilon(noise: float, rounds: Mapping[tuple[int, int], int], delta: float) -> float:

@@ -69,27 +69,27 @@ class EvaluationPolicy:
     def parse(cls, text: str) -> "EvaluationPolicy":
         """The policy from its text, such as "noise=8,per_round=1,in_all=40,least=50" or "off"."""
         values: dict[str, str | int | float] = {}
-        for part in (part.strip() for part in text.split(",")):
-            key, given, value = part.partition("=")
+        for setting in (setting.strip() for setting in text.split(",")):
+            key, given, value = setting.partition("=")
             try:
                 if not given:
-                    if part not in ("default", "exact", "off"):
+                    if setting not in ("default", "exact", "off"):
                         raise ValueError
-                    found = {"mode": part}
+                    fields = {"mode": setting}
                 elif key == "noise":
-                    found = {"mode": "noise", "noise": float(value)}
+                    fields = {"mode": "noise", "noise": float(value)}
                 elif key in ("per_round", "in_all", "least"):
-                    found = {key: int(value)}
+                    fields = {key: int(value)}
                 else:
                     raise ValueError
             except ValueError:
                 raise ValueError(
                     "evaluations must be default, exact, off or noise=NUMBER, with any of per_round=, in_all= and "
-                    f"least= and a whole number, separated by commas; got {part[:80]!r} in {text[:200]!r}"
+                    f"least= and a whole number, separated by commas; got {setting[:80]!r} in {text[:200]!r}"
                 ) from None
-            if values.keys() & found.keys():
-                raise ValueError(f"evaluations: {part[:80]!r} says again what {text[:200]!r} has said before")
-            values |= found
+            if values.keys() & fields.keys():
+                raise ValueError(f"evaluations: {setting[:80]!r} says again what {text[:200]!r} has said before")
+            values |= fields
         return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

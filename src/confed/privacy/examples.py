@@ -76,7 +76,7 @@ class ExamplePrivacy:
                 total.device
             )
         parts = (total / batch_size).split([g[0].numel() for g in gradients])
-        return [part.view(g.shape[1:]).to(g.dtype) for part, g in zip(parts, gradients, strict=True)]
+        return [gradient_sum.view(g.shape[1:]).to(g.dtype) for gradient_sum, g in zip(parts, gradients, strict=True)]
 
     def epsilon(self, epochs: int) -> float:
         """Epsilon of an example after so many passes over its client's examples; infinity without noise.

@@ -33,7 +33,7 @@ class PrivacyLedger:
     @property
     def amplified(self) -> bool:
         """Whether epsilon counts that some cohort was drawn from more clients than it has."""
-        return self._uniform and any(len(asked) < there for _, asked, there in self._rounds)
+        return self._uniform and any(len(asked) < present_count for _, asked, present_count in self._rounds)
 
     def add(self, round: int, asked: Sequence[str], present: int) -> None:
         """Entry of a finished round; the same round, and later ones, are replaced."""
@@ -47,7 +47,9 @@ class PrivacyLedger:
         """
         entries = [entry for entry in self._rounds if rounds is None or entry[0] <= rounds]
         if self._uniform:
-            drawn = Counter((len(asked), there) for n, asked, there in entries if self._present(client, n) and asked)
+            drawn = Counter(
+                (len(asked), present_count) for n, asked, present_count in entries if self._present(client, n) and asked
+            )
             return _sampled(self.privacy.noise, tuple(sorted(drawn.items())), self.privacy.delta)
         times = sum(client in asked for _, asked, _ in entries)
         return _released(self.privacy.noise, times, self.privacy.delta, self.privacy.adjacency == "replace")

@@ -168,10 +168,11 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
     for names, count in clients.items():
         senders.update(dict.fromkeys(names, count))
     privacy = algorithm.update_privacy
-    found = [name for name in senders if name.endswith(STATISTICS)]
-    if found and privacy is not None and privacy.noise > 0:
+    statistics = [name for name in senders if name.endswith(STATISTICS)]
+    if statistics and privacy is not None and privacy.noise > 0:
         raise ValueError(
-            f"algorithm.update_privacy.noise must be 0 where running statistics are shared, such as {found[0]!r}, got "
+            f"algorithm.update_privacy.noise must be 0 where running statistics are shared, such as "
+            f"{statistics[0]!r}, got "
             f"{privacy.noise}: take a model without batch normalisation, or a method that keeps it private (fedbn)"
         )
     if algorithm.secure_sum is None:

@@ -87,9 +87,9 @@ def digest_of(value: object) -> str:
 
     Pictures that are read when they are asked for count by their number and size.
     """
-    found = hashlib.blake2b(digest_size=4)
-    _add(found, value, {})
-    return found.hexdigest()
+    hasher = hashlib.blake2b(digest_size=4)
+    _add(hasher, value, {})
+    return hasher.hexdigest()
 
 
 def _add(found: "hashlib.blake2b", value: object, seen: dict[int, object]) -> None:
@@ -142,14 +142,14 @@ def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def overrides_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """``section.key`` -> value of overrides that may name sections as a whole, and keys of ``[run]`` alone."""
     sections, keys = (*NAMED, "local", "run"), [field.name for field in fields(Run)]
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for name, value in given.items():
         if "." in name:
-            found[name] = value
+            overrides[name] = value
         elif name in sections:
-            found |= {f"{name}.{key}": item for key, item in section_of(name, value).items()}
+            overrides |= {f"{name}.{key}": item for key, item in section_of(name, value).items()}
         elif name in keys:
-            found[f"run.{name}"] = value
+            overrides[f"run.{name}"] = value
         else:
             near = get_close_matches(name, [*sections, *keys], 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
@@ -157,7 +157,7 @@ def overrides_of(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"unknown setting {name!r}; {hint}valid are 'section.key', the sections {', '.join(sections)}, and "
                 f"the keys of [run]: {', '.join(keys)}"
             )
-    return found
+    return overrides
 
 
 def section_of(section: str, value: Any) -> dict[str, Any]:
@@ -220,9 +220,9 @@ def _name(section: str, constructor: Callable[..., Any]) -> str:
     """The name by which a recipe can have a function or class; its module is allowed, as the user has given it."""
     if _is_object(section, constructor):
         return session_name(section, constructor)
-    known = NAMED[section].name_of(constructor)
-    if known is not None:
-        return known
+    registered_name = NAMED[section].name_of(constructor)
+    if registered_name is not None:
+        return registered_name
     module, name = constructor.__module__, constructor.__qualname__
     if vars(sys.modules.get(module, sys)).get(name) is not constructor:  # made in a function, or replaced since
         return session_name(section, constructor)
@@ -238,11 +238,11 @@ def _values(section: str, value: Any) -> dict[str, Any]:
 
 def _written(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as TOML can hold them; None, which TOML lacks, is left out."""
-    found = plain(values)
-    for key, value in found.items():
+    written = plain(values)
+    for key, value in written.items():
         if not isinstance(value, PLAIN):
             raise ValueError(
                 f"{section}.{key} must be a number, a text, or a list or mapping of such, which a recipe can hold; got "
                 f"{type(value).__name__}"
             )
-    return found
+    return written

@@ -145,10 +145,10 @@ def _of_text(override: str) -> _Change:
 
 def _set(content: dict[str, Any], change: _Change) -> None:
     target, parts = content, change.parts
-    for part in parts[:-1]:
-        target = target.setdefault(part, {})
+    for key in parts[:-1]:
+        target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            raise ValueError(f"{change.text!r}: {part!r} is a value, not a section")
+            raise ValueError(f"{change.text!r}: {key!r} is a value, not a section")
     if change.renames and target.get("name") != change.value:
         kept = kept_keys(parts[0], str(change.value), target)
         target.clear()  # another constructor has other keywords
@@ -163,8 +163,8 @@ def _reason(error: tomllib.TOMLDecodeError) -> str:
 
 def _take_away(content: dict[str, Any], change: _Change) -> None:
     target: Any = content
-    for part in change.parts[:-1]:
-        target = target.get(part) if isinstance(target, dict) else None
+    for key in change.parts[:-1]:
+        target = target.get(key) if isinstance(target, dict) else None
     if not isinstance(target, dict):
         raise ValueError(f"{change.text!r}: the recipe has no section [{'.'.join(change.parts[:-1])}]")
     if change.parts[-1] not in target:

@@ -179,12 +179,12 @@ class Recipe:
         given = dict(self.overrides.get(name, {}))
         given.pop("label", None)
         given.pop("headline", None)
-        parts = {part: taken_part(given, part, where) for part in ("local", "model", "task", "run")}
-        own = {**given, "name": given.get("name", name)}
-        sections = {**self.sections, "algorithm": self._own("algorithm", own, where)}
-        for part in ("model", "task"):
-            if parts[part]:
-                sections[part] = self._own(part, parts[part], f"{where}.{part}")
+        parts = {section: taken_part(given, section, where) for section in ("local", "model", "task", "run")}
+        row_values = {**given, "name": given.get("name", name)}
+        sections = {**self.sections, "algorithm": self._own("algorithm", row_values, where)}
+        for section in ("model", "task"):
+            if parts[section]:
+                sections[section] = self._own(section, parts[section], f"{where}.{section}")
         if parts["local"]:
             sections["local"] = validate(Local, {**self.sections["local"], **parts["local"]}, f"{where}.local", set())
         if parts["run"]:

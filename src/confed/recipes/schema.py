@@ -52,9 +52,9 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
         key = ".".join([where, *key])
         if first["type"] == "missing":
             raise ValueError(f"{key} must be given; valid keys: {', '.join(names)}") from error
-        own = str(first.get("ctx", {}).get("error", ""))
-        if first["type"] == "value_error" and own.startswith(f"{key}."):  # a part that checks its own values
-            raise ValueError(own) from error
+        message = str(first.get("ctx", {}).get("error", ""))
+        if first["type"] == "value_error" and message.startswith(f"{key}."):  # a part that checks its own values
+            raise ValueError(message) from error
         raise ValueError(f"{key}: {first['msg']}; got {first['input']!r}") from error
     for name, value in values.items():
         _check_numbers(value, getattr(checked, name), f"{where}.{name}")
@@ -78,12 +78,12 @@ def _check_numbers(given: Any, taken: Any, where: str) -> None:
 def _first_fault(faults: Sequence[Any], model: Any, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """The first fault and its key; where several types are allowed, what all of them expect."""
     first, name = faults[0], str(faults[0]["loc"][0])
-    own = [fault for fault in faults if fault["loc"][0] == name]
+    faults_of_name = [fault for fault in faults if fault["loc"][0] == name]
     # Behind a name pydantic gives the type that did not fit, or a position in a sequence or mapping.
-    if get_origin(model.model_fields[name].annotation) in (Union, UnionType) and len(own) > 1:
-        rest = [str(fault["msg"]).removeprefix("Input should be ") for fault in own[1:]]
-        return {"type": "union", "msg": ", or ".join([own[0]["msg"], *rest]), "input": values[name]}, [name]
-    return first, [str(part) for part in first["loc"]]
+    if get_origin(model.model_fields[name].annotation) in (Union, UnionType) and len(faults_of_name) > 1:
+        rest = [str(fault["msg"]).removeprefix("Input should be ") for fault in faults_of_name[1:]]
+        return {"type": "union", "msg": ", or ".join([faults_of_name[0]["msg"], *rest]), "input": values[name]}, [name]
+    return first, [str(step) for step in first["loc"]]
 
 
 @lru_cache(maxsize=256)
@@ -92,8 +92,10 @@ def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any,
 
     hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
     # A signature shows a placeholder where a dataclass makes the default anew.
-    own: Any = dataclass_fields(constructor) if inspect.isclass(constructor) and is_dataclass(constructor) else ()
-    made: dict[str, Any] = {f.name: f.default_factory for f in own if f.default_factory is not MISSING}
+    declared_fields: Any = (
+        dataclass_fields(constructor) if inspect.isclass(constructor) and is_dataclass(constructor) else ()
+    )
+    made: dict[str, Any] = {f.name: f.default_factory for f in declared_fields if f.default_factory is not MISSING}
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if name not in skip and name != "self":

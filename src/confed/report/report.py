@@ -56,7 +56,7 @@ def lead(study: Study) -> str:
     if sizes:
         low, high = int(min(sizes)), int(max(sizes))
         size = f"{low} training {things} each" if low == high else f"{low} to {high} training {things}"
-    inner = "; ".join(part for part in (names, size) if part)
+    inner = "; ".join(phrase for phrase in (names, size) if phrase)
     text = f"{_counted(clients(study), 'client')} {f'({inner}) ' if inner else ''}trained "
     rounds = int(first.summary.get("rounds", 0))
     model = first.recipe.get("model", {}).get("name")
@@ -156,14 +156,14 @@ def _measured(study: Study) -> str:
     firsts: dict[str, Any] = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
     does, things = ("does on", "examples") if _modal(study) else ("answers", "questions")
     abroad = f", also in {listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."
-    own = f"how well each client's own model {does} the {things} of that client"
+    personal_sentence = f"how well each client's own model {does} the {things} of that client"
     if all(map(without_global, firsts.values())):
-        text = f"One thing is measured after the last round: {own}. There is no model for everybody."
+        text = f"One thing is measured after the last round: {personal_sentence}. There is no model for everybody."
     elif all(without_personal(summary) or is_bound(summary) for summary in firsts.values()):
         text = f"One thing is measured after the last round: how well the one model {does} everybody's {things}{abroad}"
     else:
         everybody = f"how well the one shared model {does} those of everybody"
-        text = f"Two things are measured after the last round: {own}, and {everybody}{abroad}"
+        text = f"Two things are measured after the last round: {personal_sentence}, and {everybody}{abroad}"
         if note := global_note(firsts):
             text += f" {note}"
     note = personal_note(firsts)
@@ -262,8 +262,8 @@ def render(study: Study) -> str:
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(_glossary(labels))),
     ]
-    said = "" if comparison is None else verdict(study, comparison)
-    first = page.paragraph(said, "verdict") if said else ""
+    verdict_text = "" if comparison is None else verdict(study, comparison)
+    first = page.paragraph(verdict_text, "verdict") if verdict_text else ""
     head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{first}{lead(study)}{page.callout(_gaps(study))}"
     return page.document(title, head, entries, store.css)
 
@@ -323,10 +323,10 @@ def _tiles(study: Study) -> str:
         names = {name: words for name, words in names.items() if name.startswith("personal")}
     seen = [name for name in names if name != "global_unseen_mean"]
     names |= {name: over_clients(names[name], summary) for name in seen}
-    found = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
-    found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
-    found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
-    return page.tiles(found)
+    tile_rows = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
+    tile_rows.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
+    tile_rows.append((formats.duration(number(summary.get("seconds"))), "wall time"))
+    return page.tiles(tile_rows)
 
 
 def _gaps(study: Study) -> list[str]:

@@ -50,7 +50,10 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
 
     Without these where no run deploys ``global_seen``: then the column would only repeat the personal models'.
     """
-    keys = [deploys(summary, own) for summary, own in zip(summaries, wanted or [""] * len(summaries), strict=True)]
+    keys = [
+        deploys(summary, wanted_view)
+        for summary, wanted_view in zip(summaries, wanted or [""] * len(summaries), strict=True)
+    ]
     bare = [{k: v for k, v in summary.items() if k not in ("deploys", "deployed")} for summary in summaries]
     if "global_seen" not in keys:
         return bare

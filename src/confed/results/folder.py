@@ -108,10 +108,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.split(b"\n")[:-1]:
-        found = json.loads(line)
-        if not isinstance(found, dict):
-            raise ValueError(f"expected an object in every line, got {str(found)[:40]}")
-        yield found  # pyright: ignore[reportUnknownVariableType]
+        entry = json.loads(line)
+        if not isinstance(entry, dict):
+            raise ValueError(f"expected an object in every line, got {str(entry)[:40]}")
+        yield entry  # pyright: ignore[reportUnknownVariableType]
 
 
 def kind_of(folder: Path) -> Kind:
@@ -131,10 +131,10 @@ def _index(folder: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
     with faults_of(file, "a JSON object"):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise TypeError(f"got {str(found)[:40]}")
-        return found  # pyright: ignore[reportUnknownVariableType]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError(f"got {str(content)[:40]}")
+        return content  # pyright: ignore[reportUnknownVariableType]
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -90,9 +90,9 @@ def _headroom(study: Study, rows: Rows, ceilings: Mapping[str, float]) -> Gate:
     common = [place for place in local if place in ceilings]
     if not common:
         return Gate("d", asked, f"not judged: {_lacking(study, rows, 'local') or 'no ceiling for a client'}")
-    ceiling, own = (100 * _mean(values[place] for place in common) for values in (ceilings, local))
-    found = {"ceiling": ceiling, "local": own, "difference": ceiling - own}
-    return _at_least("d", asked, found, HEADROOM, "")
+    ceiling, local_mean = (100 * _mean(values[place] for place in common) for values in (ceilings, local))
+    measured = {"ceiling": ceiling, "local": local_mean, "difference": ceiling - local_mean}
+    return _at_least("d", asked, measured, HEADROOM, "")
 
 
 def _converged(study: Study, longer: Study | None) -> Gate:
@@ -111,11 +111,11 @@ def _converged(study: Study, longer: Study | None) -> Gate:
         return Gate("b", asked, "not judged: no row has runs of one seed with either number of rounds")
     worst = sorted(values, key=lambda row: -abs(values[row]))
     failed = [row for row in worst if _exact(abs(values[row])) > LEVEL]
-    found = f"{len(values) - len(failed)} of {len(values)} rows; changes: "
-    found += ", ".join(f"{row} {values[row]:+.1f}" for row in worst)
-    found += f"; not run: {', '.join(missing)}" if missing else ""
+    sentence = f"{len(values) - len(failed)} of {len(values)} rows; changes: "
+    sentence += ", ".join(f"{row} {values[row]:+.1f}" for row in worst)
+    sentence += f"; not run: {', '.join(missing)}" if missing else ""
     # One row that moves fails the gate, and a row that was not looked at leaves it open.
-    return Gate("b", asked, found, False if failed else None if missing else True, values)
+    return Gate("b", asked, sentence, False if failed else None if missing else True, values)
 
 
 def _ordered(study: Study, rows: Rows) -> Gate:
@@ -130,9 +130,9 @@ def _ordered(study: Study, rows: Rows) -> Gate:
             continue
         found = _over(study, one, adapters)
         if found is None:
-            there = all(map(study.of, (one, adapters)))
-            why = f": {_apart(study, one, adapters)}" if there else " not run"
-            parts.append(f"{what}: {one} {'and' if there else 'or'} {adapters}{why}")
+            has_both = all(map(study.of, (one, adapters)))
+            why = f": {_apart(study, one, adapters)}" if has_both else " not run"
+            parts.append(f"{what}: {one} {'and' if has_both else 'or'} {adapters}{why}")
             verdicts.append(None)
             continue
         difference = _exact(found["difference"])
@@ -160,8 +160,8 @@ def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
             values[name] = _mean(margins)
     if not values:
         return Gate("e", asked, 'not judged: the runs have no control conditions (run.controls = "all")')
-    found = "over " + ", ".join(f"{name.replace('_', ' ')} {value:+.1f}" for name, value in values.items())
-    return Gate("e", asked, found, all(_exact(value) >= OVER_FLOORS for value in values.values()), values)
+    sentence = "over " + ", ".join(f"{name.replace('_', ' ')} {value:+.1f}" for name, value in values.items())
+    return Gate("e", asked, sentence, all(_exact(value) >= OVER_FLOORS for value in values.values()), values)
 
 
 def _controls(run: Run) -> Mapping[str, Mapping[str, float]]:
@@ -169,9 +169,13 @@ def _controls(run: Run) -> Mapping[str, Mapping[str, float]]:
     controls = run.summary.get("controls")
     if not isinstance(controls, Mapping):
         return {}
-    own = next((controls[view] for view in _VIEWS if isinstance(controls.get(view), Mapping)), {})
-    names = [name for name in own if name in ("constant", "words") or name.startswith("permuted_")]
-    return {"right": numbers(own.get("right")), **{name: numbers(own[name]) for name in names}} if names else {}
+    view_controls = next((controls[view] for view in _VIEWS if isinstance(controls.get(view), Mapping)), {})
+    names = [name for name in view_controls if name in ("constant", "words") or name.startswith("permuted_")]
+    return (
+        {"right": numbers(view_controls.get("right")), **{name: numbers(view_controls[name]) for name in names}}
+        if names
+        else {}
+    )
 
 
 def _margin(run: Run, name: str) -> float | None:
@@ -221,8 +225,8 @@ def _apart(study: Study, one: str, other: str) -> str:
 
 def _value(study: Study, row: str, seeds: Iterable[int]) -> float | None:
     """Mean over seeds and clients, in points."""
-    found = [_of_run(run) for run in study.of(row) if run.seed in set(seeds)]
-    value = average(found)
+    run_values = [_of_run(run) for run in study.of(row) if run.seed in set(seeds)]
+    value = average(run_values)
     return None if value is None else 100 * value
 
 
@@ -245,5 +249,5 @@ def _places(study: Study, row: str) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    there: Sequence[float] = list(values)
-    return sum(there) / len(there)
+    value_list: Sequence[float] = list(values)
+    return sum(value_list) / len(value_list)

@@ -85,10 +85,10 @@ def is_labelled(summary: Summary) -> bool:
 
 def label_value(summary: Summary, metric: str, view: str = "", level: str = "") -> float | None:
     """One value of a run, a fraction; None where there is none."""
-    found = summary.get("multilabel")
-    if not isinstance(found, Mapping):
+    label_summary = summary.get("multilabel")
+    if not isinstance(label_summary, Mapping):
         return None
-    values: Any = found.get(view or found.get("headline", ""))
+    values: Any = label_summary.get(view or label_summary.get("headline", ""))
     if level and isinstance(values, Mapping):
         values = values.get(level)
     return number(values.get(metric)) if isinstance(values, Mapping) else None

@@ -28,15 +28,15 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
         view = VIEWS[run.summary["deploys"]]
     splits = [line.get("split") for line in run.evaluations]
     split = "validation" if "validation" in splits or not splits else splits[0]
-    found: dict[int, dict[str, float]] = {}
+    scores_by_round: dict[int, dict[str, float]] = {}
     for line in run.evaluations:
         if line.get("split") == split or view == "unseen":
             places = line.get(view) or {}
             values = {str(p): number(metrics.get(place_metric(run, str(p), metrics))) for p, metrics in places.items()}
             present = {place: value for place, value in values.items() if value is not None}
             if present:
-                found[int(line["round"])] = present
-    return found
+                scores_by_round[int(line["round"])] = present
+    return scores_by_round
 
 
 def judged(study: Study) -> str:
@@ -88,15 +88,15 @@ def _label_view(run: Run) -> str:
 
 
 def _pooled(run: Run, view: str) -> Curve:
-    found: dict[int, float] = {}
+    pooled: dict[int, float] = {}
     for line in run.evaluations:
         views = {name: numbers(values).get(POOLED) for name, values in (line.get("pooled") or {}).items()}
         unseen = {name.partition("/")[2]: value for name, value in views.items() if name.startswith("unseen/")}
         kept = [value for name, value in unseen.items() if name != "validation"] or list(unseen.values())
         value = average(kept) if view == "unseen" else views.get(view)
         if value is not None:
-            found[int(line["round"])] = value
-    return found
+            pooled[int(line["round"])] = value
+    return pooled
 
 
 def means(rounds: Rounds) -> Curve:
@@ -118,31 +118,31 @@ def loss(run: Run) -> Curve:
 def validation_loss(run: Run) -> Curve:
     """Loss on the clients' validation data, mean over clients: of what is deployed, of personal models, or global."""
     deployed = [VIEWS[run.summary["deploys"]]] if is_shown(run.summary) else []
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     for line in run.evaluations:
         places = next((line[view] for view in (*deployed, "personal", "global") if line.get(view)), {})
         value = average([number(metrics.get("loss")) for metrics in places.values()])
         if line.get("split") == "validation" and value is not None:
-            found[int(line["round"])] = value
-    return found
+            losses[int(line["round"])] = value
+    return losses
 
 
 def sent_until(run: Run) -> Curve:
     """Bytes sent by all clients and the server up to each round, and 0 before the first."""
-    total, found = 0.0, {0: 0.0}
+    total, totals = 0.0, {0: 0.0}
     for line in sorted(run.rounds, key=lambda line: int(line["round"])):
         total += sum(sum(numbers(line.get(key)).values()) for key in ("bytes_up", "bytes_down"))
-        found[int(line["round"])] = total
-    return found
+        totals[int(line["round"])] = total
+    return totals
 
 
 def seconds_until(run: Run) -> Curve:
     """Seconds of training up to each round (evaluation is not counted), and 0 before the first; empty if unknown."""
-    total, found = 0.0, {0: 0.0}
+    total, totals = 0.0, {0: 0.0}
     for line in sorted(run.timings, key=lambda line: int(line["round"])):
         total += number(line.get("seconds")) or 0.0
-        found[int(line["round"])] = total
-    return found if len(found) > 1 else {}
+        totals[int(line["round"])] = total
+    return totals if len(totals) > 1 else {}
 
 
 def over_seeds(curves: Sequence[Curve]) -> dict[int, float]:

@@ -27,8 +27,8 @@ ANSWER_TYPES = ("yes/no", "number", "other")
 
 def types_in_order(types: Iterable[str]) -> list[str]:
     """Types of question as tables have them: answer types in their usual order, others by name."""
-    found = sorted(set(types))
-    return [t for t in ANSWER_TYPES if t in found] if set(found) <= set(ANSWER_TYPES) else found
+    ordered = sorted(set(types))
+    return [t for t in ANSWER_TYPES if t in ordered] if set(ordered) <= set(ANSWER_TYPES) else ordered
 
 
 def metric_of(runs: Sequence[Run]) -> str:
@@ -58,20 +58,20 @@ def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
     """Name of the headline metric at one place, where clients may have several ("score")."""
     if run.metric != SEVERAL:
         return run.metric
-    said = run.summary.get("metric_of")
-    if isinstance(said, Mapping) and place in said:
-        return str(said[place])
+    metric_of_place = run.summary.get("metric_of")
+    if isinstance(metric_of_place, Mapping) and place in metric_of_place:
+        return str(metric_of_place[place])
     typed = [key.partition("/")[0] for key in values if "/" in key]
-    known = [name for name in HEADLINES if name in values]
-    return typed[0] if typed else known[0] if len(known) == 1 else SEVERAL
+    headline_metrics = [name for name in HEADLINES if name in values]
+    return typed[0] if typed else headline_metrics[0] if len(headline_metrics) == 1 else SEVERAL
 
 
 def metrics_of(run: Run) -> dict[str, str]:
     """Place -> name of its headline metric, of all places with results."""
     places = [*run.clients, *run.scenes]
-    said = run.summary.get("metric_of")
-    known: Mapping[str, object] = said if isinstance(said, Mapping) else {}
-    return {place: str(known.get(place, run.metric)) for place in places}
+    metric_of_place = run.summary.get("metric_of")
+    declared: Mapping[str, object] = metric_of_place if isinstance(metric_of_place, Mapping) else {}
+    return {place: str(declared.get(place, run.metric)) for place in places}
 
 
 def strict_scores(run: Run) -> bool:

@@ -104,7 +104,7 @@ def read_lines(path: Path) -> tuple[Mapping[str, Any], ...]:
 
     A file that is too large, a round that is no number and values per place that are no mapping are a ValueError.
     """
-    found: list[Mapping[str, Any]] = []
+    lines: list[Mapping[str, Any]] = []
     for line in _bytes(path, MOST_HISTORY).decode("utf-8", errors="replace").splitlines():
         try:
             content = json.loads(line)
@@ -112,8 +112,8 @@ def read_lines(path: Path) -> tuple[Mapping[str, Any], ...]:
             continue
         if isinstance(content, Mapping):
             _check_line(content, path)
-            found.append(content)
-    return tuple(found)
+            lines.append(content)
+    return tuple(lines)
 
 
 def _check_line(line: Mapping[str, Any], path: Path) -> None:

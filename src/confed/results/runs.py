@@ -49,8 +49,8 @@ def distinct_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 def average(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are there, None if none is."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ class Study:
             if place not in ended:
                 seeds.setdefault((self.rows.get(method, method), what, text), []).append(seed)
         return tuple(
-            f"{label}, seed{'s' if len(found) > 1 else ''} {', '.join(found)}, {what}: {text}"
-            for (label, what, text), found in seeds.items()
+            f"{label}, seed{'s' if len(failed_seeds) > 1 else ''} {', '.join(failed_seeds)}, {what}: {text}"
+            for (label, what, text), failed_seeds in seeds.items()
         )
 
     @property
@@ -225,9 +225,9 @@ def _load(folder: Path) -> Study:
     if _is_run(folder):
         (run,) = with_deployed_of([_run(folder)])
         return Study(folder, str(run.summary.get("recipe", "")), (run,), single=True)
-    found = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
-    if found:
-        runs = [_run(path, name_of_file(path.parent.name)) for path in found]
+    run_folders = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
+    if run_folders:
+        runs = [_run(path, name_of_file(path.parent.name)) for path in run_folders]
         order = list(dict.fromkeys(run.method for run in runs))
         runs = with_deployed_of(_labelled(sorted(runs, key=lambda run: (order.index(run.method), run.seed)), {}))
         remark = "The study has no index (summary.json), so it was interrupted; methods are in alphabetical order."
@@ -277,8 +277,8 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
 
 
 def _part(content: object, key: str) -> Mapping[str, Any]:
-    part = content.get(key) if isinstance(content, Mapping) else None
-    return part if isinstance(part, Mapping) else {}
+    section = content.get(key) if isinstance(content, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
 
 
 def _refused(folder: Path, index: Mapping[str, Any], failures: Mapping[str, str]) -> frozenset[str]:
@@ -291,8 +291,8 @@ def _refused(folder: Path, index: Mapping[str, Any], failures: Mapping[str, str]
 
 def _labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
     """The same runs with labels that tell their methods apart: those given, else those that the runs know."""
-    found = distinct_labels({**{run.method: run.label for run in reversed(runs)}, **labels})
-    return [replace(run, label=found[run.method]) for run in runs]
+    distinct = distinct_labels({**{run.method: run.label for run in reversed(runs)}, **labels})
+    return [replace(run, label=distinct[run.method]) for run in runs]
 
 
 def _is_run(folder: Path) -> bool:
@@ -330,5 +330,5 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
 def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
     """The same runs, with summaries as :func:`confed.results.deployed.with_deployed` gives."""
     check_headline(headline, "headline")
-    found = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
-    return [replace(run, summary=summary) for run, summary in zip(runs, found, strict=True)]
+    summaries = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
+    return [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]

@@ -28,9 +28,9 @@ def differing_keys(run: Run, reference: Run) -> dict[str, str]:
         return {}
     mine, other = flat(run.recipe), flat(reference.recipe)
     keys = [key for key in dict.fromkeys([*mine, *other]) if key.startswith(_FAIR)]
-    for part in ("task", "model"):
-        if mine.get(f"{part}.name") != other.get(f"{part}.name"):  # another constructor has other keywords
-            keys = [key for key in keys if key == f"{part}.name" or not key.startswith(f"{part}.")]
+    for section in ("task", "model"):
+        if mine.get(f"{section}.name") != other.get(f"{section}.name"):  # another constructor has other keywords
+            keys = [key for key in keys if key == f"{section}.name" or not key.startswith(f"{section}.")]
     if run.seed != reference.seed:
         keys = [key for key in keys if key.rpartition(".")[2] != "seed"]
     # A key that an older run did not have yet, and that is empty in a newer one, is the same setting.
@@ -46,8 +46,14 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
     """
     named = list(runs)
     for method in dict.fromkeys(run.method for run in runs):
-        own = [flat(run.recipe.get("algorithm", {})) for run in runs if run.method == method and run.recipe]
-        keys = [k for k in dict.fromkeys(k for x in own for k in x) if len({repr(x.get(k)) for x in own}) > 1]
+        settings_of_runs = [
+            flat(run.recipe.get("algorithm", {})) for run in runs if run.method == method and run.recipe
+        ]
+        keys = [
+            k
+            for k in dict.fromkeys(k for x in settings_of_runs for k in x)
+            if len({repr(x.get(k)) for x in settings_of_runs}) > 1
+        ]
         for i, run in enumerate(named):
             if run.method == method and keys and run.recipe:
                 values = flat(run.recipe.get("algorithm", {}))
@@ -66,9 +72,9 @@ def tuning_note(runs: Sequence[Run]) -> str:
         labels[run.method]: ", ".join(f"{key}={value}" for key, value in run.tuned.items()) for run in runs if run.tuned
     }
     others = [labels[run.method] for run in runs if not run.tuned]
-    found = "; ".join(f"{label} {values}" for label, values in words.items())
+    sentence = "; ".join(f"{label} {values}" for label, values in words.items())
     without = f" Not tuned: {', '.join(others)}." if others else ""
-    return f"Tuned on validation data: {found}.{without}" if words else ""
+    return f"Tuned on validation data: {sentence}.{without}" if words else ""
 
 
 def _suffixed(run: Run, suffix: str) -> Run:

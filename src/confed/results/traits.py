@@ -18,13 +18,13 @@ _OLDER: Mapping[str, str] = {
 def traits_of(summary: Mapping[str, Any]) -> Traits:
     """What a run's summary states of its method; for older summaries, what the registered method says."""
     stated = summary.get("traits")
-    known = Traits() if isinstance(stated, Mapping) else _registered(str(summary.get("algorithm", "")))
-    found = {trait: summary[key] for key, trait in _OLDER.items() if isinstance(summary.get(key), bool)}
-    for name, default in known.stated().items():
+    traits = Traits() if isinstance(stated, Mapping) else _registered(str(summary.get("algorithm", "")))
+    older_traits = {trait: summary[key] for key, trait in _OLDER.items() if isinstance(summary.get(key), bool)}
+    for name, default in traits.stated().items():
         value = stated.get(name) if isinstance(stated, Mapping) else None
         if type(value) is type(default):
-            found[name] = value
-    return replace(known, **found)
+            older_traits[name] = value
+    return replace(traits, **older_traits)
 
 
 def global_model_of(summary: Mapping[str, Any]) -> GlobalModel:

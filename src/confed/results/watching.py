@@ -107,7 +107,7 @@ def _value(run: Run) -> tuple[str, float | None]:
         view = "personal_mean" if run.summary.get("personal") else "global_seen_mean"
         return run.metric, headline(run.summary, view)
     for view in ("personal", "global"):
-        found = evaluations(run, view)
-        if found:
-            return run.metric, average(list(found[max(found)].values()))
+        curve_values = evaluations(run, view)
+        if curve_values:
+            return run.metric, average(list(curve_values[max(curve_values)].values()))
     return "", None

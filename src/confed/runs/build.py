@@ -109,11 +109,11 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     fits = combination(recipe, dataset, task, reads_answers=writes)
     check_combination(replace(fits, wraps=isinstance(task, WrapsModel), heads_missing=others))
     algorithm = _configured(recipe, build, task, tasks, run_data)
-    known = task_spec(task).known or 0.0
+    known_share = task_spec(task).known or 0.0
     clients: Mapping[str, ClientData] = run_data.clients
     sizes: Sequence[int] | None = None
     if isinstance(run_data.clients, LazyTables):
-        clients = run_data.clients.masked(known) if known else run_data.clients
+        clients = run_data.clients.masked(known_share) if known_share else run_data.clients
         sizes = None if run_data.clients.sizes is None else run_data.clients.sizes.tolist()
     observers: Mapping[str, ClientData] = run_data.unseen
     owned = _modalities(dataset)
@@ -132,7 +132,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         check_heads(algorithm, build.first, list(run_data.clients), dataset)
     if algorithm.traits.centralised:
         observers = Both(clients, observers)
-        clients, sizes, owned = {EVERYONE: _everyone(run_data, known)}, None, {EVERYONE: _all_of(owned)}
+        clients, sizes, owned = {EVERYONE: _everyone(run_data, known_share)}, None, {EVERYONE: _all_of(owned)}
     if run.compile:
         check_compiler(_device(run.device))
     setup = Setup(
@@ -177,18 +177,20 @@ def _configured(recipe: Recipe, build: "_Models", task: Any, tasks: Mapping[str,
         client = next(iter(run_data.clients))
         on_cpu = _device(recipe.run.device) == "cpu"
         check_own(recipe, build.first, run_data.clients[client], tasks.get(client, task), on_cpu)
-    known = task_spec(task).known or 0.0
+    known_share = task_spec(task).known or 0.0
     looks = model_spec(models[name]).converses
-    if not known and not looks and type(algorithm).configure is Algorithm.configure:  # a model may take long to read
+    if (
+        not known_share and not looks and type(algorithm).configure is Algorithm.configure
+    ):  # a model may take long to read
         return algorithm
     built = build.first
     if isinstance(built, ChecksPictures) and "picture_size" in run_data.shapes:
         built.check_pictures(torch.zeros(3, *run_data.shapes["picture_size"], dtype=torch.uint8))
     algorithm = algorithm.configure(built, task)
-    if known and not model_spec(built).reads_states:
+    if known_share and not model_spec(built).reads_states:
         raise ValueError(
             f"the model {name!r} reads no label states, so that labels known in training would only be missing in "
-            f"its loss: task.known must be 0 for it, got {known}"
+            f"its loss: task.known must be 0 for it, got {known_share}"
         )
     return algorithm
 
@@ -300,15 +302,15 @@ def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...] | d
     if isinstance(dataset, FederatedDataset):
         return modalities_of(dataset) if is_modal(dataset) else ("image", "text")
     first = next(iter(dataset.clients.values())).train
-    there = {"image": first.pictures is not None, "text": first.table.texts is not None}
-    return tuple(name for name, given in there.items() if given)
+    present = {"image": first.pictures is not None, "text": first.table.texts is not None}
+    return tuple(name for name, given in present.items() if given)
 
 
 def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The modalities that any client has."""
     if isinstance(owned, tuple):
         return owned
-    return sort_modalities((name for own in owned.values() for name in own), "a client")
+    return sort_modalities((name for client_modalities in owned.values() for name in client_modalities), "a client")
 
 
 def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
@@ -345,9 +347,9 @@ def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -
 def _reading(task: ComparesCaptions, run_data: RunData) -> Any:
     """A task that compares what a model writes with what people wrote of all validation and test examples."""
     dataset = run_data.questions
-    asked = [part for split in dataset.clients.values() for part in (split.validation, split.test)]
+    asked = [examples for split in dataset.clients.values() for examples in (split.validation, split.test)]
     parts = [*asked, *dataset.unseen.values()]
-    captions = [own for part in parts for own in right_answers(part)]
+    captions = [captions_of for examples in parts for captions_of in right_answers(examples)]
     # Where all examples are at other sites, texts are compared with captions there.
     return task.reading(run_data.tokenizer, [("nothing",) * 10] if dataset.elsewhere is not None else captions)
 

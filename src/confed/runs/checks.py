@@ -47,15 +47,15 @@ LOOKED_AT = 1000
 
 def warn_of_ignored(data: Mapping[str, Any], run: Run, run_data: "RunData") -> None:
     """Warnings of an ineffective number of clients, of a cohort beyond it, and of missing test data."""
-    there = len(run_data.clients)
+    client_count = len(run_data.clients)
     asked, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
     default = Parameter.empty if usual is None else usual.default
-    made = there + len(run.without)
+    made = client_count + len(run.without)
     # A card puts a site's data in the terms of all; whose examples these are is another matter.
     if isinstance(asked, int) and asked not in (made, default) and run_data.dataset.elsewhere is None:
         _say(f"data.clients = {asked} has no effect: who the {made} clients are follows from other keys of [data]")
-    if run.cohort >= 1 and run.cohort > there:
-        _say(f"run.cohort = {run.cohort:g} is more than the {_counted(there)}: all take part in every round")
+    if run.cohort >= 1 and run.cohort > client_count:
+        _say(f"run.cohort = {run.cohort:g} is more than the {_counted(client_count)}: all take part in every round")
     # Unseen places first: clients' examples may be made only when they are asked for.
     places = chain(run_data.unseen.values(), islice(run_data.clients.values(), LOOKED_AT))
     if run_data.dataset.elsewhere is None and not any(len(data.tables[2]) for data in places):
@@ -86,15 +86,15 @@ def warn_of_long_texts(run_data: "RunData") -> None:
 
 def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
     """Check that clients with different answers do not share an answer head."""
-    heads = {head: f"{part}." for head, part in heads_of(model).items()}
+    heads = {head: f"{module_name}." for head, module_name in heads_of(model).items()}
     names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
     frozen = frozen_names(model)
     rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
     shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
     if algorithm.traits.centralised or shared or algorithm.global_model == "alone":
-        own = "tasks" if dataset.tasks else "answer sets"
+        reason = "tasks" if dataset.tasks else "answer sets"
         raise ValueError(
-            f"the clients of {dataset.name!r} have {own} of their own, so one head cannot serve them, and "
+            f"the clients of {dataset.name!r} have {reason} of their own, so one head cannot serve them, and "
             f"{type(algorithm).__name__} needs one: set algorithm.name to a method with a private head for each "
             "client"
         )
@@ -169,7 +169,7 @@ def check_scores(algorithm: Algorithm, task: object) -> None:
 def check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tuple[str, ...]]) -> None:
     """Check that clients have the same modalities where a method needs all clients in the whole model."""
     names = named_tensors(model)
-    read = {client: {*names} - unowned(names, own) for client, own in owned.items()}
+    read = {client: {*names} - unowned(names, client_modalities) for client, client_modalities in owned.items()}
     first = next(iter(read))
     other = next((client for client in read if read[client] != read[first]), None)
     if other is not None:
@@ -196,19 +196,20 @@ def public_data(
             "tasks of their own"
         )
     if place not in unseen:
-        there = f"one of {listed(list(unseen))}" if unseen else f"one, but {dataset.name!r} has none"
+        alternatives = f"one of {listed(list(unseen))}" if unseen else f"one, but {dataset.name!r} has none"
         raise ValueError(
-            f"algorithm.public must name an unseen place whose examples every client is to hold, {there}; got {place!r}"
+            f"algorithm.public must name an unseen place whose examples every client is to hold, {alternatives}; got "
+            f"{place!r}"
         )
     data = unseen[place]
     table = data.tables[0] if isinstance(data, TableData) else None
     sets = table.sets() if isinstance(table, ModalTable) else []
-    for client, own in ({} if isinstance(owned, tuple) else owned).items():
-        strange = next((there for there in sets if not set(there) & set(own)), None)
+    for client, client_modalities in ({} if isinstance(owned, tuple) else owned).items():
+        strange = next((alternatives for alternatives in sets if not set(alternatives) & set(client_modalities)), None)
         if strange is not None:
             raise ValueError(
                 f"algorithm.public must name a place whose every example each client can see: {place!r} has some with "
-                f"{'+'.join(strange)} only, and client {client!r} has {'+'.join(own)}"
+                f"{'+'.join(strange)} only, and client {client!r} has {'+'.join(client_modalities)}"
             )
     return data, {other: kept for other, kept in unseen.items() if other != place}
 
@@ -264,7 +265,7 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
     reads: Sequence[str] | None = model.get("modalities") if gaps else ("image", "text")
     if reads is None:
         return
-    blind = [name for name, own in owned.items() if not set(reads) & set(own)]
+    blind = [name for name, client_modalities in owned.items() if not set(reads) & set(client_modalities)]
     if blind and gaps:
         raise ValueError(
             f"model.modalities must have something of every client, got {', '.join(reads)}; of these {listed(blind)} "
@@ -275,7 +276,7 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
             f"the model {model['name']!r} reads pictures and texts, of which {listed(blind)} have neither: leave these "
             "clients out (run.without), or take a model that reads other modalities"
         )
-    nobodys = [name for name in reads if not any(name in own for own in owned.values())]
+    nobodys = [name for name in reads if not any(name in client_modalities for client_modalities in owned.values())]
     if nobodys and gaps:
         warnings.warn(
             f"model.modalities names {', '.join(nobodys)}, which no client of {data!r} has: what reads it never learns",
@@ -291,13 +292,13 @@ def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> N
     ):
         return
     options = {"audio": ("audio_seconds", "sounds"), "series": ("series_steps", "series")}
-    found = longest(dataset)
-    if "series" in (recipe.sections["model"].get("modalities") or ()) and "series" not in found:
+    longest_of = longest(dataset)
+    if "series" in (recipe.sections["model"].get("modalities") or ()) and "series" not in longest_of:
         raise ValueError(
             f"model.modalities names series, of which {dataset.name!r} has none, so nothing tells how many channels "
             "to read"
         )
-    for modality, (length, unit) in found.items():
+    for modality, (length, unit) in longest_of.items():
         key, what = options[modality]
         most = recipe.sections["model"].get(key)
         if most is not None and length > round(most * unit):

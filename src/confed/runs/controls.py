@@ -58,43 +58,45 @@ def summarise_controls(
     if not examined.controls and not examined.without_controls:
         return {}
     floors = _Floors(setup, run_data)
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     # Of multi-label data, as in their tables: a place that is looked at while training is no test.
     aside = {*left, *([VALIDATION] if isinstance(run_data.dataset, LabelDataset) else [])}
     for view, key in KEYS.items():
         places = {p: kept for (v, p), kept in examined.controls.items() if v == view and p not in aside}
         if places:
-            found[key] = _of_view(view, places, examined, setup, run_data, floors)
+            summary[key] = _of_view(view, places, examined, setup, run_data, floors)
     if examined.without_controls:
-        found["left_out"] = {KEYS.get(view, view): why for view, why in examined.without_controls.items()}
-    return found
+        summary["left_out"] = {KEYS.get(view, view): why for view, why in examined.without_controls.items()}
+    return summary
 
 
 def _of_view(
     view: str, places: Mapping[str, Kept], examined: Examination, setup: Setup, run_data: RunData, floors: "_Floors"
 ) -> dict[str, Any]:
-    own = {place: examined.results[view, place, place][1] for place in places}
-    right = {place: _scores(tensors) for place, tensors in own.items()}
+    place_tensors = {place: examined.results[view, place, place][1] for place in places}
+    right = {place: _scores(tensors) for place, tensors in place_tensors.items()}
     names = list(dict.fromkeys(name for kept in places.values() for name in kept))
     shown = {name: {p: _scores(kept[name]) for p, kept in places.items() if name in kept} for name in names}
     blind = {name: floors.scores(name, view, places) for name in ("constant", "words")}
     blind = {name: scores for name, scores in blind.items() if scores}
     permuted = {name: scores for name, scores in shown.items() if name.startswith(PERMUTED)}
     decisive = _decisive(run_data, places)
-    if isinstance(run_data.dataset, LabelDataset) and all("probabilities" in tensors for tensors in own.values()):
+    if isinstance(run_data.dataset, LabelDataset) and all(
+        "probabilities" in tensors for tensors in place_tensors.values()
+    ):
         constant = torch.cat([floors.frequencies(view, p).float().expand(len(right[p]), -1) for p in places])
-        judged = _over_classes(own, places, constant, setup, decisive)
+        judged = _over_classes(place_tensors, places, constant, setup, decisive)
     else:
         judged = verdict(right, permuted, blind, decisive)
     columns = {"right": right, **shown, **blind}
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         name: {place: float(scores.mean()) for place, scores in column.items()} for name, column in columns.items()
     }
-    found["means"] = {name: mean_over_places(column) for name, column in columns.items()}
-    found |= {"p": dict(judged.p), "passed": judged.passed, "reasons": [*judged.reasons]}
+    summary["means"] = {name: mean_over_places(column) for name, column in columns.items()}
+    summary |= {"p": dict(judged.p), "passed": judged.passed, "reasons": [*judged.reasons]}
     if isinstance(judged, LabelVerdict):
-        found["C-AP"] = dict(judged.values)
-    return found
+        summary["C-AP"] = dict(judged.values)
+    return summary
 
 
 def _scores(tensors: Mapping[str, Tensor]) -> np.ndarray:
@@ -105,7 +107,9 @@ def _decisive(run_data: RunData, places: Iterable[str]) -> list[str]:
     """Pictures, where there are pictures and at most texts beside them; else all modalities that are permuted."""
     tables = [_table(run_data, place) for place in places]
     pictures = any(table.images is not None or table.regions is not None for table in tables)
-    plain = all({name for own in table.sets() for name in own} <= {"image", "text"} for table in tables)
+    plain = all(
+        {name for modality_set in table.sets() for name in modality_set} <= {"image", "text"} for table in tables
+    )
     return [f"{PERMUTED}image"] if pictures and plain else []
 
 
@@ -155,14 +159,14 @@ class _Floors:
         found: dict[str, np.ndarray] = {}
         for place in places:
             examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
-            said = self._answers(name, view, place, examples)
+            answers = self._answers(name, view, place, examples)
             label_of = {answer: label for label, answer in enumerate(dataset.answer_set(place))}
             task = self._setup.task_of(place)
             width = task.answers if isinstance(task, HasAnswers) else len(label_of)
             unlisted = isinstance(task, HasCandidates) and task.candidates is not None and not len(task.candidates)
-            if said is None or unlisted or not all(answer in label_of for answer in said):
+            if answers is None or unlisted or not all(answer in label_of for answer in answers):
                 continue
-            labels = torch.tensor([label_of[answer] for answer in said], dtype=torch.int64)
+            labels = torch.tensor([label_of[answer] for answer in answers], dtype=torch.int64)
             rows = torch.nn.functional.one_hot(labels, width).float()
             found[place] = self._score(place, lambda count, _, rows=rows: rows)
         return found
@@ -175,8 +179,8 @@ class _Floors:
         if ("labels", owner) not in self._learned:
             parts = [dataset.clients[owner].train] if owner else (split.train for split in dataset.clients.values())
             counts, total = np.zeros(len(dataset.labels)), 0
-            for part in parts:
-                counts, total = counts + part.counts(), total + len(part)
+            for examples in parts:
+                counts, total = counts + examples.counts(), total + len(examples)
             self._learned["labels", owner] = torch.from_numpy((counts + 0.5) / (total + 1))
         return self._learned["labels", owner]
 
@@ -204,11 +208,11 @@ class _Floors:
         """Scores of answers given as logits: a function of the number of rows and -1 that returns all rows' (N, C)."""
         task, table = self._setup.task_of(place), _table(self._materials, place)
         bare = replace(table, images=None, regions=None)
-        rows, found = logits(len(table), -1), list[Tensor]()
+        rows, scores = logits(len(table), -1), list[Tensor]()
         for batch in bare.batches(_ROWS):
             given = rows[batch["index"]]
-            found.append(task.predictions(Output(given.float(), given.new_zeros(len(given), 1)), batch))
-        return torch.cat(found).double().numpy() if found else np.zeros(0)
+            scores.append(task.predictions(Output(given.float(), given.new_zeros(len(given), 1)), batch))
+        return torch.cat(scores).double().numpy() if scores else np.zeros(0)
 
 
 def _questions(examples: Examples) -> Sequence[str]:

@@ -52,14 +52,16 @@ class Source:
     def regions(self) -> dict[int, Regions]:
         """The dataset's features by the identity of their tables; where it has none, made of each table of pictures."""
         name = self.dataset.name
-        if any(np.ndim(part.image_index) > 1 for part in self.parts):
+        if any(np.ndim(examples.image_index) > 1 for examples in self.parts):
             raise ValueError(f"{name!r} has questions about two pictures; models that read regions look at one")
-        if {part.regions is None for part in self.parts} == {True, False}:
+        if {examples.regions is None for examples in self.parts} == {True, False}:
             raise ValueError(f"either all examples of {name!r} must have regions, or none")
         found: dict[int, Regions] = {}
-        for part in self.parts:
-            if picture_table_id(part) not in found:
-                found[picture_table_id(part)] = grid_features(part.images) if part.regions is None else part.regions
+        for examples in self.parts:
+            if picture_table_id(examples) not in found:
+                found[picture_table_id(examples)] = (
+                    grid_features(examples.images) if examples.regions is None else examples.regions
+                )
         widths = sorted({regions.shape[2] for regions in found.values()})
         if len(widths) > 1:
             raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
@@ -101,9 +103,9 @@ def load_source(data: str, seed: int) -> Source:
     if dataset.elsewhere is None:
         check_ownership(dataset)
         dataset = leave_out_unreadable(dataset)
-    own = aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset
-    assert isinstance(own, FederatedDataset)
-    dataset = drop_modalities(own, missing, seed)
+    aligned = aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset
+    assert isinstance(aligned, FederatedDataset)
+    dataset = drop_modalities(aligned, missing, seed)
     return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
 
 

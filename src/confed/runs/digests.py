@@ -29,22 +29,22 @@ def source_digests(dataset: FederatedDataset | LabelDataset) -> dict[str, str]:
 
 def result_digests(folder: RunFolder) -> dict[str, str]:
     """Digests of a finished run's "history", "predictions" and "models", as far as it has them."""
-    found = {"history": folder.metrics, "predictions": folder.predictions}
-    digests = {name: file_digest([file]) for name, file in found.items() if file.is_file()}
+    files = {"history": folder.metrics, "predictions": folder.predictions}
+    digests = {name: file_digest([file]) for name, file in files.items() if file.is_file()}
     models = sorted(folder.models.rglob("*.safetensors"))
     return digests | ({"models": file_digest(models, folder.models)} if models else {})
 
 
 def file_digest(files: Sequence[Path], root: Path | None = None) -> str:
     """SHA-256 of files one behind the other."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in files:
         if root is not None:
-            found.update(f"{path.relative_to(root).as_posix()}\n{path.stat().st_size}\n".encode())
+            hasher.update(f"{path.relative_to(root).as_posix()}\n{path.stat().st_size}\n".encode())
         with path.open("rb") as file:
             while block := file.read(1 << 20):
-                found.update(block)
-    return found.hexdigest()
+                hasher.update(block)
+    return hasher.hexdigest()
 
 
 def data_digest(dataset: FederatedDataset | LabelDataset) -> str:
@@ -54,11 +54,11 @@ def data_digest(dataset: FederatedDataset | LabelDataset) -> str:
     :data:`LOOKED_AT` rows do.
     """
     parts = _label_parts(dataset) if isinstance(dataset, LabelDataset) else _question_parts(dataset)
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(f"{len(part)}\n".encode())
-        found.update(part)
-    return found.hexdigest()
+    hasher = hashlib.sha256()
+    for field in parts:
+        hasher.update(f"{len(field)}\n".encode())
+        hasher.update(field)
+    return hasher.hexdigest()
 
 
 def _question_parts(dataset: FederatedDataset) -> Iterator[bytes]:
@@ -70,23 +70,31 @@ def _question_parts(dataset: FederatedDataset) -> Iterator[bytes]:
         return tables[id(of)][0]
 
     yield _json([dataset.name, dataset.answers, dict(dataset.answer_sets), dict(dataset.tasks)])
-    for place, role, part in _placed(dataset):
-        texts = (part.names, part.questions, part.answers, part.types, part.annotations, part.choices, part.captions)
-        yield _json([place, role, *map(_listed, texts), _listed(part.before), _listed(part.conversations)])
-        for held in (part.images, part.regions, part.sounds, part.series):
+    for place, role, examples in _placed(dataset):
+        texts = (
+            examples.names,
+            examples.questions,
+            examples.answers,
+            examples.types,
+            examples.annotations,
+            examples.choices,
+            examples.captions,
+        )
+        yield _json([place, role, *map(_listed, texts), _listed(examples.before), _listed(examples.conversations)])
+        for held in (examples.images, examples.regions, examples.sounds, examples.series):
             yield b"" if held is None else table(held)
-        for index in (part.image_index, part.sound_index, part.series_index):
+        for index in (examples.image_index, examples.sound_index, examples.series_index):
             yield b"" if index is None else _array(index)
-        for name, there in (part.present or {}).items():
-            yield name.encode() + _array(there)
+        for name, present in (examples.present or {}).items():
+            yield name.encode() + _array(present)
 
 
 def _placed(dataset: FederatedDataset) -> Iterator[tuple[str, str, Examples]]:
     for client, split in dataset.clients.items():
-        for role, part in split.roles.items():
-            yield client, role, part
-    for place, part in dataset.unseen.items():
-        yield place, "unseen", part
+        for role, examples in split.roles.items():
+            yield client, role, examples
+    for place, examples in dataset.unseen.items():
+        yield place, "unseen", examples
 
 
 def _label_parts(dataset: LabelDataset) -> Iterator[bytes]:
@@ -119,18 +127,18 @@ def _label_parts(dataset: LabelDataset) -> Iterator[bytes]:
 
 def _table(held: Any) -> bytes:
     """SHA-256 of a table of pictures, features, recordings, series or packed rows."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     if isinstance(held, Ragged):
-        found.update(_array(held.offsets) + _array(held.values))
+        hasher.update(_array(held.offsets) + _array(held.values))
     elif isinstance(held, np.ndarray):
-        found.update(_array(held))
+        hasher.update(_array(held))
     else:
-        found.update(_json(list(held.shape)))
+        hasher.update(_json(list(held.shape)))
         if len(held) and not isinstance(held, NoPictures):
             for row in np.unique(np.linspace(0, len(held) - 1, LOOKED_AT).astype(np.int64)):
                 for array in _row(held, row):
-                    found.update(_array(array))
-    return found.digest()
+                    hasher.update(_array(array))
+    return hasher.digest()
 
 
 def _row(held: Pictures | Any, row: int) -> Sequence[np.ndarray]:

@@ -71,13 +71,13 @@ class RunData:
             return {} if pictures is None else {"picture_size": tuple(pictures.shape[1:3])}
         parts = [e for s in self.dataset.clients.values() for e in (s.train, s.validation, s.test)]
         found: dict[str, Any] = {}
-        for part in (*parts, *self.dataset.unseen.values()):
-            if part.images.shape[1] > 0:
-                found.setdefault("picture_size", tuple(part.images.shape[1:3]))
-            if part.sounds is not None:
-                found.setdefault("sample_rate", part.sounds.rate)
-            if part.series is not None:
-                found.setdefault("series_channels", len(part.series.channels))
+        for table in (*parts, *self.dataset.unseen.values()):
+            if table.images.shape[1] > 0:
+                found.setdefault("picture_size", tuple(table.images.shape[1:3]))
+            if table.sounds is not None:
+                found.setdefault("sample_rate", table.sounds.rate)
+            if table.series is not None:
+                found.setdefault("series_channels", len(table.series.channels))
         return found
 
     @cached_property
@@ -145,8 +145,8 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         if regions is not None:
-            own = regions[picture_table_id(examples)]
-            rows = encode(examples, reader, answers, types, outside=outside, width=width, regions=own)
+            client_answers = regions[picture_table_id(examples)]
+            rows = encode(examples, reader, answers, types, outside=outside, width=width, regions=client_answers)
             return modal(rows, examples)
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
@@ -172,12 +172,12 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
 
     clients: dict[str, TableData] = {}
     for name, s in dataset.clients.items():
-        own = dataset.answer_set(name)
-        train, test = training(s.train, own, name), table(s.test, own, outside=dataset.outside)
+        client_answers = dataset.answer_set(name)
+        train, test = training(s.train, client_answers, name), table(s.test, client_answers, outside=dataset.outside)
         clients[name] = (
-            MixedData(train, table(s.validation, own), test, dataset.mixture)
+            MixedData(train, table(s.validation, client_answers), test, dataset.mixture)
             if dataset.mixture and isinstance(train, ModalTable)
-            else TableData(train, table(s.validation, own), test)
+            else TableData(train, table(s.validation, client_answers), test)
         )
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():

@@ -92,7 +92,7 @@ def summarise_labels(
     if not all("probabilities" in tensors for _, tensors in examined.results.values()):
         return {}  # single examples' scores stay at the sites of a federation across machines
     threshold, undefined = task_spec(task).threshold, task_spec(task).undefined
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     classes: dict[str, list[dict[str, Any]]] = {}
     coarse_classes: dict[str, list[dict[str, Any]]] = {}
     pairs: dict[str, Any] = {}
@@ -103,27 +103,27 @@ def summarise_labels(
         for row, count in zip(classes[view], train.tolist(), strict=True):
             row["train"] = count
         pairs = pairs or _together_counts(scores, truth, dataset.labels, train, threshold)
-        found[view] = _metrics(scores, truth, classes[view], undefined)
-        found[view]["top3"] = label_counts(scores, truth, threshold=threshold, top=3).summary(undefined)
-        found[view]["flair"] = flair_metrics(scores, truth)
+        summary[view] = _metrics(scores, truth, classes[view], undefined)
+        summary[view]["top3"] = label_counts(scores, truth, threshold=threshold, top=3).summary(undefined)
+        summary[view]["flair"] = flair_metrics(scores, truth)
         if dataset.coarse:
             names, scores, truth = _coarse(scores, truth, dataset)
             coarse_classes[view] = _per_class(scores, truth, names, threshold)
-            found[view]["coarse"] = _metrics(scores, truth, coarse_classes[view], undefined)
-    if not found:
+            summary[view]["coarse"] = _metrics(scores, truth, coarse_classes[view], undefined)
+    if not summary:
         return {}
-    first = next(iter(found))
+    first = next(iter(summary))
     clients = {
         view: {
             place: {name: value for name, value in examined.results[(view, place, place)][0].items() if "/" not in name}
-            for own, place in [(own, place) for v, own, place in examined.results if v == view]
-            if own == place
+            for model_owner, place in [(model_owner, place) for v, model_owner, place in examined.results if v == view]
+            if model_owner == place
         }
         for view in ("global", "personal")
-        if view in found
+        if view in summary
     }
     return {
-        **found,
+        **summary,
         "headline": first,
         "undefined": undefined,
         "threshold": threshold,
@@ -139,12 +139,12 @@ def _views(
 ) -> dict[str, list[tuple[str, str, str]]]:
     """View -> the keys of its results, views without any left out; the first is what the run is judged by."""
     keys = [key for key in examined.results if key[1] == key[2] and len(examined.results[key][1].get("labels", ()))]
-    own = setup.algorithm.traits.has_personal and not setup.algorithm.traits.centralised
+    has_personal = setup.algorithm.traits.has_personal and not setup.algorithm.traits.centralised
     unseen = [key for key in keys if key[0] == "unseen"]
     views = {
         "global": [key for key in keys if key[0] == "global" and key[2] not in left],
         "unseen": [key for key in unseen if key[2] != VALIDATION],
-        "personal": [key for key in keys if key[0] == "personal" and own and key[2] not in left],
+        "personal": [key for key in keys if key[0] == "personal" and has_personal and key[2] not in left],
     }
     views |= {f"unseen/{key[2]}": [key] for key in unseen}
     return {view: places for view, places in views.items() if places}
@@ -154,7 +154,9 @@ def _together(parts: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
     """All probabilities and labels (N, C); those of a single place, which may be large, are not copied."""
     if len(parts) == 1:
         return parts[0]["probabilities"], parts[0]["labels"]
-    return torch.cat([part["probabilities"] for part in parts]), torch.cat([part["labels"] for part in parts])
+    return torch.cat([tensors["probabilities"] for tensors in parts]), torch.cat(
+        [tensors["labels"] for tensors in parts]
+    )
 
 
 def _coarse(scores: Tensor, truth: Tensor, dataset: LabelDataset) -> tuple[tuple[str, ...], Tensor, Tensor]:
@@ -172,8 +174,8 @@ def _coarse(scores: Tensor, truth: Tensor, dataset: LabelDataset) -> tuple[tuple
 
 def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
     """Counts and metrics of each class; AP is None where there are no positives."""
-    counts, found = label_counts(scores, truth, threshold=threshold), class_average_precision(scores, truth)
-    columns = (counts.positives, counts.predicted, counts.true_positives, found)
+    counts, precision = label_counts(scores, truth, threshold=threshold), class_average_precision(scores, truth)
+    columns = (counts.positives, counts.predicted, counts.true_positives, precision)
     columns = (*columns, counts.precision, counts.recall, counts.f1)
     keys = ("positives", "predicted", "true_positives", "AP", "P", "R", "F1")
     rows = [dict(zip(keys, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
@@ -207,8 +209,8 @@ def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]]
         return {"C-AP": ap, "C-P": p, "C-R": r, "C-F1": 2 * p * r / (p + r) if p + r else 0.0}
 
     hits, predicted = (sum(row[key] for row in classes) for key in ("true_positives", "predicted"))
-    there = int(positives.sum())
-    p, r = hits / predicted if predicted else 0.0, hits / there if there else 0.0
+    positive_count = int(positives.sum())
+    p, r = hits / predicted if predicted else 0.0, hits / positive_count if positive_count else 0.0
     overall = {"O-AP": overall_average_precision(scores, truth), "O-P": p, "O-R": r}
     other = "omit" if undefined == "zero" else "zero"
     return {

@@ -65,22 +65,24 @@ _MOST = 5
 
 def note_data(folder: RunFolder, run_data: RunData) -> None:
     """Record of a new run's rows and unreadable pictures; nothing where no pictures are checked."""
-    if found := _left_out(run_data):
-        folder.write_json(folder.data, found)
+    if left_out := _left_out(run_data):
+        folder.write_json(folder.data, left_out)
 
 
 def check_same_data(folder: RunFolder, run_data: RunData) -> None:
     """Check of the data against the record of the run's start, if there is one."""
-    found = _left_out(run_data)
-    if not found or not folder.data.is_file():
+    left_out = _left_out(run_data)
+    if not left_out or not folder.data.is_file():
         return
     before = json.loads(folder.data.read_text(encoding="utf-8"))
-    if before == found:
+    if before == left_out:
         return
-    lost, now = (f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, found))
+    lost, now = (
+        f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, left_out)
+    )
     raise ValueError(
         f"{folder.root}: the data are not those that the run began with: then {before['rows']} examples and {lost}, "
-        f"now {found['rows']} and {now}. {_HARM[isinstance(run_data.dataset, LabelDataset)]}; "
+        f"now {left_out['rows']} and {now}. {_HARM[isinstance(run_data.dataset, LabelDataset)]}; "
         "put the files back as they were, or begin a new run"
     )
 
@@ -93,7 +95,7 @@ def _left_out(run_data: RunData) -> dict[str, Any]:
     if dataset.elsewhere is not None:
         return {}
     parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
-    tables = list({id(part.table): part.table for part in parts}.values())
+    tables = list({id(examples.table): examples.table for examples in parts}.values())
     names = [name for table in tables for name in table.unreadable]
     digest = hashlib.sha256(json.dumps([[*table.unreadable] for table in tables]).encode())
     for table in tables:
@@ -110,10 +112,10 @@ def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
     """As :func:`_left_out`; the examples are told by their names, in the order of clients and roles."""
     if dataset.unreadable is None:
         return {}
-    parts = [part for s in dataset.clients.values() for part in (s.train, s.validation, s.test)]
+    parts = [examples for s in dataset.clients.values() for examples in (s.train, s.validation, s.test)]
     parts += dataset.unseen.values()
     names = sorted(dataset.unreadable.pictures)
-    content = [names, [[*part.names] for part in parts]]
+    content = [names, [[*examples.names] for examples in parts]]
     return {
         "rows": sum(map(len, parts)),
         "unreadable": len(names),
@@ -127,22 +129,24 @@ def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
 
 def examples_tried(run_data: RunData, examined: Examination) -> dict[str, Tensor]:
     """Names and right answers of the test examples that models were tried on, for ``predictions.safetensors``."""
-    dataset, found = run_data.dataset, dict[str, Tensor]()
+    dataset, rows = run_data.dataset, dict[str, Tensor]()
     kept = {
-        place: len(tensors["correct"]) for (_, own, place), (_, tensors) in examined.results.items() if own == place
+        place: len(tensors["correct"])
+        for (_, model_owner, place), (_, tensors) in examined.results.items()
+        if model_owner == place
     }
     for place, count in kept.items():
         examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
         if len(examples) != count:
             continue
-        found[f"{NAMES}/{place}"] = torch.from_numpy(name_hashes(examples.names))
+        rows[f"{NAMES}/{place}"] = torch.from_numpy(name_hashes(examples.names))
         if not isinstance(examples, LabelExamples):
             table = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
             columns: Mapping[str, Tensor] = table.columns
             if "label" in columns:
-                found[f"{TRUTH}/{place}"] = columns["label"]
-                found[f"{ANSWERS}/{place}"] = torch.from_numpy(name_hashes(examples.answers))
-    return found
+                rows[f"{TRUTH}/{place}"] = columns["label"]
+                rows[f"{ANSWERS}/{place}"] = torch.from_numpy(name_hashes(examples.answers))
+    return rows
 
 
 # Setup of a recipe, for processes that make their own ---------------------------------------------------------
@@ -427,9 +431,9 @@ class Runner:
         missing = {"unanswered": dict(simulation.unanswered)} if simulation.unanswered else {}
         if self.setup.algorithm.traits.centralised:
             # One model serves all clients: it is each client's, and the global one.
-            own = {p: v for p, v in values["unseen"].items() if p in self.run_data.clients}
+            client_values = {p: v for p, v in values["unseen"].items() if p in self.run_data.clients}
             unseen = {p: v for p, v in values["unseen"].items() if p in self.run_data.unseen}
-            values = {"global": own, "personal": own, "unseen": unseen}
+            values = {"global": client_values, "personal": client_values, "unseen": unseen}
         elif not self.setup.algorithm.traits.has_personal:
             values = {**values, "personal": values["global"]}
         self.folder.append(

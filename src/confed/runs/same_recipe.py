@@ -47,15 +47,15 @@ def differing_settings(
     before: Recipe, now: Recipe, indifferent: Collection[str] = INDIFFERENT
 ) -> dict[str, tuple[Any, Any]]:
     """The settings, by key, that make two single-run recipes different runs; "unset" stands for a missing one."""
-    there, here = (flat(tomllib.loads(recipe.to_toml())) for recipe in (before, now))
+    settings_before, here = (flat(tomllib.loads(recipe.to_toml())) for recipe in (before, now))
     if here.get("model.revision") == "":  # left open: the commit that the other one was pinned to will do
-        here["model.revision"] = there.get("model.revision", "")
+        here["model.revision"] = settings_before.get("model.revision", "")
     if here.get("run.batch_clients", 1) != 1:  # clients at once round otherwise where features are kept
         indifferent = [key for key in indifferent if key != "run.features"]
     return {
-        key: (there.get(key, "unset"), here.get(key, "unset"))
-        for key in dict.fromkeys([*there, *here])
-        if key not in indifferent and there.get(key, "unset") != here.get(key, "unset")
+        key: (settings_before.get(key, "unset"), here.get(key, "unset"))
+        for key in dict.fromkeys([*settings_before, *here])
+        if key not in indifferent and settings_before.get(key, "unset") != here.get(key, "unset")
     }
 
 
@@ -65,10 +65,10 @@ def machine_note(folder: RunFolder) -> str:
         before: Any = json.loads(folder.begun_with.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
-    found = machine_differences(_now(), before if isinstance(before, dict) else {})
-    if not found:
+    differences = machine_differences(_now(), before if isinstance(before, dict) else {})
+    if not differences:
         return ""
-    what = ", ".join(f"{name} {values}" for name, values in found.items())
+    what = ", ".join(f"{name} {values}" for name, values in differences.items())
     return f"goes on with {what} as it began: its numbers need not be those of a run in one go, to the last digit"
 
 

@@ -115,10 +115,10 @@ def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
         return [{"attention": _rounded(weights)} for weights in maps.tolist()]
     if "boxes" not in batch:
         return [{"attention": None}] * len(maps)
-    there = batch["regions"].abs().sum(-1) > 0 if "regions" in batch else torch.ones_like(maps, dtype=torch.bool)
+    has_region = batch["regions"].abs().sum(-1) > 0 if "regions" in batch else torch.ones_like(maps, dtype=torch.bool)
     return [
         {"attention": [round(v, 3) for v in weights[row].tolist()], "boxes": _rounded(boxes[row].tolist())}
-        for weights, boxes, row in zip(maps, batch["boxes"], there, strict=True)
+        for weights, boxes, row in zip(maps, batch["boxes"], has_region, strict=True)
     ]
 
 
@@ -127,10 +127,10 @@ def written_models(
 ) -> tuple[Params | None, Params | None]:
     """The global model at a place, and the place's own one, as the run has written them; None where there is none."""
     paths = (folder.models / "global" / "trained.safetensors", folder.personal_model(place))
-    shared, own = (load_file(path) if path.exists() else None for path in paths)
-    if shared is not None and own is not None and global_model != "alone":
-        shared = {**own, **shared}  # as it was examined: what is shared, with what the client keeps to itself
-    return shared, own
+    shared, personal = (load_file(path) if path.exists() else None for path in paths)
+    if shared is not None and personal is not None and global_model != "alone":
+        shared = {**personal, **shared}  # as it was examined: what is shared, with what the client keeps to itself
+    return shared, personal
 
 
 def gallery(
@@ -164,14 +164,14 @@ def gallery(
         if task is not None:
             answers = run_data.dataset.answer_set(name)
             workspace.set_task(task)
-        common, own = written_models(folder, name, global_model)
+        common, personal = written_models(folder, name, global_model)
         common = common if seen or global_model == "alone" else None
-        own = own if has_personal else None
+        personal = personal if has_personal else None
         views = {
             view: None
             if tensors is None
             else [given for batch in batches for given in _answers(tensors, workspace, batch, answers, network, task)]
-            for view, tensors in (("global", common), ("personal", own))
+            for view, tensors in (("global", common), ("personal", personal))
         }
         for position, row in enumerate(rows):
             entries.append(
@@ -220,14 +220,14 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
         "type": examples.types[row],
         "answer": examples.answers[row],
     }
-    there = bool(presence(examples)[row, 0])
+    has_picture = bool(presence(examples)[row, 0])
     if examples.conversations is not None:
         pictures = pictures[: pictures_shown(examples.conversations[row])]
-        there = len(pictures) > 0
+        has_picture = len(pictures) > 0
         entry["question"] = transcript(examples.conversations[row])
-    if there and not isinstance(examples.images, NoPictures):
+    if has_picture and not isinstance(examples.images, NoPictures):
         entry["image"] = png(examples.images[int(pictures[0])])
-    if there and len(pictures) > 1:
+    if has_picture and len(pictures) > 1:
         entry["image2"] = png(examples.images[int(pictures[1])])
     if examples.captions is not None:
         entry |= {"captions": list(examples.captions[row]), "answer": examples.captions[row][0]}
@@ -240,21 +240,23 @@ def _usual(run_data: RunData) -> set[str]:
     """The modalities that some client has; nothing where all examples have a picture and a text."""
     if not is_modal(run_data.questions):
         return set()
-    return {modality for own in modalities_of(run_data.questions).values() for modality in own}
+    return {
+        modality for client_modalities in modalities_of(run_data.questions).values() for modality in client_modalities
+    }
 
 
 def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:
     """Sound and series of an example, and what it has and lacks of what is usual."""
     if not usual:
         return {}
-    there = dict(zip(MODALITIES, presence(examples)[row].tolist(), strict=True))
+    present = dict(zip(MODALITIES, presence(examples)[row].tolist(), strict=True))
     entry: dict[str, Any] = {
-        "has": [name for name in MODALITIES if there[name]],
-        "lacks": [name for name in MODALITIES if name in usual and not there[name]],
+        "has": [name for name in MODALITIES if present[name]],
+        "lacks": [name for name in MODALITIES if name in usual and not present[name]],
     }
-    if there["audio"] and examples.sounds is not None and examples.sound_index is not None:
+    if present["audio"] and examples.sounds is not None and examples.sound_index is not None:
         entry["sound"] = kept_sound(examples.sounds, int(examples.sound_index[row]))
-    if there["series"] and examples.series is not None and examples.series_index is not None:
+    if present["series"] and examples.series is not None and examples.series_index is not None:
         entry["series"] = kept_series(examples.series, int(examples.series_index[row]))
     return entry
 

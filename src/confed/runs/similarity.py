@@ -37,24 +37,24 @@ def measure(
         return None
     table = run_data.clients[place].tables[2]
     labels = table.columns["label"]
-    known = (labels >= 0).nonzero().flatten()  # an answer outside the vocabulary has no representation
-    if len(known) < 2:
+    in_vocabulary = (labels >= 0).nonzero().flatten()  # an answer outside the vocabulary has no representation
+    if len(in_vocabulary) < 2:
         return None
-    rows = known[torch.linspace(0, len(known) - 1, min(count, len(known))).round().long()]
+    rows = in_vocabulary[torch.linspace(0, len(in_vocabulary) - 1, min(count, len(in_vocabulary))).round().long()]
     names = run_data.dataset.answers
     rows = torch.tensor(sorted(rows.tolist(), key=lambda row: (names[int(labels[row])], row)))
     batch = table.batch(rows)
     answers = [names[int(label)] for label in labels[rows]]
-    found: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
-    found["same"] = _same(run_data, batch_size)
+    summary: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
+    summary["same"] = _same(run_data, batch_size)
     # What is global, with what the client keeps to itself where it does.
     after = {name: tensor for tensors in trained.values() for name, tensor in tensors.items()}
     for when, tensors in (("before", {}), ("after", after)):
         fill(workspace, tensors)
         with torch.no_grad():
             similar = model(batch).logits[:, labels[rows]]
-        found[when] = [[round(value, 4) for value in row] for row in similar.tolist()]
-    return found
+        summary[when] = [[round(value, 4) for value in row] for row in similar.tolist()]
+    return summary
 
 
 def _same(run_data: "RunData", batch_size: int) -> float:

@@ -161,11 +161,11 @@ def _results(
     views: dict[str, dict[str, Mapping[str, float]]] = {key: {} for key in KEYS.values()}
     matrix: dict[str, dict[str, float]] = {}
     traits = setup.algorithm.traits
-    for (view, own, place), (values, _) in examined.results.items():
-        if view in KEYS and own == place:
+    for (view, model_owner, place), (values, _) in examined.results.items():
+        if view in KEYS and model_owner == place:
             views[KEYS[view]][place] = values
         if view == "personal" and not traits.centralised and traits.has_personal:
-            matrix.setdefault(own, {})[place] = values[metrics[place]]
+            matrix.setdefault(model_owner, {})[place] = values[metrics[place]]
     headline = {view: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
     personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
     return {
@@ -214,8 +214,13 @@ def _features(counts: FeatureCounts | None) -> dict[str, Any]:
         return {}
     if not counts.stage:
         return {"features": {"used": False, "reason": counts.reason}}
-    said = asdict(counts)
-    return {"features": {"used": counts.reused > 0, **{key: said[key] for key in said if said[key] not in ("", [])}}}
+    counted = asdict(counts)
+    return {
+        "features": {
+            "used": counts.reused > 0,
+            **{key: counted[key] for key in counted if counted[key] not in ("", [])},
+        }
+    }
 
 
 def _device_data(setup: Setup, counts: DeviceCounts | None) -> dict[str, Any]:
@@ -252,7 +257,9 @@ def _with_subsets(examined: Examination, metrics: Mapping[str, str]) -> dict[str
     values: dict[str, dict[str, dict[str, float]]] = {}
     examples: dict[str, dict[str, int]] = {}
     for (view, place), sets in examined.subsets.items():
-        values.setdefault(KEYS[view], {})[place] = {tried: own[metrics[place]] for tried, (own, _) in sets.items()}
+        values.setdefault(KEYS[view], {})[place] = {
+            tried: subset_values[metrics[place]] for tried, (subset_values, _) in sets.items()
+        }
         examples[place] = {tried: count for tried, (_, count) in sets.items()}
     return {"modality_matrix": {**values, "examples": examples}} if values else {}
 
@@ -260,26 +267,26 @@ def _with_subsets(examined: Examination, metrics: Mapping[str, str]) -> dict[str
 def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
     """Numbers of values of one client; where clients differ, the means over them and each one's own beside these."""
     counts: dict[str, dict[str, int]] = {}
-    known: dict[int, dict[str, int]] = {}
+    counts_by_model: dict[int, dict[str, int]] = {}
     for number in range(min(len(setup.population), LISTED)):
         info = setup.population.info(number)
         scopes = workspace.scopes(setup.algorithm, info)
-        if id(scopes) not in known:
-            known[id(scopes)] = count_parameters(workspace, scopes, setup.algorithm.traits.aggregates)
+        if id(scopes) not in counts_by_model:
+            counts_by_model[id(scopes)] = count_parameters(workspace, scopes, setup.algorithm.traits.aggregates)
             if not setup.algorithm.traits.sends_values:
-                known[id(scopes)]["sent"] = 0
-        counts[info.id] = known[id(scopes)]
+                counts_by_model[id(scopes)]["sent"] = 0
+        counts[info.id] = counts_by_model[id(scopes)]
     first = next(iter(counts.values()))
-    if all(own == first for own in counts.values()):
+    if all(client_counts == first for client_counts in counts.values()):
         return {"parameters": first}
-    means = {key: round(sum(own[key] for own in counts.values()) / len(counts)) for key in first}
+    means = {key: round(sum(client_counts[key] for client_counts in counts.values()) / len(counts)) for key in first}
     return {"parameters": means, "parameters_of": counts}
 
 
 def _bleu(views: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
     """BLEU-4 of each place's captions, where models write some."""
-    found = {view: {p: v["bleu4"] for p, v in places.items() if "bleu4" in v} for view, places in views.items()}
-    return {"bleu4": found} if any(found.values()) else {}
+    scores = {view: {p: v["bleu4"] for p, v in places.items() if "bleu4" in v} for view, places in views.items()}
+    return {"bleu4": scores} if any(scores.values()) else {}
 
 
 def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:

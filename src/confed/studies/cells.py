@@ -88,8 +88,8 @@ class CellStatus:
 def studies_of(root: Path) -> dict[str, Study]:
     """Folder within the root -> study that grows: those of a sweep, or the one in the root itself, called ""."""
     if kind_of(root) == "sweep":
-        found = {point.folder: growing(root / point.folder) for point in read_sweep(root).points}
-        return {folder: study for folder, study in found.items() if study is not None}
+        studies = {point.folder: growing(root / point.folder) for point in read_sweep(root).points}
+        return {folder: study for folder, study in studies.items() if study is not None}
     study = growing(root)
     if study is None:
         raise ValueError(f"{root} must be a study of `confed compare --recipe`, or a sweep")
@@ -108,19 +108,21 @@ def number_cells(root: Path) -> Cells:
         refused |= {"/".join(filter(None, (folder, cell))): why for cell, why in note_refusals(study.root).items()}
     # Numbers stay; recipes of cells that were not begun may have changed.
     with exclusive(root):
-        known = {(c.study, c.method, c.seed): c for c in (read_cells(root).cells if (root / CELLS).is_file() else ())}
+        numbered = {
+            (c.study, c.method, c.seed): c for c in (read_cells(root).cells if (root / CELLS).is_file() else ())
+        }
         shared = kind_of(root) == "sweep" and not read_sweep(root).models
         seen: dict[str, tuple[str, str, int]] = {}
         listed: dict[int, Cell] = {}
-        following = len(known)
+        following = len(numbered)
         for folder, study, job in _runs(root):
             key, digest = (folder, job.method, job.seed), _digest(study.recipe_of(job))
-            if "/".join(filter(None, (folder, job.cell))) in refused and key not in known:
+            if "/".join(filter(None, (folder, job.cell))) in refused and key not in numbered:
                 continue
-            if key not in known and shared and digest in seen:
+            if key not in numbered and shared and digest in seen:
                 continue
             seen.setdefault(digest, key)
-            number = known[key].number if key in known else (following := following + 1)
+            number = numbered[key].number if key in numbered else (following := following + 1)
             listed[number] = Cell(number, folder, job.method, job.seed, digest)
         cells = Cells(root, tuple(listed[number] for number in sorted(listed)), versions(), refused)
         content = {"versions": dict(cells.versions), "cells": [asdict(cell) for cell in cells.cells]}
@@ -151,10 +153,11 @@ def find_cell(root: Path, number: int) -> tuple[Study, Job, str]:
     cells = read_cells(root)
     if not 1 <= number <= len(cells.cells):
         raise ValueError(f"{root} has cells 1 to {len(cells.cells)}, got {number}")
-    here, there = versions(), cells.versions
-    if there.get("confed") != here["confed"]:
+    here, versions_before = versions(), cells.versions
+    if versions_before.get("confed") != here["confed"]:
         raise ValueError(
-            f"{root}/{CELLS} was written by confed {there.get('confed')}, and this is confed {here['confed']}; tasks "
+            f"{root}/{CELLS} was written by confed {versions_before.get('confed')}, and this is confed "
+            f"{here['confed']}; tasks "
             "must have the version that wrote it (see --before), or write it again"
         )
     cell = cells.cells[number - 1]
@@ -169,7 +172,11 @@ def find_cell(root: Path, number: int) -> tuple[Study, Job, str]:
             f"cell {number} of {root} has another recipe than when {CELLS} was written; write it again with the "
             "command that changed the recipe and `--on script`"
         )
-    other = [f"{name} {there[name]}, here {here[name]}" for name in here if name in there and there[name] != here[name]]
+    other = [
+        f"{name} {versions_before[name]}, here {here[name]}"
+        for name in here
+        if name in versions_before and versions_before[name] != here[name]
+    ]
     note = f"{CELLS} was written with {', '.join(other)}: numbers need not agree to the last digit" if other else ""
     return study, job, note
 
@@ -177,13 +184,13 @@ def find_cell(root: Path, number: int) -> tuple[Study, Job, str]:
 def statuses(root: Path) -> list[CellStatus]:
     """Status of every cell, in the order of their numbers, from what is in their folders."""
     studies = studies_of(root)
-    found: list[CellStatus] = []
+    cell_statuses: list[CellStatus] = []
     for cell in read_cells(root).cells:
         study = studies.get(cell.study)
         for job in () if study is None else study.jobs:
             if study is not None and (job.method, job.seed) == (cell.method, cell.seed):
-                found.append(_status(cell, study, job))
-    return found
+                cell_statuses.append(_status(cell, study, job))
+    return cell_statuses
 
 
 def _status(cell: Cell, study: Study, job: Job) -> CellStatus:

@@ -61,11 +61,13 @@ def parse_options(texts: Sequence[str]) -> Options:
     """``partition=gpu,gres=gpu:1,exclusive`` as options of ``sbatch``; a value with commas stands in quotes."""
     lines, throttle, lead, seconds = dict[str, str](), "", LEAD, None
     for text in texts:
-        for part in _parts(text):
-            key, equals, value = part.partition("=")
+        for option_text in _parts(text):
+            key, equals, value = option_text.partition("=")
             printable = value.isprintable() and '"' not in value
             if not re.fullmatch(r"[A-Za-z][A-Za-z-]*", key) or (equals and not value) or not printable:
-                raise ValueError(f"--slurm takes options of sbatch, as in partition=gpu,time=4:00:00, got {part!r}")
+                raise ValueError(
+                    f"--slurm takes options of sbatch, as in partition=gpu,time=4:00:00, got {option_text!r}"
+                )
             if key == "array":
                 if not re.fullmatch(r"%[1-9]\d*", value):
                     raise ValueError(
@@ -73,10 +75,10 @@ def parse_options(texts: Sequence[str]) -> Options:
                     )
                 throttle = value
             elif key == "signal":
-                found = re.fullmatch(r"B:(?:SIG)?USR1@(\d+)", value)
-                if found is None:
+                match = re.fullmatch(r"B:(?:SIG)?USR1@(\d+)", value)
+                if match is None:
                     raise ValueError(f"--slurm signal must be B:USR1@SECONDS, which cells understand, got {value!r}")
-                lead = int(found[1])
+                lead = int(match[1])
             elif key in ("wrap", "parsable", "test-only"):
                 raise ValueError(f"--slurm {key} does not go with a job script")
             else:
@@ -97,7 +99,7 @@ def _parts(text: str) -> list[str]:
     splitter = shlex.shlex(text, posix=True, punctuation_chars=False)
     splitter.whitespace, splitter.whitespace_split, splitter.commenters = ",", True, ""
     try:
-        return [part.strip() for part in splitter if part.strip()]
+        return [option_text.strip() for option_text in splitter if option_text.strip()]
     except ValueError as error:
         raise ValueError(f"--slurm has a quote without its end: {text!r}") from error
 
@@ -112,9 +114,9 @@ def parse_time(text: str) -> float | None:
         return None
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
-    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+    if not all(field.isdecimal() for field in [*parts, *([days] if dash else [])]) or len(parts) > 3:
         raise ValueError(f"--slurm time must be MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS, got {text!r}")
-    numbers = [int(part) for part in parts]
+    numbers = [int(field) for field in parts]
     if dash or len(parts) == 3:
         hours, minutes, seconds = [*numbers, 0, 0][:3]
     else:
@@ -124,13 +126,13 @@ def parse_time(text: str) -> float | None:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Numbers as schedulers write them: ``1-4,7,9-10``."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
+            spans.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
 
 
 def script_of(
@@ -149,9 +151,9 @@ def script_of(
         "output": str(log),
         "open-mode": "append",
     }
-    own = [f"--{key}={_quoted(value)}" for key, value in lines.items() if key not in given]
-    own += [f"--array={ranges(numbers)}{options.throttle}", "--requeue", f"--signal=B:USR1@{options.lead}"]
-    head = "\n".join(f"#SBATCH {line}" for line in [*own, *options.lines])
+    directives = [f"--{key}={_quoted(value)}" for key, value in lines.items() if key not in given]
+    directives += [f"--array={ranges(numbers)}{options.throttle}", "--requeue", f"--signal=B:USR1@{options.lead}"]
+    head = "\n".join(f"#SBATCH {line}" for line in [*directives, *options.lines])
     return f"""#!/bin/bash
 # One cell of {place} per array task; written by confed.
 # CONFED and CONFED_STUDY in the environment replace the command and the folder.

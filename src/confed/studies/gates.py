@@ -23,7 +23,7 @@ CENTRAL, LOCAL = "central", "local"
 def with_references(recipe: Recipe) -> Recipe:
     """The same rows, and a centralised and a local one with the recipe's own settings where they are missing."""
     rows = rows_for_gates(recipe)
-    more = [name for name, there in ((LOCAL, rows.local), (CENTRAL, rows.central)) if not there]
+    more = [name for name, is_present in ((LOCAL, rows.local), (CENTRAL, rows.central)) if not is_present]
     # A row of that name may be a method of another kind, or train another part of the model.
     more = [name for name in more if name not in recipe.methods]
     return recipe.with_rows([*recipe.methods, *more]) if more else recipe
@@ -32,7 +32,7 @@ def with_references(recipe: Recipe) -> Recipe:
 def rows_for_gates(recipe: Recipe) -> Rows:
     """Which rows are the references, from their methods' traits and from what of the model each trains."""
     single = {row: recipe.method(row) for row in recipe.methods}
-    traits = {row: own.construct("algorithm").traits for row, own in single.items()}
+    traits = {row: row_recipe.construct("algorithm").traits for row, row_recipe in single.items()}
     central = next((row for row in single if traits[row].centralised), "")
     alone = [row for row in single if not traits[row].communicates and not traits[row].centralised]
     like = single[central].sections["model"] if central else recipe.sections["model"]
@@ -83,9 +83,9 @@ def _finished(folder: Path) -> Study:
 
 def _unlike(study: Study, longer: Study) -> str:
     """Reason why a second study is not the first one with more rounds; "" if it is, row by row and seed by seed."""
-    there = {(run.method, run.seed): run for run in longer.runs}
+    longer_runs = {(run.method, run.seed): run for run in longer.runs}
     for run in study.runs:
-        other = there.get((run.method, run.seed))
+        other = longer_runs.get((run.method, run.seed))
         if other is None:
             continue
         for key, (before, after) in seed_differences(run.recipe, other.recipe).items():

@@ -97,8 +97,8 @@ def _one_by_one(
     for number, job in enumerate(jobs):
         if wanted(number):
             progress(JobStarted(number))
-            own = of_job(progress, number)
-            outcome, text = ("done", str(call(job, own))) if passing else attempt(call, job, own)
+            job_progress = of_job(progress, number)
+            outcome, text = ("done", str(call(job, job_progress))) if passing else attempt(call, job, job_progress)
             progress(JobEnded(number, 0, outcome, text))
 
 

@@ -68,26 +68,26 @@ def write_rows(studies: Study | Sequence[tuple[str, Study]], folder: Path, comma
 
 def _rows(studies: Sequence[tuple[str, Study]]) -> dict[str, list[Run]]:
     """File name -> the runs of a row; single runs that differ in the seed alone are one row."""
-    found: dict[str, list[Run]] = {}
+    rows: dict[str, list[Run]] = {}
     single: set[str] = set()
     for model, study in studies:
-        own: dict[str, list[Run]] = {}
+        runs_by_row: dict[str, list[Run]] = {}
         for run in filter(lambda run: run.complete, study.runs):
             name = file_name("-".join(filter(None, (study.recipe or "run", model, run.method))))
-            own.setdefault(name, []).append(run)
-        for name, runs in own.items():
-            first, other = found.get(name, runs)[0], runs[0]
-            joined = study.single and name in single and other.seed not in {run.seed for run in found[name]}
+            runs_by_row.setdefault(name, []).append(run)
+        for name, runs in runs_by_row.items():
+            first, other = rows.get(name, runs)[0], runs[0]
+            joined = study.single and name in single and other.seed not in {run.seed for run in rows[name]}
             differing = seed_differences(first.recipe, other.recipe)
-            if name in found and (differing or not joined):
+            if name in rows and (differing or not joined):
                 why = f": {next(iter(differing))} is not the same" if differing else ""
                 raise ValueError(
                     f"{first.folder} and {other.folder} would both be written as {name}.json{why}; give another "
                     "folder to each (--results)"
                 )
-            found[name] = [*found.get(name, []), *runs]
+            rows[name] = [*rows.get(name, []), *runs]
             single |= {name} if study.single else set()
-    return found
+    return rows
 
 
 def row_of(runs: Sequence[Run]) -> dict[str, Any]:
@@ -128,9 +128,15 @@ def row_of(runs: Sequence[Run]) -> dict[str, Any]:
 def _shared(of: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Predictions of several seeds as "seed-N/KEY", and what all seeds have alike, such as names, as "all/KEY"."""
     first = next(iter(of.values()))
-    alike = [k for k, v in first.items() if all(k in own and np.array_equal(v, own[k]) for own in of.values())]
-    found = {f"all/{key}": first[key] for key in alike}
-    return found | {f"seed-{n}/{key}": v for n, own in of.items() for key, v in own.items() if key not in alike}
+    alike = [
+        k
+        for k, v in first.items()
+        if all(k in seed_arrays and np.array_equal(v, seed_arrays[k]) for seed_arrays in of.values())
+    ]
+    shared = {f"all/{key}": first[key] for key in alike}
+    return shared | {
+        f"seed-{n}/{key}": v for n, seed_arrays in of.items() for key, v in seed_arrays.items() if key not in alike
+    }
 
 
 def seed_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -146,17 +152,17 @@ def seed_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[s
 def _figures(run: Run) -> dict[str, float]:
     """Name -> value on test data: means, single places as "personal/NAME", and metrics over all labelled examples."""
     summary = run.summary
-    found = {key: value for key in MEANS if (value := number(summary.get(key))) is not None}
+    figures = {key: value for key in MEANS if (value := number(summary.get(key))) is not None}
     # Where the study says what is deployed: its other rows must not decide, as a repetition has none.
     if run.deploys and (value := average([*counted(summary, deploys(summary, run.deploys)).values()])) is not None:
-        found["deployed_mean"] = value
+        figures["deployed_mean"] = value
     for key in PLACES:
-        found |= {f"{key}/{place}": value for place, value in numbers(summary.get(key)).items()}
+        figures |= {f"{key}/{place}": value for place, value in numbers(summary.get(key)).items()}
     labelled = summary.get("multilabel")
     for view, values in labelled.items() if isinstance(labelled, Mapping) else ():
         if view not in ("clients", "co_occurrence"):
-            found |= {f"multilabel/{view}/{name}": value for name, value in numbers(values).items()}
-    return found
+            figures |= {f"multilabel/{view}/{name}": value for name, value in numbers(values).items()}
+    return figures
 
 
 def _stated(values: Sequence[float], alone: tuple[float, float] | None) -> dict[str, Any]:
@@ -183,19 +189,25 @@ def _example_intervals(run: Run) -> dict[str, tuple[float, float]]:
     errors: dict[str, dict[str, float]] = {}
     for key, view in PLACES.items():
         for place, value in numbers(run.summary.get(key)).items():
-            own = scores.get(f"{view}/{place}/correct")
-            if own is not None and math.isclose(float(own.mean(dtype=np.float64)), value, abs_tol=1e-6):
-                errors.setdefault(key, {})[place] = float(own.std(ddof=1, dtype=np.float64)) / math.sqrt(len(own))
-    found: dict[str, tuple[float, float]] = {}
+            scores_of_place = scores.get(f"{view}/{place}/correct")
+            if scores_of_place is not None and math.isclose(
+                float(scores_of_place.mean(dtype=np.float64)), value, abs_tol=1e-6
+            ):
+                errors.setdefault(key, {})[place] = float(scores_of_place.std(ddof=1, dtype=np.float64)) / math.sqrt(
+                    len(scores_of_place)
+                )
+    intervals: dict[str, tuple[float, float]] = {}
     for key, places in errors.items():
         for place, error in places.items():
-            found[f"{key}/{place}"] = _around(numbers(run.summary[key])[place], error)
+            intervals[f"{key}/{place}"] = _around(numbers(run.summary[key])[place], error)
     for name, key in _MEAN_OF.items():
         counted = [place for place in numbers(run.summary.get(key)) if place not in run.left]
-        value, own = number(run.summary.get(name)), errors.get(key, {})
-        if value is not None and counted and all(place in own for place in counted):
-            found[name] = _around(value, math.sqrt(sum(own[place] ** 2 for place in counted)) / len(counted))
-    return found
+        value, scores_of_place = number(run.summary.get(name)), errors.get(key, {})
+        if value is not None and counted and all(place in scores_of_place for place in counted):
+            intervals[name] = _around(
+                value, math.sqrt(sum(scores_of_place[place] ** 2 for place in counted)) / len(counted)
+            )
+    return intervals
 
 
 def _around(value: float, error: float) -> tuple[float, float]:
@@ -208,8 +220,8 @@ def _around(value: float, error: float) -> tuple[float, float]:
 def _digests(run: Run) -> dict[str, str]:
     """Those of the summary; of an older one those of the files that are there."""
     said = run.summary.get("digests")
-    there = result_digests(RunFolder(run.folder)) if run.folder.is_dir() else {}
-    return there | ({str(key): str(value) for key, value in said.items()} if isinstance(said, Mapping) else {})
+    file_digests = result_digests(RunFolder(run.folder)) if run.folder.is_dir() else {}
+    return file_digests | ({str(key): str(value) for key, value in said.items()} if isinstance(said, Mapping) else {})
 
 
 def _history(run: Run) -> list[dict[str, Any]]:
@@ -228,14 +240,14 @@ def _history(run: Run) -> list[dict[str, Any]]:
 def _values(run: Run, line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     if line.get("event") != "evaluation":
         return {"loss": dict(list(numbers(line.get("loss")).items())[:LISTED])}
-    found: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
     for view in ("personal", "global", "unseen"):
         places: Mapping[str, Mapping[str, Any]] = line.get(view) or {}
         for place, metrics in list(places.items())[:LISTED]:
             for name in (place_metric(run, place, metrics), "loss"):
                 if (value := number(metrics.get(name))) is not None:
-                    found.setdefault(f"{view} {name}", {})[place] = value
-    return found
+                    values.setdefault(f"{view} {name}", {})[place] = value
+    return values
 
 
 def _text(row: Mapping[str, Any]) -> str:
@@ -280,9 +292,9 @@ def row_in(table: Mapping[str, Any], method: str, source: str) -> dict[str, Any]
         raise ValueError(f"{source} has no row {method!r}; it has {', '.join(row['method'] for row in table['rows'])}")
     of_seeds = found["figures"]
     if of_seeds and set(of_seeds) != {str(seed) for seed in found["seeds"]}:
-        listed, there = (", ".join(map(str, names))[:80] for names in (found["seeds"], of_seeds))
+        listed, available = (", ".join(map(str, names))[:80] for names in (found["seeds"], of_seeds))
         whose = f"{source}: figures of {found['method'][:40]}"
-        raise ValueError(f"{whose} must be those of its seeds {listed}, or none, got {there}")
+        raise ValueError(f"{whose} must be those of its seeds {listed}, or none, got {available}")
     return {
         "format": FORMAT,
         **{key: found[key] for key in ("method", "label", "seeds", "metrics")},

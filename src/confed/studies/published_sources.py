@@ -146,23 +146,23 @@ def _of_folder(folder: Path) -> Published:
 
 def _of_text(content: bytes, source: str, method: str, beside: Callable[[str], bytes]) -> Published:
     with faults_of(source, "a results file or a summary.json"):
-        found = json.loads(content)
-        if not isinstance(found, dict):
-            raise TypeError(f"it holds {type(found).__name__}, no object")
-        if found.get("format") == TABLE:
-            return _of_row(row_in(found, method, source), source, beside)
-        if "format" in found:
-            return _wanted(_of_row(found, source, beside), method)
-        if "algorithm" not in found:
+        content_read = json.loads(content)
+        if not isinstance(content_read, dict):
+            raise TypeError(f"it holds {type(content_read).__name__}, no object")
+        if content_read.get("format") == TABLE:
+            return _of_row(row_in(content_read, method, source), source, beside)
+        if "format" in content_read:
+            return _wanted(_of_row(content_read, source, beside), method)
+        if "algorithm" not in content_read:
             raise KeyError("format")
-        if not isinstance(found.get("resolved"), dict):
+        if not isinstance(content_read.get("resolved"), dict):
             raise ValueError(
                 f"{source}: this summary has no resolved recipe (confed 0.2.0 writes it); give the run folder, which "
                 "has recipe.toml"
             )
-        trained, label = str(found["algorithm"]), str(found.get("label", found["algorithm"]))
+        trained, label = str(content_read["algorithm"]), str(content_read.get("label", content_read["algorithm"]))
         nowhere = Path(source) / "no folder"  # the summary alone
-        run = Run(nowhere, trained, label, int(found["seed"]), found, found["resolved"])
+        run = Run(nowhere, trained, label, int(content_read["seed"]), content_read, content_read["resolved"])
         row = row_of([run])
         _check_run(row["runs"][0], source)
         return _wanted(Published(source, row), method)
@@ -186,26 +186,28 @@ def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes])
     seeds = [run["seed"] for run in row["runs"]]
     if seeds != row["seeds"] or len(set(seeds)) < len(seeds):
         raise ValueError(f"{source}: seeds must be those of its runs, each once, got {str(row['seeds'])[:80]}")
-    said = row.get("predictions")
-    if said is None:
+    predictions = row.get("predictions")
+    if predictions is None:
         return Published(source, row)
-    check_entries(said, {"file": str, "sha256": str}, f"{source}: predictions")
-    if not _PREDICTIONS.fullmatch(said["file"]):
-        raise ValueError(f"{source}: predictions must lie beside it, as NAME.safetensors, got {said['file'][:80]!r}")
+    check_entries(predictions, {"file": str, "sha256": str}, f"{source}: predictions")
+    if not _PREDICTIONS.fullmatch(predictions["file"]):
+        raise ValueError(
+            f"{source}: predictions must lie beside it, as NAME.safetensors, got {predictions['file'][:80]!r}"
+        )
     try:
-        content = beside(said["file"])
+        content = beside(predictions["file"])
     except (OSError, RuntimeError):
         return Published(source, row)  # the row stands without them
-    if sha256(content).hexdigest() != said["sha256"]:
-        raise ValueError(f"{said['file']} beside {source} is not the file that belongs to it (another SHA-256)")
-    return Published(source, row, _by_seed(content, said["file"], row["seeds"]))
+    if sha256(content).hexdigest() != predictions["sha256"]:
+        raise ValueError(f"{predictions['file']} beside {source} is not the file that belongs to it (another SHA-256)")
+    return Published(source, row, _by_seed(content, predictions["file"], row["seeds"]))
 
 
 def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:
     from safetensors import SafetensorError
     from safetensors.numpy import load as load_tensors
 
-    found: dict[int, dict[str, np.ndarray]] = {seed: {} for seed in seeds}
+    arrays: dict[int, dict[str, np.ndarray]] = {seed: {} for seed in seeds}
     with faults_of(name, "a safetensors file of predictions"):
         try:
             tensors = load_tensors(content)
@@ -216,8 +218,8 @@ def _by_seed(content: bytes, name: str, seeds: Sequence[int]) -> dict[int, dict[
                 raise TypeError(f"{key} has no examples")
             whose, _, rest = key.partition("/")
             for seed in seeds if whose == "all" else [int(whose.removeprefix("seed-"))]:
-                found[seed][rest] = values
-    return found
+                arrays[seed][rest] = values
+    return arrays
 
 
 def _check_run(run: Any, where: str, means: Mapping[str, Any] | None = None, seeds: int = 1) -> None:
@@ -288,21 +290,21 @@ def _fetched(address: str) -> bytes:
     It is fetched in a thread of its own, which is left behind where the headers alone take too long: the library bounds
     the time between two bytes only.
     """
-    found: list[bytes | str] = []
+    contents: list[bytes | str] = []
 
     def work() -> None:
         try:
-            found.append(_read(address))
+            contents.append(_read(address))
         except RuntimeError as error:
-            found.append(str(error))
+            contents.append(str(error))
         except (OSError, ValueError, HTTPException) as error:
             why = str(error) or type(error).__name__
-            found.append(f"{address} cannot be fetched: {why[:300]}")
+            contents.append(f"{address} cannot be fetched: {why[:300]}")
 
     thread = Thread(target=work, daemon=True)
     thread.start()
     thread.join(MOST_SECONDS + _GRACE)
-    content = found[0] if found else f"{address} takes longer than {MOST_SECONDS:g} s"
+    content = contents[0] if contents else f"{address} takes longer than {MOST_SECONDS:g} s"
     if isinstance(content, str):
         raise RuntimeError(content)
     return content
@@ -311,8 +313,8 @@ def _fetched(address: str) -> bytes:
 def _read(address: str) -> bytes:
     deadline, content = time.monotonic() + MOST_SECONDS, bytearray()
     with build_opener(_WebOnly).open(address, timeout=30) as answer:
-        while part := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
-            content += part
+        while chunk := answer.read1(2**20):  # what has come, so that slow senders meet the deadline
+            content += chunk
             if len(content) > MOST_BYTES:
                 raise RuntimeError(f"{address} is larger than {MOST_BYTES // 2**20} MB")
             if time.monotonic() > deadline:

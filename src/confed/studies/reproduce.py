@@ -163,11 +163,15 @@ def _differences(
 ) -> Iterator[str]:
     if "history" in other_bits:
         yield _first_line(before["history"], now["history"])
-    there, here = published.predictions.get(run.seed, {}), run.predictions()
-    changed = [(key, _changed(there[key], here[key])) for key in there if key in here and key.endswith("/prediction")]
+    published_predictions, here = published.predictions.get(run.seed, {}), run.predictions()
+    changed = [
+        (key, _changed(published_predictions[key], here[key]))
+        for key in published_predictions
+        if key in here and key.endswith("/prediction")
+    ]
     yield from _some([f"predictions of {key[:-11]}: {text}" for key, text in changed if text])
     if "predictions" in other_bits and not any(text for _, text in changed):
-        yield "predictions: other bits" + ("" if there else " (the published ones are not here)")
+        yield "predictions: other bits" + ("" if published_predictions else " (the published ones are not here)")
     values = [
         f"{key}: {_number(now['figures'].get(key))}, published {_number(before['figures'][key])}"
         for key in other_figures
@@ -190,10 +194,10 @@ def _first_line(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
             continue
         when = f"first in round {other['round']} ({'training' if other['event'] == 'round' else 'on validation data'})"
         for name, places in other["values"].items():
-            known = one.get("values", {}).get(name, {})
+            recorded = one.get("values", {}).get(name, {})
             for place, value in places.items():
-                if place in known and known[place] != value:
-                    return f"{when}: {name} of {place!r} {value!r}, published {known[place]!r}"
+                if place in recorded and recorded[place] != value:
+                    return f"{when}: {name} of {place!r} {value!r}, published {recorded[place]!r}"
         return f"{when}: not in the values that are listed"
     if len(before) != len(now):
         return f"the history has {len(now)} lines, the published one {len(before)}"
@@ -217,12 +221,12 @@ def _causes(published: Published, run: Run, before: Mapping[str, Any], now: Mapp
     for name, what in (("data", "data: not the same examples"), ("code", "confed: not the same source code")):
         if name in before["digests"] and name in now["digests"] and before["digests"][name] != now["digests"][name]:
             yield what
-    found = machine_differences(now, before)  # "here, not there"
-    known, here = published.row["packages"], packages()
-    for name in sorted({*known, *here}):
-        if known and here and known.get(name) != here.get(name):
-            found.setdefault(name, f"{here.get(name, 'none')}, not {known.get(name, 'none')}")
-    yield from (f"{name}: {text}" for name, text in found.items())
+    differences = machine_differences(now, before)  # "here, not there"
+    recorded_packages, here = published.row["packages"], packages()
+    for name in sorted({*recorded_packages, *here}):
+        if recorded_packages and here and recorded_packages.get(name) != here.get(name):
+            differences.setdefault(name, f"{here.get(name, 'none')}, not {recorded_packages.get(name, 'none')}")
+    yield from (f"{name}: {text}" for name, text in differences.items())
 
 
 def _number(value: object) -> str:

@@ -188,7 +188,7 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
 
     Another process that is working in the folder is a ValueError.
     """
-    found: list[str] = []
+    borrowed: list[str] = []
     with exclusive(root):
         study = read_study(root)
         for job in study.jobs:
@@ -202,9 +202,9 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
                     shutil.rmtree(unfinished, ignore_errors=True)
                     shutil.copytree(other, unfinished)
                     unfinished.replace(root / job.folder)
-                    found.append(job.folder)
+                    borrowed.append(job.folder)
                     break
-    return found
+    return borrowed
 
 
 def run_cell(job: Mapping[str, Any], progress: Progress) -> str:

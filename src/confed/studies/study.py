@@ -102,8 +102,8 @@ def is_free(root: Path) -> bool:
     """Whether a study can be made in a folder: nothing is there, or only what :func:`write_study` began with."""
     if not root.is_dir():
         return not root.exists()
-    there = {path.name for path in without_lock(root)}
-    return not there or (there == {"summary.json"} and kind_of(root) == "study")
+    names = {path.name for path in without_lock(root)}
+    return not names or (names == {"summary.json"} and kind_of(root) == "study")
 
 
 @alone
@@ -236,11 +236,11 @@ def open_study(
         merged = joined(before.recipe, recipe)
         used = {row: values for row, values in before.index.get("tuned", {}).items() if row not in recipe.methods}
         used |= tuned or {}
-        there = {(job.method, job.seed): job for job in before.jobs}
-        wanted = there.keys() | {(row, seed) for row in recipe.methods for seed in seeds}
+        earlier_jobs = {(job.method, job.seed): job for job in before.jobs}
+        wanted = earlier_jobs.keys() | {(row, seed) for row in recipe.methods for seed in seeds}
         # All methods of one seed share its data, so a process that goes through them in this order reads them once.
         order = sorted(wanted, key=lambda cell: (cell[1], merged.methods.index(cell[0])))
-        jobs = tuple(there.get(cell) or Job(*cell, cell_folder(*cell)) for cell in order)
+        jobs = tuple(earlier_jobs.get(cell) or Job(*cell, cell_folder(*cell)) for cell in order)
         more = {"errors": {}, "tuned": {row: used[row] for row in merged.methods if row in used}}
         _check_settings(Study(root, merged, jobs, more))
         judged = before.index.get("judged") if judged is None else judged
@@ -265,23 +265,24 @@ def joined(before: Recipe, recipe: Recipe) -> Recipe:
 
 def _check_settings(study: Study) -> None:
     """Check that runs were made with the settings that they would be made with now."""
-    found: list[str] = []
+    differences: list[str] = []
     for job in study.jobs:
         folder = study.root / job.folder
         if begun(folder) and (different := differing(load_recipe(folder / "recipe.toml"), study.recipe_of(job))):
-            found.append(f"{job.folder} was run with {different}")
-    if found:
-        more = f" (and {len(found) - 1} more cells differ)" if len(found) > 1 else ""
+            differences.append(f"{job.folder} was run with {different}")
+    if differences:
+        more = f" (and {len(differences) - 1} more cells differ)" if len(differences) > 1 else ""
         raise ValueError(
-            f"{study.root}: {found[0]}{more}; give the new settings a row of another name ([methods.NAME] with name = "
+            f"{study.root}: {differences[0]}{more}; give the new settings a row of another name ([methods.NAME] with "
+            "name = "
             "METHOD), or another folder with --out"
         )
 
 
 def differing(before: Recipe, now: Recipe) -> str:
     """Settings in which two runs' recipes differ, as "key=before, not now"; those that change no figure apart."""
-    found = differing_settings(before, now, INDIFFERENT)
-    return ", ".join(f"{key}={then}, not {wanted}" for key, (then, wanted) in found.items())
+    differences = differing_settings(before, now, INDIFFERENT)
+    return ", ".join(f"{key}={then}, not {wanted}" for key, (then, wanted) in differences.items())
 
 
 def begun(folder: Path) -> bool:

@@ -109,20 +109,22 @@ def recipes_of(
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
     """Folder of each point -> its recipe and the tuned values in it; see :func:`confed.studies.study.load_rows`."""
-    found: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
+    recipes: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
     for point in points:
         recipe, used = load_rows(source, [*overrides, *point.overrides], methods, headline, tuned)
         if MODELS in point.settings:
             recipe = _with_model(recipe, point.settings[MODELS])
-        found[point.folder] = recipe, used
-    every = [[(row, recipe.method(row).sections, recipe.run) for row in recipe.methods] for recipe, _ in found.values()]
+        recipes[point.folder] = recipe, used
+    every = [
+        [(row, recipe.method(row).sections, recipe.run) for row in recipe.methods] for recipe, _ in recipes.values()
+    ]
     if len(every) > 1 and all(each == every[0] for each in every):
         settings, rows = ", ".join(points[0].settings), [row for row, *_ in every[0]]
         raise ValueError(
             f"{settings} changes nothing: each of the rows {', '.join(rows)} has its own value there; sweep the row's, "
             f"such as methods.{rows[0]}.{settings.removeprefix('algorithm.')}"
         )
-    return found
+    return recipes
 
 
 def open_sweep(
@@ -142,8 +144,8 @@ def open_sweep(
     if kind_of(root) == "sweep":
         before = read_sweep(root)
         if (before.recipe, before.over, before.by) != (sweep.recipe, sweep.over, sweep.by):
-            there, wanted = (f"{s.recipe} over {s.over}{s.by and f' for each {s.by}'}" for s in (before, sweep))
-            raise ValueError(f"{root} holds a sweep of {there}, not of {wanted}; give another folder with --out")
+            sweep_before, wanted = (f"{s.recipe} over {s.over}{s.by and f' for each {s.by}'}" for s in (before, sweep))
+            raise ValueError(f"{root} holds a sweep of {sweep_before}, not of {wanted}; give another folder with --out")
         if models_from is not None:
             _check_models(models_from, [row for row in before.models if row not in recipes], root)
         order = () if models_from is None else models_from.models
@@ -170,10 +172,11 @@ def _check_models(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
         now = _with_model(recipe, row)
         for method in before.recipe.methods:
             if method in now.methods:  # seeds may differ: runs are compared seed by seed
-                there, wanted = (one.method(method).with_run(seed=0, workers=1) for one in (before.recipe, now))
-                if found := differing(there, wanted):
+                recipe_before, wanted = (one.method(method).with_run(seed=0, workers=1) for one in (before.recipe, now))
+                if differences := differing(recipe_before, wanted):
                     raise ValueError(
-                        f"{root}: {row} there has {found}; run all its models with the same settings, or give another "
+                        f"{root}: {row} there has {differences}; run all its models with the same settings, or give "
+                        "another "
                         "folder with --out"
                     )
 
@@ -182,14 +185,14 @@ def _merged(
     root: Path, before: Sequence[Point], now: Sequence[Point], by: str, order: Sequence[str]
 ) -> tuple[Point, ...]:
     """All points, line by line, in the order of their values where these are numbers, or of a recipe's models."""
-    known = {point.folder: point for point in before}
+    points_before = {point.folder: point for point in before}
     for point in now:
-        old = known.get(point.folder)
+        old = points_before.get(point.folder)
         if old is not None and dict(old.settings) != dict(point.settings):
             raise ValueError(
                 f"{root / point.folder} was begun with {old.title}, not {point.title}; give another folder with --out"
             )
-    together = list((known | {point.folder: point for point in now}).values())
+    together = list((points_before | {point.folder: point for point in now}).values())
     numbers = {point.folder: number_of(next(iter(point.settings.values()))) for point in together}
     if None not in numbers.values():
         together.sort(key=lambda point: numbers[point.folder] or 0.0)

@@ -137,9 +137,9 @@ def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
     from confed.results.headline import VALIDATION
 
     if isinstance(run_data.clients, LazyTables):
-        there = run_data.clients.without(without)
+        remaining = run_data.clients.without(without)
         # Counts of all clients' examples are added up before there is a metric: as one place with all of them.
-        sizes = [sum(len(data.tables[1]) for data, _ in zip(there.values(), range(LOOKED_AT), strict=False))]
+        sizes = [sum(len(data.tables[1]) for data, _ in zip(remaining.values(), range(LOOKED_AT), strict=False))]
         if not sizes[0] and VALIDATION in run_data.unseen:
             return [len(run_data.unseen[VALIDATION].tables[1])]
     else:
@@ -198,10 +198,10 @@ LR = "local.lr"
 def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     """Search space of a row: knob -> the values that are tried, the recipe's own among them."""
     single = recipe.method(row)
-    own = single.local.lr
-    rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
+    recipe_rate = single.local.lr
+    rates = recipe.lr or tuple(float(f"{recipe_rate * factor:.6g}") for factor in FACTORS)
     algorithm, method = single.sections["algorithm"], single.construct("algorithm")
-    space = {LR: _with(rates, own)} if method.traits.has_steps else {}
+    space = {LR: _with(rates, recipe_rate)} if method.traits.has_steps else {}
     for name, values in method.search_space().items():
         if name not in algorithm:
             raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
@@ -213,8 +213,8 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
 def _with(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
     """The values, each once, the row's own among them; it takes the place of one that is equal but for rounding."""
     taken = [own if _same(value, own) else value for value in values]
-    there = tuple(dict.fromkeys(taken))
-    return there if own in there else (own, *there)
+    values_taken = tuple(dict.fromkeys(taken))
+    return values_taken if own in values_taken else (own, *values_taken)
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -330,13 +330,13 @@ def tune(
         shared = {"root": str(root), "budget": budget, "stop_below": limit, "seeds": seeds}
         jobs = [{**shared, "row": row} for row in rows]
         pool.carry_out("confed.studies.tune:tune_row", jobs, workers, note)
-        found: list[Tuned] = []
+        tuned_rows: list[Tuned] = []
         for row in recipe.methods:
             trials = tuple(_trials(_file(root, row))[:budget])
-            found.append(Tuned(row, recipe.label(row), trials, errors.get(row, ""), row in failed, questions))
-        write_atomically(root / "scores.csv", scores_csv(found).encode())
-        write_atomically(root / "tuned.toml", tuned_toml(recipe, found, budget, seeds).encode())
-    return found
+            tuned_rows.append(Tuned(row, recipe.label(row), trials, errors.get(row, ""), row in failed, questions))
+        write_atomically(root / "scores.csv", scores_csv(tuned_rows).encode())
+        write_atomically(root / "tuned.toml", tuned_toml(recipe, tuned_rows, budget, seeds).encode())
+    return tuned_rows
 
 
 def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
@@ -363,8 +363,8 @@ def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(vars(done[-1])) + "\n")
     best = Tuned(row, "", tuple(done)).best
-    found = f"best {best.scores[-1]:.1%} with {in_words(best.values)}" if best else "none of them worked"
-    return f"{len(done)} configurations tried, {found}"
+    outcome = f"best {best.scores[-1]:.1%} with {in_words(best.values)}" if best else "none of them worked"
+    return f"{len(done)} configurations tried, {outcome}"
 
 
 def _try(

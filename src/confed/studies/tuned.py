@@ -65,8 +65,8 @@ class Tuned:
     @property
     def best(self) -> Trial | None:
         """The finished configuration with the highest score; the earliest of several."""
-        there = [trial for trial in self.trials if trial.score is not None]
-        return max(there, key=lambda trial: trial.score or 0.0, default=None)
+        scored = [trial for trial in self.trials if trial.score is not None]
+        return max(scored, key=lambda trial: trial.score or 0.0, default=None)
 
     @property
     def lead(self) -> str:
@@ -101,8 +101,8 @@ def effective_questions(sizes: Sequence[int]) -> float:
     With K clients of n_k questions, the variance of the mean is s^2 / K^2 * sum_k 1 / n_k, that of K^2 / sum_k 1 / n_k
     questions; this is all of them where clients have equally many.
     """
-    there = [size for size in sizes if size > 0]
-    return len(there) ** 2 / sum(1 / size for size in there) if there else 0.0
+    nonempty = [size for size in sizes if size > 0]
+    return len(nonempty) ** 2 / sum(1 / size for size in nonempty) if nonempty else 0.0
 
 
 def standard_error(score: float, questions: float) -> float | None:
@@ -119,8 +119,8 @@ def standard_error(score: float, questions: float) -> float | None:
 def merge(override: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A row's keywords with tuned values put in."""
     local = {k.removeprefix("local."): v for k, v in values.items() if k.startswith("local.")}
-    own = {k: v for k, v in values.items() if not k.startswith("local.")}
-    merged = {**override, **own}
+    method_values = {k: v for k, v in values.items() if not k.startswith("local.")}
+    merged = {**override, **method_values}
     return {**merged, "local": {**override.get("local", {}), **local}} if local else merged
 
 

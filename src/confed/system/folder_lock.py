@@ -154,10 +154,10 @@ def check_held(folder: Path) -> None:
     token = _tokens.get(folder.resolve())
     if token is None:
         return
-    found = _read(folder / LOCK)
-    if found.get("token") != token:
+    holder = _read(folder / LOCK)
+    if holder.get("token") != token:
         raise RuntimeError(
-            f"{folder} was taken over by {_who(found)}, as this process gave no sign of life for more than "
+            f"{folder} was taken over by {_who(holder)}, as this process gave no sign of life for more than "
             f"{STALE:.0f} seconds; it stops, so that only one writes there"
         )
 
@@ -184,16 +184,16 @@ class Holder:
 
 def holder_of(folder: Path) -> Holder | None:
     """Holder of a folder's lock; None if there is no lock. The lock stays as it is."""
-    found = _read(folder / LOCK)
+    holder = _read(folder / LOCK)
     try:
-        silent = silence(folder / LOCK) if found else None
+        silent = silence(folder / LOCK) if holder else None
     except OSError:  # who may only read has no better clock than this machine's
         silent = max(time.time() - status(folder / LOCK).st_mtime, 0.0)
     if silent is None:
         return None
-    here = (found.get("host"), found.get("boot")) == _machine()
-    ended = here and silent > QUIET and not _runs(found.get("process"))
-    return Holder(_who(found), silent, silent <= STALE and not ended)
+    here = (holder.get("host"), holder.get("boot")) == _machine()
+    ended = here and silent > QUIET and not _runs(holder.get("process"))
+    return Holder(_who(holder), silent, silent <= STALE and not ended)
 
 
 @contextlib.contextmanager
@@ -377,10 +377,10 @@ def _put_aside(folder: Path, alone_here: bool) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """Content of a lock's file; empty if it is missing or malformed."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    return content if isinstance(content, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def _machine() -> tuple[str, str]:

@@ -28,8 +28,8 @@ def for_this_installation(text: str) -> str:
     if "constraints.txt" not in text or (source := _source()) is None:
         return text
     constraints = shlex.quote(str(Path(__file__).parents[1] / "constraints.txt"))
-    found = _COMMAND.sub(lambda m: f"pip install {_quoted(source, m['extra'])} -c {constraints}", text)
-    return _CONSTRAINTS.sub(lambda m: f"{m[1]} -c {constraints}", found)
+    command = _COMMAND.sub(lambda m: f"pip install {_quoted(source, m['extra'])} -c {constraints}", text)
+    return _CONSTRAINTS.sub(lambda m: f"{m[1]} -c {constraints}", command)
 
 
 def _source() -> str | None:
@@ -76,22 +76,22 @@ def packages() -> dict[str, str]:
     Requirements that are not installed, such as those of other systems, are left out; without an installed distribution
     (the source tree on the path alone) it is empty.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     todo = [DISTRIBUTION]
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in found:
+        if name in versions:
             continue
         try:
             here = distribution(name)
         except PackageNotFoundError:
             continue
-        found[name] = here.version
+        versions[name] = here.version
         for line in here.requires or ():
             requirement, _, marker = line.partition(";")
             if "extra" not in marker and (named := re.match(r"[\w.-]+", requirement.strip())):
                 todo.append(named[0])
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def digest_of(versions: Mapping[str, str]) -> str:
@@ -106,9 +106,9 @@ def code_digest() -> str:
 
     Unlike the version it also tells a changed source tree from the release.
     """
-    root, found = Path(__file__).parents[1], hashlib.sha256()
+    root, hasher = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         content = file.read_bytes()
-        found.update(f"{file.relative_to(root).as_posix()}\n{len(content)}\n".encode())
-        found.update(content)
-    return found.hexdigest()
+        hasher.update(f"{file.relative_to(root).as_posix()}\n{len(content)}\n".encode())
+        hasher.update(content)
+    return hasher.hexdigest()

@@ -55,15 +55,18 @@ def machine() -> dict[str, str]:
 
 def machine_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Differences of two runs' machines and libraries in what decides the last digits."""
-    found: dict[str, str] = {}
-    for part, names in (("machine", ("instructions", "system")), ("versions", ("torch", "transformers", "tokenizers"))):
-        mine, other = before.get(part), now.get(part)
+    differences: dict[str, str] = {}
+    for section, names in (
+        ("machine", ("instructions", "system")),
+        ("versions", ("torch", "transformers", "tokenizers")),
+    ):
+        mine, other = before.get(section), now.get(section)
         if isinstance(mine, Mapping) and isinstance(other, Mapping):
             for name in names:
                 one, two = mine.get(name), other.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
                 if one is not None and two is not None and one != two:
-                    found[name] = f"{one}, not {two}"
-    return found
+                    differences[name] = f"{one}, not {two}"
+    return differences
 
 
 def _instructions() -> str:

@@ -158,4 +158,7 @@ class Captioning:
 
     def _cider(self, captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
         assert self.cider is not None  # comes with the decoder
-        return [self.cider.score(caption, own) for caption, own in zip(captions, references, strict=True)]
+        return [
+            self.cider.score(caption, caption_references)
+            for caption, caption_references in zip(captions, references, strict=True)
+        ]

@@ -124,16 +124,16 @@ class Chat:
         """
         if output.logits.is_floating_point() and output.logits.ndim == 2 and "label" in batch:
             logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
-            there = (batch["label"] >= 0).sum().clamp_min(1)
-            return functional.cross_entropy(logits, batch["label"], ignore_index=-1, reduction="sum") / there
+            answered_count = (batch["label"] >= 0).sum().clamp_min(1)
+            return functional.cross_entropy(logits, batch["label"], ignore_index=-1, reduction="sum") / answered_count
         surprise, weight, _ = self._surprise(output, batch)
         return (surprise * weight).sum() / weight.sum().clamp_min(torch.finfo(surprise.dtype).tiny)
 
     def batch_weight(self, batch: Batch) -> float:
         """Number of answer tokens of a training batch, each counted by its weight: what :meth:`loss` divides by."""
-        there = answered(batch["answer_tokens"][..., 1:]).sum(-1)
+        answer_lengths = answered(batch["answer_tokens"][..., 1:]).sum(-1)
         given = batch.get("answer_weight")
-        return float(there.sum() if given is None else (there * given).sum())
+        return float(answer_lengths.sum() if given is None else (answer_lengths * given).sum())
 
     @property
     def measures(self) -> dict[str, tuple[float, float]]:
@@ -176,8 +176,10 @@ class Chat:
         if output.logits.is_floating_point() and output.logits.ndim == 3:
             _, weight, right = self._surprise(output, batch)
             tokens, rows = batch["answer_tokens"], len(batch["answer_tokens"])
-            there = batch["answer_weight"] > 0 if tokens.ndim == 3 else torch.ones(rows, 1, device=weight.device) > 0
-            place = there.nonzero()[:, 0]
+            has_weight = (
+                batch["answer_weight"] > 0 if tokens.ndim == 3 else torch.ones(rows, 1, device=weight.device) > 0
+            )
+            place = has_weight.nonzero()[:, 0]
             sums = [weight.new_zeros(rows).index_add(0, place, values.sum(1)) for values in (right * weight, weight)]
             return (sums[0] / sums[1].clamp_min(1e-12)).float()
         pairs = zip(self.texts(output), self._references(batch), strict=True)
@@ -211,7 +213,7 @@ class Chat:
             assert self.candidates is not None
             best = tokens[:, : len(self.candidates)].argmax(1)
             chosen = self.candidates.to(best.device)[best][:, 1:]
-            rows = [row[there][None] for row, there in zip(chosen, answered(chosen), strict=True)]
+            rows = [row[is_answer][None] for row, is_answer in zip(chosen, answered(chosen), strict=True)]
             return [self.decoder.decode(row)[0].strip() for row in rows]
         return [text.strip() for text in self.decoder.decode(tokens)]
 

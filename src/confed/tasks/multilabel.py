@@ -261,15 +261,15 @@ class Multilabel:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
         if "labels" not in batch:
             raise ValueError(f"multi-label examples need batch['labels'], got keys {sorted(batch)}")
-        truth, known = batch["labels"], batch.get("known")
-        for key, value in (("labels", truth), ("known", known)):
+        truth, known_labels = batch["labels"], batch.get("known")
+        for key, value in (("labels", truth), ("known", known_labels)):
             if value is not None and value.shape != logits.shape:
                 raise ValueError(f"{key} must have shape {tuple(logits.shape)}, got {tuple(value.shape)}")
         _check("labels", truth, (0, 1))
-        if known is None:
+        if known_labels is None:
             return logits, truth.to(logits.dtype), torch.ones_like(logits, dtype=torch.bool)
-        _check("known", known, (UNKNOWN, 0, 1))
-        return logits, truth.to(logits.dtype), known == UNKNOWN
+        _check("known", known_labels, (UNKNOWN, 0, 1))
+        return logits, truth.to(logits.dtype), known_labels == UNKNOWN
 
 
 def _check(name: str, values: Tensor, allowed: tuple[int, ...]) -> None:

@@ -92,10 +92,10 @@ class Retrieval:
         texts = self._text_ranks(output, batch)
         first = ~(right.tril(-1).any(1))  # every text is a query once
         pictures = ranks_of_relevant(pairs.T, right)[first]
-        found = {f"tr@{k}": (float((texts <= k).sum()), count) for k in CUTS}
-        found |= {f"ir@{k}": (float((pictures <= k).sum()), float(len(pictures))) for k in CUTS}
+        recalls = {f"tr@{k}": (float((texts <= k).sum()), count) for k in CUTS}
+        recalls |= {f"ir@{k}": (float((pictures <= k).sum()), float(len(pictures))) for k in CUTS}
         loss = float(self.loss(output, batch)) * count
-        return {"loss": (loss, count), **found, "pictures": (count * len(pictures), float(len(pictures)))}
+        return {"loss": (loss, count), **recalls, "pictures": (count * len(pictures), float(len(pictures)))}
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """1 where the best text is the right one, else 0; float32, shape (B,)."""

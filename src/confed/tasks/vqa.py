@@ -240,8 +240,8 @@ class VQA:
         for extreme in torch.stack(torch.aminmax(annotated)).tolist() if annotated.numel() else ():
             self._check("annotated", extreme, self.answers + 1)
         share = (annotated.unsqueeze(2) == annotated.unsqueeze(1)).to(q.dtype).mean(2)
-        found = q.gather(1, annotated.clamp_max(self.answers - 1))
-        return (share.log() - found).where(annotated < self.answers, 0.0).sum(1) / annotated.shape[1]
+        annotated_share = q.gather(1, annotated.clamp_max(self.answers - 1))
+        return (share.log() - annotated_share).where(annotated < self.answers, 0.0).sum(1) / annotated.shape[1]
 
     def _by_type(self, host: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
         """The headline metric of each question type that occurs."""

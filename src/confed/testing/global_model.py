@@ -29,12 +29,12 @@ def check_global_model(
     setup: Setup, servers: Mapping[str, ServerState], states: Mapping[str, ClientState], tolerance: float = 1e-6
 ) -> None:
     """Check of ``Algorithm.global_model`` on a federation that has been trained."""
-    said, gaps = setup.algorithm.global_model, list[float]()
+    declared, gaps = setup.algorithm.global_model, list[float]()
     for number in range(len(setup.population)):
         client = setup.population.info(number).id
         private = states[client].tensors.get("private", {})
         at_client = _scores(setup, servers, number, states[client])
-        if said == "with own parts":
+        if declared == "with own parts":
             scrambled = ClientState({**states[client].tensors, "private": _noise(private)}, states[client].scalars)
             gaps.append(_gap(at_client, _scores(setup, servers, number, scrambled)))
             continue
@@ -49,7 +49,7 @@ def check_global_model(
                     f"one global model: scores at {client!r} and {where} differ by {gap:.3g}; if it needs parts of the "
                     "clients' own, global_model must be 'with own parts'"
                 )
-    if said == "with own parts" and max(gaps) <= tolerance:
+    if declared == "with own parts" and max(gaps) <= tolerance:
         raise ContractViolation(
             "one global model: said to need parts of the clients' own, it answers the same with any"
         )

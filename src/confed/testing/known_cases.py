@@ -59,8 +59,8 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     for batch in [concatenate_tables(tables)] if alike else tables:
         whole = next(iter(batch.batches(10_000)))
         (task.loss(model(whole), whole) * len(batch)).backward()
-        for part in ("", *modalities_of(named_tensors(model))):
-            owners[part] = owners.get(part, 0) + len(batch) * (not part or part in whole)
+        for modality in ("", *modalities_of(named_tensors(model))):
+            owners[modality] = owners.get(modality, 0) + len(batch) * (not modality or modality in whole)
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             count = owners[next(iter(modalities_of([name])), "")]

@@ -67,7 +67,7 @@ def servers_see_their_own_part(algorithm: Algorithm) -> None:
         executor.replies.clear()
         given = replace(servers[name], clients=len(cohort), rounds=ROUNDS, local=setup.local)
         servers[name] = drive(flow(given, cohort), lambda calls: executor(calls, simulation.store, 0))
-        others = set.union(*(part for other, part in parts.items() if other != name))
+        others = set.union(*(server_part for other, server_part in parts.items() if other != name))
         values = [t for other, s in servers.items() if other != name for t in s.params.values()]
         for client, call, reply in executor.replies:
             for tensor_name, tensor in (*call.message.tensors.items(), *reply.message.tensors.items()):
@@ -76,9 +76,9 @@ def servers_see_their_own_part(algorithm: Algorithm) -> None:
                 if tensor_name in others or any(_same_values(t, tensor) for t in values):
                     raise ContractViolation(f"{check}: {name} sees {where}")
     for number, (server, where, tensor) in enumerate(seen):
-        for other, there, foreign in seen[:number]:
+        for other, tensors_seen, foreign in seen[:number]:
             if other != server and _same_values(tensor, foreign):
-                raise ContractViolation(f"{check}: {server} sees {where}, which {other} sees as {there}")
+                raise ContractViolation(f"{check}: {server} sees {where}, which {other} sees as {tensors_seen}")
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:

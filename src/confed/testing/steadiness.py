@@ -40,8 +40,8 @@ def resumes_exactly(algorithm: Algorithm) -> None:
     whole = undisturbed(algorithm)
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder))
-        part = run(setup, store=checkpoints.store, stop=1)
-        checkpoints.save(Checkpoint(1, part.servers, 0))
+        first_half = run(setup, store=checkpoints.store, stop=1)
+        checkpoints.save(Checkpoint(1, first_half.servers, 0))
         again = Checkpoints(Path(folder))
         checkpoint, _ = again.latest()
         rest = run(toy(algorithm), start=(checkpoint.servers, checkpoint.round), store=again.store)
@@ -57,8 +57,8 @@ def has_asynchronous_rounds(algorithm: Algorithm) -> None:
     whole = run(setup, buffered=stale)
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder))
-        part = run(setup, store=checkpoints.store, stop=1, buffered=stale)
-        checkpoints.save(Checkpoint(1, part.servers, 0))
+        first_half = run(setup, store=checkpoints.store, stop=1, buffered=stale)
+        checkpoints.save(Checkpoint(1, first_half.servers, 0))
         again = Checkpoints(Path(folder))
         checkpoint, _ = again.latest()
         rest = run(toy(algorithm), start=(checkpoint.servers, 1), store=again.store, buffered=stale)

@@ -161,8 +161,8 @@ def toy_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES, kind: str = "") -
         x = torch.randn(size, WIDTH, generator=rng) + 0.5 * number
         scores = (x - 0.3 * number) @ truth
         labels = (scores > 0).float()
-        known = label_states(labels, torch.arange(size), number)
-        columns = {"x": x, "label": scores.argmax(-1), "labels": labels, "known": known}
+        known_labels = label_states(labels, torch.arange(size), number)
+        columns = {"x": x, "label": scores.argmax(-1), "labels": labels, "known": known_labels}
         table = Table(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64), columns)
         clients[f"client-{number}"] = TableData(table, table, table)
     return clients

@@ -63,8 +63,8 @@ class ToyModalModel(nn.Module):
 
     def personalise_maps(self, lam: float) -> None:
         """Adds the local maps, with the values of the shared ones."""
-        for part in self.embed.values():
-            cast(_Map, part).personalise(lam)
+        for module in self.embed.values():
+            cast(_Map, module).personalise(lam)
 
     def forward(self, batch: Batch) -> Output:
         """Scores (B, 3) and features (B, 8) of the given ones of ``image``, ``text`` and ``audio`` (B, 4)."""

@@ -84,11 +84,11 @@ class Bytes(Recording):
         """Answers computed from bytes and handed over as what their bytes say."""
         for call in calls:
             message = decode(encode(call.message))
-            there = MemoryStore()
-            there.save(call.client.id, decode_state(encode_state(store.load(call.client.id))))
+            receiver = MemoryStore()
+            receiver.save(call.client.id, decode_state(encode_state(store.load(call.client.id))))
             workspace = Workspace(self.setup.model(), lasting=False)
-            reply = answer(self.setup, workspace, replace(call, message=message), there, round)
-            store.save(call.client.id, decode_state(encode_state(there.load(call.client.id))))
+            reply = answer(self.setup, workspace, replace(call, message=message), receiver, round)
+            store.save(call.client.id, decode_state(encode_state(receiver.load(call.client.id))))
             yield replace(reply, message=decode(encode(reply.message)))
 
 

@@ -87,8 +87,8 @@ def backend_of(name: str) -> Backend:
     """A tracking tool by name, if it is installed."""
     if name not in BACKENDS:
         raise ValueError(f"the tracking tool must be one of {', '.join(BACKENDS)}, got {name!r}")
-    found = BACKENDS[name]
-    if find_spec(found.needs) is None:
-        extra = "'.[track]' -c constraints.txt" if name == "trackio" else found.package
-        raise ValueError(f"tracking with {name} needs the package {found.package}: pip install {extra}")
-    return found
+    backend = BACKENDS[name]
+    if find_spec(backend.needs) is None:
+        extra = "'.[track]' -c constraints.txt" if name == "trackio" else backend.package
+        raise ValueError(f"tracking with {name} needs the package {backend.package}: pip install {extra}")
+    return backend

@@ -100,14 +100,14 @@ def tracked_runs(folder: Path, names: Names | None = None, files: bool = True) -
     single = kind_of(folder) in ("run", "federation")
     if names.name and not single:
         raise ValueError(f"a name is for a run on its own, {folder} holds {len(states)}; give a group for their study")
-    found = [
+    runs = [
         _tracked(load(place).runs[0], state, names, "" if single else names.group or folder.name, files)
         for state, (_, place) in zip(states, folders_of(folder), strict=True)
         if state.state != "waiting" and (place / "recipe.toml").is_file()
     ]
-    if files and not single and found:
-        found.append(_study(folder, states, found[0]))
-    return found
+    if files and not single and runs:
+        runs.append(_study(folder, states, runs[0]))
+    return runs
 
 
 def _tracked(run: Run, state: RunState, names: Names, group: str, files: bool) -> TrackedRun:
@@ -153,31 +153,31 @@ def _digest(folder: Path, *names: str) -> str:
 
 def _rounds(run: Run) -> dict[int, Values]:
     """Metrics by round, in ascending order."""
-    found: dict[int, Values] = {}
+    rounds: dict[int, Values] = {}
     for line in run.rounds:
-        found.setdefault(int(line["round"]), {}).update(_training(line))
+        rounds.setdefault(int(line["round"]), {}).update(_training(line))
     for line in run.evaluations:
-        found.setdefault(int(line["round"]), {}).update(_evaluated(run, line))
+        rounds.setdefault(int(line["round"]), {}).update(_evaluated(run, line))
     for line in run.timings:
         times = {f"time/{key}": number(line.get(key)) for key in ("seconds", "evaluation_seconds")}
-        found.setdefault(int(line["round"]), {}).update({k: v for k, v in times.items() if v is not None})
+        rounds.setdefault(int(line["round"]), {}).update({k: v for k, v in times.items() if v is not None})
     for round, epsilon in _at_site(run):
-        found.setdefault(round, {})["privacy/epsilon"] = epsilon
+        rounds.setdefault(round, {})["privacy/epsilon"] = epsilon
     if run.complete and (tested := _tested(run.summary)):
-        found.setdefault(max(found, default=int(run.summary.get("rounds", 0))), {}).update(tested)
-    return {r: found[r] for r in sorted(found)}
+        rounds.setdefault(max(rounds, default=int(run.summary.get("rounds", 0))), {}).update(tested)
+    return {r: rounds[r] for r in sorted(rounds)}
 
 
 def _training(line: Mapping[str, Any]) -> Values:
     """Losses, traffic, failures, and privacy spent, of one round's line."""
-    found = _by_place("train/loss", numbers(line.get("loss")))
+    losses = _by_place("train/loss", numbers(line.get("loss")))
     for key in ("bytes_up", "bytes_down"):
-        found[f"traffic/{key}"] = sum(numbers(line.get(key)).values())
-    found["train/failed_clients"] = float(len(line.get("errors") or ()))
+        losses[f"traffic/{key}"] = sum(numbers(line.get(key)).values())
+    losses["train/failed_clients"] = float(len(line.get("errors") or ()))
     if (clock := number(line.get("clock"))) is not None:
-        found["time/clock"] = clock
+        losses["time/clock"] = clock
     spent = numbers((line.get(FIELD) or {}).get("epsilon"))
-    return found | ({"privacy/epsilon": max(spent.values())} if spent else {})
+    return losses | ({"privacy/epsilon": max(spent.values())} if spent else {})
 
 
 def _evaluated(run: Run, line: Mapping[str, Any]) -> Values:
@@ -200,19 +200,19 @@ def _evaluated(run: Run, line: Mapping[str, Any]) -> Values:
 
 def _tested(summary: Summary) -> Values:
     """Headline values, places, and costs of a finished run."""
-    found = {f"test/{name}": value for name in HEADLINES if (value := number(summary.get(name))) is not None}
+    metrics = {f"test/{name}": value for name in HEADLINES if (value := number(summary.get(name))) is not None}
     for view in ("personal", "global_seen", "global_unseen", "deployed"):
         places = numbers(summary.get(view))
-        found |= {name: value for name, value in _by_place(f"test/{view}", places).items() if name != f"test/{view}"}
+        metrics |= {name: value for name, value in _by_place(f"test/{view}", places).items() if name != f"test/{view}"}
     costs = {f"cost/{name}": number(summary.get(name)) for name in COSTS}
-    return found | {name: value for name, value in costs.items() if value is not None}
+    return metrics | {name: value for name, value in costs.items() if value is not None}
 
 
 def _by_place(name: str, values: Mapping[str, float]) -> Values:
     """The mean under the name itself, and each place's value below, unless there are many."""
     mean = average(list(values.values()))
-    found = {} if mean is None else {name: mean}
-    return found | ({f"{name}/{portable(p)}": v for p, v in values.items()} if len(values) <= MANY_PLACES else {})
+    metrics = {} if mean is None else {name: mean}
+    return metrics | ({f"{name}/{portable(p)}": v for p, v in values.items()} if len(values) <= MANY_PLACES else {})
 
 
 def _at_site(run: Run) -> Iterator[tuple[int, float]]:
@@ -227,11 +227,11 @@ def _times(run: Run, rounds: Mapping[int, Values]) -> dict[int, float]:
     """When each round ended: the history has no dates, but its file and the length of each round are known."""
     history = run.folder / "metrics.jsonl"
     end = (history if history.is_file() else run.folder).stat().st_mtime
-    found: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     for round in sorted(rounds, reverse=True):
-        found[round] = end
+        seconds[round] = end
         end -= sum(rounds[round].get(f"time/{key}", 0.0) for key in ("seconds", "evaluation_seconds"))
-    return found
+    return seconds
 
 
 def portable(name: str) -> str:

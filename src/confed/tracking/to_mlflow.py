@@ -27,13 +27,15 @@ def send(run: TrackedRun, place: str) -> Sent:
     from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
     client = mlflow.MlflowClient(place or None)
-    found = _find(client, run)
-    there = {
-        (key, metric.step) for key in found.data.metrics for metric in client.get_metric_history(found.info.run_id, key)
+    run_info = _find(client, run)
+    logged = {
+        (key, metric.step)
+        for key in run_info.data.metrics
+        for metric in client.get_metric_history(run_info.info.run_id, key)
     }
-    new = run.without(there)
-    id = found.info.run_id
-    parameters = [Param(k, str(v)[:LONGEST]) for k, v in run.parameters.items() if k not in found.data.params]
+    new = run.without(logged)
+    id = run_info.info.run_id
+    parameters = [Param(k, str(v)[:LONGEST]) for k, v in run.parameters.items() if k not in run_info.data.params]
     for some in _parts(parameters, MOST_PARAMETERS):
         client.log_batch(id, params=some)
     metrics = [
@@ -44,11 +46,11 @@ def send(run: TrackedRun, place: str) -> Sent:
     for some in _parts(metrics, MOST_METRICS):
         client.log_batch(id, metrics=some)
     content = blake2b(b"".join(file.read_bytes() for file in run.files), digest_size=8).hexdigest()
-    if run.files and found.data.tags.get(FILES) != content:
+    if run.files and run_info.data.tags.get(FILES) != content:
         for file in run.files:
             client.log_artifact(id, str(file))
         client.set_tag(id, FILES, content)
-    if found.info.status != STATES[run.state]:
+    if run_info.info.status != STATES[run.state]:
         client.update_run(id, STATES[run.state])
     return Sent(len(metrics), without_password(place or mlflow.get_tracking_uri()))
 
@@ -57,9 +59,9 @@ def _find(client: "MlflowClient", run: TrackedRun) -> Any:
     """The run with this digest, new if there is none."""
     experiment = client.get_experiment_by_name(run.project)
     number = experiment.experiment_id if experiment else client.create_experiment(run.project)
-    found = client.search_runs([number], f"tags.`{ID}` = '{run.id}'", max_results=1)
-    if found:
-        return found[0]
+    matches = client.search_runs([number], f"tags.`{ID}` = '{run.id}'", max_results=1)
+    if matches:
+        return matches[0]
     name = f"{run.group}/{run.name}" if run.group else run.name
     return client.create_run(number, tags={**run.tags, "group": run.group, ID: run.id}, run_name=name)
 

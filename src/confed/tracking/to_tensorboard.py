@@ -25,8 +25,8 @@ def send(run: TrackedRun, place: str) -> Sent:
 
     root = Path(place or "tensorboard")
     wanted = root
-    for part in filter(None, f"{run.project}/{run.group}/{run.name}".split("/")):
-        wanted = path_of(wanted, part)  # names come from files of others: none of them leaves the log folder
+    for folder_name in filter(None, f"{run.project}/{run.group}/{run.name}".split("/")):
+        wanted = path_of(wanted, folder_name)  # names come from files of others: none of them leaves the log folder
     folder = _folder(wanted, run.id)
     new = run.without(_there(folder))
     begun = (folder / MARK).is_file()
@@ -49,8 +49,8 @@ def send(run: TrackedRun, place: str) -> Sent:
 def _folder(wanted: Path, id: str) -> Path:
     """The wanted folder, or one beside it if another run of that name is there."""
     mark = wanted / MARK
-    found = read_json(mark)
-    mine = isinstance(found, Mapping) and found.get("id") == id
+    content = read_json(mark)
+    mine = isinstance(content, Mapping) and content.get("id") == id
     return wanted.with_name(f"{wanted.name}-{id[:6]}") if mark.is_file() and not mine else wanted
 
 

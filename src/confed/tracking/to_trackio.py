@@ -49,7 +49,7 @@ def _name(run: TrackedRun) -> str:
     name = f"{run.group}/{run.name}" if run.group else run.name
     if not SQLiteStorage.get_project_db_path(run.project).exists():  # the list of projects has names of files
         return name
-    owners = [(found.config or {}).get(ID) for found in trackio.Api().runs(run.project) if found.name == name]
+    owners = [(tracked.config or {}).get(ID) for tracked in trackio.Api().runs(run.project) if tracked.name == name]
     others = {owner for owner in owners if owner} - {run.id}  # a run without metrics has no configuration
     return f"{name}-{run.id[:6]}" if others and run.id not in owners else name
 

@@ -50,5 +50,5 @@ def send(run: TrackedRun, place: str) -> Sent:
 
 
 def _kept(folder: Path) -> dict[str, tuple[int, bool]]:
-    found = read_json(folder / "wandb" / KEPT)
-    return {str(id): (int(last), bool(over)) for id, (last, over) in (found or {}).items()}
+    content = read_json(folder / "wandb" / KEPT)
+    return {str(id): (int(last), bool(over)) for id, (last, over) in (content or {}).items()}

@@ -124,9 +124,12 @@ def begin(
         info = new.population.info(number)
         path = old.personal_model(info.id)
         if info.id in run_data.clients and info.id in trained and path.exists():
-            own = load_file(path)
+            client_tensors = load_file(path)
             scopes = workspace.scopes(setup.algorithm, info)
-            groups = {"private": pick(own, scopes, Scope.PRIVATE), "personal": pick(own, scopes, Scope.SHARED)}
+            groups = {
+                "private": pick(client_tensors, scopes, Scope.PRIVATE),
+                "personal": pick(client_tensors, scopes, Scope.SHARED),
+            }
             checkpoints.store.save(info.id, ClientState({group: t for group, t in groups.items() if t}))
     checkpoints.save(Checkpoint(done, servers, 0))
     return {"from_round": done, "problems": [], "ascent": facts}
@@ -138,20 +141,20 @@ def _unlearn(
     """The final model after the ascent on the client's data, and what happened on the way."""
     info = next(i for i in map(setup.population.info, range(len(setup.population))) if i.id == client)
     scopes = workspace.scopes(setup.algorithm, info)
-    own: Params = {}
+    client_tensors: Params = {}
     path = old.personal_model(client)
     if path.exists():
-        own = load_file(path)
+        client_tensors = load_file(path)
     shared = {name: t for name, t in final.items() if scopes.get(name) is Scope.SHARED}
     share = _weight_in_last_round(old, setup, info)
-    others = 0 < share < 1 and all(name in own for name in shared)
+    others = 0 < share < 1 and all(name in client_tensors for name in shared)
     reference = {
-        name: ((t.double() - share * own[name].double()) / (1 - share)).to(t.dtype)
+        name: ((t.double() - share * client_tensors[name].double()) / (1 - share)).to(t.dtype)
         if others and t.is_floating_point()
         else t
         for name, t in shared.items()
     }
-    state = ClientState({"private": {n: t for n, t in own.items() if scopes.get(n) is Scope.PRIVATE}})
+    state = ClientState({"private": {n: t for n, t in client_tensors.items() if scopes.get(n) is Scope.PRIVATE}})
     task = setup.task_of(client)
     workspace.set_task(task)
     person = Client(
@@ -383,18 +386,18 @@ def _figures(
 ) -> dict[str, float | None]:
     """What a finished run's global model gives away about the client, and how good its models are for the others."""
     run_folder = RunFolder(folder)
-    found: dict[str, float | None] = dict.fromkeys(("auc", "accuracy", "personal", "global_seen", "global_unseen"))
+    figures: dict[str, float | None] = dict.fromkeys(("auc", "accuracy", "personal", "global_seen", "global_unseen"))
     if not run_folder.summary.exists():
-        return found  # an unfinished run has none of them
+        return figures  # an unfinished run has none of them
     summary = json.loads(run_folder.summary.read_text(encoding="utf-8"))
     for key, places in (("personal", remaining), ("global_seen", remaining), ("global_unseen", summary["scenes"])):
         left = summary.get("left", ())
         values = [summary[key][place] for place in places if place in summary[key] and place not in left]
-        found[key] = sum(values) / len(values) if values else None
+        figures[key] = sum(values) / len(values) if values else None
     path = run_folder.models / "global" / "trained.safetensors"
     data, size = setup.data(client), setup.local.eval_batch_size
     if not path.exists() or not len(data):
-        return found
+        return figures
     params = {name: t for name, t in load_file(path).items() if name in workspace.tensors}
     task = setup.task_of(client)
     workspace.set_task(task)
@@ -402,7 +405,7 @@ def _figures(
     members = example_losses(predict, task, data.train(size, generator(setup.seed, 0, client, "attack")))
     others = example_losses(predict, task, data.test(size))
     if len(others):
-        found["auc"] = attack_auc(members, others)
+        figures["auc"] = attack_auc(members, others)
         rights = [task.predictions(predict(batch), batch).double() for batch in data.test(size)]
-        found["accuracy"] = float(torch.cat(rights).mean())
-    return found
+        figures["accuracy"] = float(torch.cat(rights).mean())
+    return figures

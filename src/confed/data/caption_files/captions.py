@@ -72,15 +72,17 @@ class _Content:
         self.found.add(key)
         if row < 0:
             return
-        own = number(entry, "id", file, row)
+        caption_id = number(entry, "id", file, row)
         if key == "annotations":
-            self.distinct.add(own, file, row)
+            self.distinct.add(caption_id, file, row)
             image = number(entry, "image_id", file, row)
             self.captions.setdefault(image, []).append(text(entry, "caption", file, row).strip())
             return
-        if own in self.names:
-            raise ValueError(f"{file}, row {row} of images: the id {own} is that of row {self.rows[own]} already")
-        self.names[own], self.rows[own] = text(entry, "file_name", file, row), row
+        if caption_id in self.names:
+            raise ValueError(
+                f"{file}, row {row} of images: the id {caption_id} is that of row {self.rows[caption_id]} already"
+            )
+        self.names[caption_id], self.rows[caption_id] = text(entry, "file_name", file, row), row
 
 
 def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:

@@ -77,11 +77,11 @@ def tar_pairs(file: Path) -> Iterator[Shown]:
             for member in tar_members(archive, file):
                 path = PurePosixPath(member.name)
                 # The key is what stands in front of the first dot of the file's name.
-                own = str(path.parent / path.name.partition(".")[0])
-                if own != key:
+                stem = str(path.parent / path.name.partition(".")[0])
+                if stem != key:
                     if key:
                         yield _shown(file, key, picture, caption)
-                    key, picture, caption = own, None, None
+                    key, picture, caption = stem, None, None
                 ending = path.suffix.lower()
                 if ending in _ENDINGS:
                     picture = Place(file, member.offset_data, member.size)
@@ -111,8 +111,8 @@ def parquet_pairs(file: Path) -> Iterator[Shown]:
             f"({', '.join(_CAPTIONS)}), found {', '.join(names)}"
         )
     row = 0
-    for part in parquet.iter_batches(batch_size=_SIDE_BY_SIDE, columns=[caption], use_threads=False):
-        for words in part.column(0).to_pylist():
+    for record_batch in parquet.iter_batches(batch_size=_SIDE_BY_SIDE, columns=[caption], use_threads=False):
+        for words in record_batch.column(0).to_pylist():
             where = f"{file}, row {row}"
             if not isinstance(words, str):
                 raise ValueError(f"{where}: expected a text as {caption!r}, got {words!r:.80}")
@@ -190,8 +190,8 @@ def _read_caption(content: bytes, ending: str, where: str) -> str | None:
         entry: Any = json.loads(words)
     except ValueError as error:
         raise ValueError(f"{where}: expected a caption in UTF-8, got: {error}") from error
-    found: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
-    return next((str(found[key]).strip() for key in _CAPTIONS if isinstance(found.get(key), str)), None)
+    entry_fields: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
+    return next((str(entry_fields[key]).strip() for key in _CAPTIONS if isinstance(entry_fields.get(key), str)), None)
 
 
 def _picture_column(names: Sequence[str]) -> str | None:

@@ -85,51 +85,53 @@ def coco_categories(file: Path) -> dict[str, str]:
     Raises ``ValueError``: a missing or cut-off file, no list of categories, a name that comes twice, or a faulty entry
     of it (the message names the row).
     """
-    found, distinct = dict[int, tuple[str, str]](), Distinct("category's name")
+    categories, distinct = dict[int, tuple[str, str]](), Distinct("category's name")
     for row, entry in json_items(file, "categories"):
         name = text(entry, "name", file, row)
         distinct.add(name, file, row)
-        found[number(entry, "id", file, row)] = name, optional_text(entry, "supercategory", file, row)
-    return dict(found[key] for key in sorted(found))
+        categories[number(entry, "id", file, row)] = name, optional_text(entry, "supercategory", file, row)
+    return dict(categories[key] for key in sorted(categories))
 
 
 def _instances(file: Path, crowds: bool) -> _Instances:
     """Content of the three lists, read in one pass in any order."""
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
-    content, found, distinct = _Instances(), set[str](), Distinct("id")
+    content, keys_read, distinct = _Instances(), set[str](), Distinct("id")
     with file.open("rb") as stream:
         window = Window(file, stream)
         if window.peek() != "{":
             raise ValueError(f"{file}: expected an object with images, annotations and categories")
         for key in window.members():
-            if key not in ("images", "annotations", "categories") or key in found:
+            if key not in ("images", "annotations", "categories") or key in keys_read:
                 window.value()
                 continue
-            found.add(key)
+            keys_read.add(key)
             if window.peek() != "[":
                 raise ValueError(f"{file}: expected a list under {key!r}")
             for row, entry in window.items():
                 _add(content, key, entry, file, row, crowds, distinct)
         window.finish()
-    missing = [key for key in ("images", "annotations", "categories") if key not in found]
+    missing = [key for key in ("images", "annotations", "categories") if key not in keys_read]
     if missing:
         raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
     return content
 
 
 def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds: bool, annotations: Distinct) -> None:
-    own = number(entry, "id", file, row, below=_IDS)
+    entry_id = number(entry, "id", file, row, below=_IDS)
     if key == "images":
-        if own in content.images:
-            raise ValueError(f"{file}, row {row} of images: the id {own} is that of row {content.rows[own]} already")
-        content.images[own], content.rows[own] = text(entry, "file_name", file, row), row
+        if entry_id in content.images:
+            raise ValueError(
+                f"{file}, row {row} of images: the id {entry_id} is that of row {content.rows[entry_id]} already"
+            )
+        content.images[entry_id], content.rows[entry_id] = text(entry, "file_name", file, row), row
     elif key == "categories":
-        if own in content.categories:
-            raise ValueError(f"{file}, row {row} of categories: the id {own} comes twice")
-        content.categories[own] = text(entry, "name", file, row), str(entry.get("supercategory") or "")
+        if entry_id in content.categories:
+            raise ValueError(f"{file}, row {row} of categories: the id {entry_id} comes twice")
+        content.categories[entry_id] = text(entry, "name", file, row), str(entry.get("supercategory") or "")
     else:
-        annotations.add(own, file, row)
+        annotations.add(entry_id, file, row)
         if crowds or not entry.get("iscrowd"):
             content.of_image.append(number(entry, "image_id", file, row, below=_IDS))
             content.of_category.append(number(entry, "category_id", file, row, below=_IDS))
@@ -137,9 +139,11 @@ def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds
 
 def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Every picture's id and labels, each once, in the order of the categories' ids."""
-    images, categories = (np.array(part, dtype=np.int64) for part in (content.of_image, content.of_category))
-    for what, ids, known in (("picture", images, content.images), ("category", categories, content.categories)):
-        strange = np.setdiff1d(ids, np.fromiter(known, dtype=np.int64, count=len(known)))
+    images, categories = (
+        np.array(name_position, dtype=np.int64) for name_position in (content.of_image, content.of_category)
+    )
+    for what, ids, declared in (("picture", images, content.images), ("category", categories, content.categories)):
+        strange = np.setdiff1d(ids, np.fromiter(declared, dtype=np.int64, count=len(declared)))
         if len(strange):
             raise ValueError(
                 f"an object has the {what} {strange[0]}, which the file does not describe ({len(strange)} such ids)"
@@ -148,7 +152,7 @@ def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, .
     pairs = np.unique(np.stack([images, categories], axis=1), axis=0) if len(images) else np.zeros((0, 2), np.int64)
     starts = np.searchsorted(pairs[:, 0], np.fromiter(content.images, dtype=np.int64), side="left")
     stops = np.searchsorted(pairs[:, 0], np.fromiter(content.images, dtype=np.int64), side="right")
-    part = 0 if level == "category" else 1
+    name_position = 0 if level == "category" else 1
     for image, start, stop in zip(content.images, starts.tolist(), stops.tolist(), strict=True):
-        names = [content.categories[category][part] for category in pairs[start:stop, 1].tolist()]
+        names = [content.categories[category][name_position] for category in pairs[start:stop, 1].tolist()]
         yield image, tuple(dict.fromkeys(names))

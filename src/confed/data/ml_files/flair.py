@@ -55,21 +55,21 @@ def flair_relationship(file: Path) -> dict[str, str]:
     """
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
-    found: dict[str, str] = {}
+    coarse_of: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines()):
         if not line.strip():
             continue
         # An arrow alone divides: names may have commas and brackets.
         halves = line.split("->") if "->" in line else re.split(r"[\t,]", line.strip().strip("()"))
-        parts = [part.strip(" '\"\t") for part in halves]
+        parts = [half.strip(" '\"\t") for half in halves]
         if len(parts) != 2 or not all(parts):
             raise ValueError(f"{file}, row {number}: expected 'fine label -> coarse label', got {line!r:.80}")
         fine, coarse = parts
         if coarse not in FLAIR_LABELS:
             raise ValueError(f"{file}, row {number}: expected one of the 17 coarse labels, got {coarse!r}")
-        if found.setdefault(fine, coarse) != coarse:
-            raise ValueError(f"{file}, row {number}: {fine!r} belongs to {found[fine]!r} already, got {coarse!r}")
-    return found
+        if coarse_of.setdefault(fine, coarse) != coarse:
+            raise ValueError(f"{file}, row {number}: {fine!r} belongs to {coarse_of[fine]!r} already, got {coarse!r}")
+    return coarse_of
 
 
 def flair_fine_labels(file: Path) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
 
 def _mappings(content: Any, file: Path) -> dict[str, list[str]]:
     """The names behind label indices, where the file has them."""
-    found: dict[str, list[str]] = {}
+    mappings: dict[str, list[str]] = {}
     metadata = content.get("metadata", {})
     for level, key in (("labels", "label_mapping"), ("fine_grained_labels", "fine_grained_label_mapping")):
         if key in metadata:
@@ -158,8 +158,8 @@ def _mappings(content: Any, file: Path) -> dict[str, list[str]]:
                 raise ValueError(f"{file}, /metadata/{key}: expected JSON text, got: {error}") from error
             # Files that are not grouped by user hold counts under this name, and need no mapping.
             if isinstance(mapping, dict) and {*map(str, mapping.values())} == {*map(str, range(len(mapping)))}:
-                found[level] = sorted(mapping, key=lambda name, ids=mapping: ids[name])
-    return found
+                mappings[level] = sorted(mapping, key=lambda name, ids=mapping: ids[name])
+    return mappings
 
 
 def _joined(value: Any) -> _Labels:

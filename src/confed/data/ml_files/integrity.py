@@ -79,16 +79,18 @@ def faults(pictures: CheckedPictures) -> dict[int, str]:
     """
     rows = range(len(pictures))
     key = _digest(pictures, _in_threads(pictures.version, rows))
-    known = _remembered(key, pictures)
-    if known is None:
+    remembered = _remembered(key, pictures)
+    if remembered is None:
         with step(f"checking the pictures in {pictures.source.name}", len(rows)) as done:
             reasons = _in_threads(pictures.fault, rows, done)
     else:
-        reasons = [pictures.fault(row) for row in known]
-    found = {row: reason for row, reason in zip(rows if known is None else known, reasons, strict=True) if reason}
-    if known is None or len(found) < len(known):
-        _remember(key, pictures, found)
-    return found
+        reasons = [pictures.fault(row) for row in remembered]
+    reasons_of_rows = {
+        row: reason for row, reason in zip(rows if remembered is None else remembered, reasons, strict=True) if reason
+    }
+    if remembered is None or len(reasons_of_rows) < len(remembered):
+        _remember(key, pictures, reasons_of_rows)
+    return reasons_of_rows
 
 
 def _in_threads(
@@ -116,8 +118,10 @@ def _digest(pictures: CheckedPictures, versions: Sequence[tuple[int, ...]]) -> s
     source = pictures.source.resolve()
     status = source.stat()
     # A folder changes with every file that is put beside the pictures; an archive is the pictures.
-    own = () if source.is_dir() else (status.st_size, status.st_mtime_ns)
-    digest = hashlib.sha256(json.dumps([_FORMAT, PIL.__version__, type(pictures).__name__, str(source), own]).encode())
+    size_and_time = () if source.is_dir() else (status.st_size, status.st_mtime_ns)
+    digest = hashlib.sha256(
+        json.dumps([_FORMAT, PIL.__version__, type(pictures).__name__, str(source), size_and_time]).encode()
+    )
     for name, version in zip(pictures.names, versions, strict=True):
         digest.update(json.dumps([name, *version]).encode())
     return digest.hexdigest()

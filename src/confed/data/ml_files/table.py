@@ -79,7 +79,7 @@ class MultiLabelTable:
     def nbytes(self) -> int:
         """Bytes that the table holds."""
         parts = (self.present, self.names, self.pictures, self.users, self.texts)
-        return self.user_offsets.nbytes + sum(part.nbytes for part in parts if part is not None)
+        return self.user_offsets.nbytes + sum(column.nbytes for column in parts if column is not None)
 
     def keep(self, mask: np.ndarray) -> "MultiLabelTable":
         """The rows that a mask (N,) is true for; users without any row are left out."""
@@ -171,15 +171,15 @@ def build_table(
     for record in records:
         if record.split not in parts:
             parts[record.split] = _Part()
-        own = set[int]()
+        label_numbers = set[int]()
         for name in record.labels if level == "labels" else record.fine:
             number = numbers.get(name) if labels is not None else numbers.setdefault(name, len(numbers))
             if number is None:
                 outside[name] += 1
                 places.setdefault(name, record.where)
             else:
-                own.add(number)
-        parts[record.split].add(record, own)
+                label_numbers.add(number)
+        parts[record.split].add(record, label_numbers)
     if outside:
         first = list(outside)[:_LISTED]
         listed = ", ".join(f"{name!r} ({outside[name]} times, first in {places[name]})" for name in first)
@@ -191,7 +191,7 @@ def build_table(
     new = np.zeros(len(numbers), dtype=np.int32)
     for position, name in enumerate(order):
         new[numbers[name]] = position
-    return {split: part.table(order, new) for split, part in parts.items()}
+    return {split: rows.table(order, new) for split, rows in parts.items()}
 
 
 class _Part:

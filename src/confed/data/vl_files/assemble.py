@@ -42,7 +42,9 @@ class Amount:
         if self.per_answer is not None:
             given = np.asarray(answers)
             parts = [np.flatnonzero(given == answer) for answer in np.unique(given)]
-            rows = np.concatenate([_sample(part, self.per_answer, rng) for part in parts]) if parts else rows
+            rows = (
+                np.concatenate([_sample(answer_rows, self.per_answer, rng) for answer_rows in parts]) if parts else rows
+            )
         if self.share is not None and len(rows):
             rows = _sample(rows, max(1, int(self.share * len(rows))), rng)
         return np.sort(rows if self.count is None else _sample(rows, self.count, rng))
@@ -117,19 +119,19 @@ def assemble(
     answer_sets, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
     table = _Pictures(root, PictureFiles([], image_size, unreadable=unreadable, check=check))
     for source_name, make in sources.items():
-        part = _part(source_name, make(), answers, validation, (shards, shard_count), seed)
-        for client, roles in part.clients.items():
-            kept[client], answer_sets[client] = roles, part.answers
-            if part.task:
-                tasks[client] = part.task
+        client_parts = _part(source_name, make(), answers, validation, (shards, shard_count), seed)
+        for client, roles in client_parts.clients.items():
+            kept[client], answer_sets[client] = roles, client_parts.answers
+            if client_parts.task:
+                tasks[client] = client_parts.task
             for records in roles.values():
-                table.add(records, part.pictures)
-        counts[f"{source_name} (official files)"] = part.counts
+                table.add(records, client_parts.pictures)
+        counts[f"{source_name} (official files)"] = client_parts.counts
     splits = {client: Split(**{role: table.examples(r) for role, r in roles.items()}) for client, roles in kept.items()}
     # A word that no client trains on is unknown to a tokenizer of words, as it would be in use.
     parts = [s.train for s in splits.values()]
     spoken = words([*(q for p in parts for q in p.questions), *(t for p in parts for o in p.choices or () for t in o)])
-    union = tuple(dict.fromkeys(answer for own in answer_sets.values() for answer in own))
+    union = tuple(dict.fromkeys(answer for client_answers in answer_sets.values() for answer in client_answers))
     described = {**(facts or {}), **counts, "pictures seen in training": _seen(splits), **floors(splits)}
     return FederatedDataset(name, union, splits, {}, spoken, described, answer_sets=answer_sets, tasks=tasks)
 
@@ -150,35 +152,35 @@ def _part(
 ) -> _Part:
     shards, shard_count = sharding
     number = crc32(name.encode())  # the same draws whichever other clients take part
-    known = _answer_set(name, source, answers)
-    roles = _answerable(name, source, known)
+    answer_set = _answer_set(name, source, answers)
+    roles = _answerable(name, source, answer_set)
     clients: dict[str, dict[str, list[Record]]] = {}
-    for shard, own in enumerate(_shards(roles["train"], shards, shard_count)):
+    for shard, shard_rows in enumerate(_shards(roles["train"], shards, shard_count)):
         client = name if shards is None else f"{name}-{shard + 1}"
-        clients[client] = _draw(client, {**roles, "train": own}, source, validation, (seed, number, shard))
+        clients[client] = _draw(client, {**roles, "train": shard_rows}, source, validation, (seed, number, shard))
     before = {"train": source.train, "validation": source.validation or (), "test": source.test}
     counts = (
-        f"{len(known)} answers; with them "
+        f"{len(answer_set)} answers; with them "
         + ", ".join(f"{len(roles[r])} of {len(b)} {r}" for r, b in before.items() if b)
         + f" questions; tested on its official {source.test_is} split"
     )
-    return _Part(clients, known, source.task, source.pictures, counts)
+    return _Part(clients, answer_set, source.task, source.pictures, counts)
 
 
 def _answer_set(name: str, source: Source, count: int) -> tuple[str, ...]:
-    own = frequent_answers(source.train, count) if source.answers is None else source.answers
-    if not own:
+    source_answers = frequent_answers(source.train, count) if source.answers is None else source.answers
+    if not source_answers:
         raise ValueError(f"{name}: expected training questions with answers, got {len(source.train)} questions")
-    return own
+    return source_answers
 
 
 def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, list[Record]]:
     """Role -> the questions whose answer is in the answer set."""
-    known = set(answers)
+    answer_set = set(answers)
     roles: dict[str, list[Record]] = {}
     for role, records in (("train", source.train), ("validation", source.validation), ("test", source.test)):
         if records is not None:
-            roles[role] = [record for record in records if record.answer in known]
+            roles[role] = [record for record in records if record.answer in answer_set]
             if not roles[role]:
                 first = f", such as {records[0].answer!r} ({records[0].where})" if len(records) else ""
                 raise ValueError(
@@ -230,10 +232,12 @@ def _seen(splits: Mapping[str, Split]) -> str:
     trained = {client: set(split.train.image_index.ravel().tolist()) for client, split in splits.items()}
     anyone = set[int]().union(*trained.values())
     tested = {client: set(split.test.image_index.ravel().tolist()) for client, split in splits.items()}
-    own, shared = (sum(len(t & seen) for t, seen in pairs) for pairs in (
+    seen_at_home, shared = (sum(len(t & seen) for t, seen in pairs) for pairs in (
         [(tested[client], trained[client]) for client in splits], [(tested[client], anyone) for client in splits],
     ))  # fmt: skip
-    return f"of {sum(map(len, tested.values()))} test pictures {own} by the same client, {shared} by some client"
+    return (
+        f"of {sum(map(len, tested.values()))} test pictures {seen_at_home} by the same client, {shared} by some client"
+    )
 
 
 class _Pictures:

@@ -95,22 +95,22 @@ def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list
         raise ValueError(f"questions must be one of {', '.join(get_args(Questions))}, got {kind!r}")
     if not folder.is_dir():
         raise ValueError(f"the GQA folder {folder} does not exist")
-    found: dict[str, list[Source]] = {}
+    sources: dict[str, list[Source]] = {}
     for role in ("train", "val"):
         stem = f"{role}_{kind}_questions"
         for base in (folder, folder / "questions1.2", folder / "questions"):
             parts = sorted((base / stem).glob("*.json"), key=_number) if (base / stem).is_dir() else []
             files = [base / f"{stem}.json"] if (base / f"{stem}.json").is_file() else parts
             if files:
-                found[role] = [Source(file) for file in files]
+                sources[role] = [Source(file) for file in files]
                 break
         else:
-            there = _question_files_in(folder)
+            files_here = _question_files_in(folder)
             raise ValueError(
                 f"expected {stem}.json, or its parts in a folder {stem}, in {folder}; found "
-                f"{', '.join(there) or 'no question file'}"
+                f"{', '.join(files_here) or 'no question file'}"
             )
-    return found
+    return sources
 
 
 def _question_files_in(folder: Path) -> list[str]:

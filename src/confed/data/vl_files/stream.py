@@ -47,16 +47,16 @@ def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
     """Items of the list under one key of an object."""
     if text.peek() != "{":
         raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
-    found = False
+    reached = False
     for key in text.members():
-        if key != wanted or found:
+        if key != wanted or reached:
             text.value()
             continue
-        found = True
+        reached = True
         if text.peek() != "[":
             raise ValueError(f"{text.file}: expected a list under {wanted!r}")
         yield from text.items()
-    if not found:
+    if not reached:
         raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
 
 

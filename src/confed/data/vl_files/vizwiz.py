@@ -69,7 +69,7 @@ def _type(entry: Any) -> str:
 def _file(folder: Path, stage: str, split: str) -> Path:
     setting = "scene" if stage in SCENES else "function"
     name = f"fcl_mmf_{stage}_{split}"
-    bases = [folder / part for part in (f"json/{setting}", setting, f"npy/{setting}", ".")]
+    bases = [folder / subfolder for subfolder in (f"json/{setting}", setting, f"npy/{setting}", ".")]
     for base in bases:
         if (base / f"{name}.json").is_file():
             return base / f"{name}.json"

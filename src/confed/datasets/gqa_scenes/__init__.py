@@ -86,18 +86,18 @@ def gqa_scenes(
     base = Path(root)
     manifest = _manifest(base)
     vocabulary = tuple(json.loads(_checked(base, "answers.json", manifest).read_text(encoding="utf-8")))
-    known = set(vocabulary)
+    answer_set = set(vocabulary)
     rows, scenes, roles, outside = [], [], [], {}
     for scene in (*seen, *held_out):
         for role in ("train", "test") if scene in seen else ("test",):
-            own = _rows(base, f"{scene}/{role}.jsonl", manifest)
-            answerable = [row for row in own if row["answer"] in known]
-            kept = own if role == "test" and unanswerable == "wrong" else answerable
+            scene_rows = _rows(base, f"{scene}/{role}.jsonl", manifest)
+            answerable = [row for row in scene_rows if row["answer"] in answer_set]
+            kept = scene_rows if role == "test" and unanswerable == "wrong" else answerable
             rows += kept
             scenes += [scene] * len(kept)
             roles += [role] * len(kept)
             if role == "test":
-                outside[scene] = f"{len(own) - len(answerable)} of {len(own)}"
+                outside[scene] = f"{len(scene_rows) - len(answerable)} of {len(scene_rows)}"
     examples = _examples(
         rows, _pictures(images, base, manifest), PictureFiles([], image_size, unreadable=unreadable, check=check)
     )
@@ -157,11 +157,11 @@ def _checked(base: Path, name: str, manifest: Mapping[str, Any]) -> Path:
     file, expected = base / name, manifest["files"].get(name)
     if expected is None or not file.is_file():
         raise ValueError(f"gqa_scenes: the file {file} is missing; {_HINT}")
-    found = digest(file)
-    if found != expected:
+    file_digest = digest(file)
+    if file_digest != expected:
         raise ValueError(
             f"{file}: not the file that the manifest describes ({expected['bytes']} bytes, SHA-256 "
-            f"{expected['sha256'][:12]}...); got {found['bytes']} bytes, {found['sha256'][:12]}...; {_HINT}"
+            f"{expected['sha256'][:12]}...); got {file_digest['bytes']} bytes, {file_digest['sha256'][:12]}...; {_HINT}"
         )
     return file
 
@@ -182,8 +182,8 @@ def _pictures(images: Path | None, base: Path, manifest: Mapping[str, Any]) -> P
 
 def _examples(rows: Sequence[Mapping[str, str]], folder: Path, like: PictureFiles) -> Examples:
     ids = sorted({row["image_id"] for row in rows})
-    found = find_pictures(folder, ids)
-    missing = [image for image in ids if image not in found]
+    picture_files = find_pictures(folder, ids)
+    missing = [image for image in ids if image not in picture_files]
     if missing:
         raise ValueError(
             f"{folder}: {len(missing)} of {len(ids)} pictures are missing, the first: {', '.join(missing[:5])}; "
@@ -191,7 +191,7 @@ def _examples(rows: Sequence[Mapping[str, str]], folder: Path, like: PictureFile
         )
     index = {image: number for number, image in enumerate(ids)}
     return Examples(
-        like.of([found[image] for image in ids]),
+        like.of([picture_files[image] for image in ids]),
         np.array([index[row["image_id"]] for row in rows], dtype=np.int64),
         [row["question"] for row in rows],
         [row["answer"] for row in rows],

@@ -73,7 +73,7 @@ def read_predictions(file: Path) -> dict[str, Prediction]:
     """
     if not file.is_file():
         raise ValueError(f"the file of scene predictions {file} does not exist")
-    found: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     for where, row in _rows(file):
         image = Path(str(_cell(row, "image", where))).stem
         try:
@@ -83,12 +83,12 @@ def read_predictions(file: Path) -> dict[str, Prediction]:
             raise ValueError(f"{where}: {error}") from error
         if not 0 <= confidence <= 1:
             raise ValueError(f"{where}: expected a confidence in [0, 1], got {confidence}")
-        if image in found:
+        if image in predictions:
             raise ValueError(f"{where}: the image {image!r} has a prediction already; one line per image is expected")
-        found[image] = Prediction(category, confidence)
-    if not found:
+        predictions[image] = Prediction(category, confidence)
+    if not predictions:
         raise ValueError(f"{file}: expected scene predictions, found none")
-    return found
+    return predictions
 
 
 def write_predictions(file: Path, predictions: Iterable[tuple[str, Prediction]], *, append: bool = False) -> None:

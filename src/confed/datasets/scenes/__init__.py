@@ -110,8 +110,8 @@ def scenes(
     if preset == "scene" and set(unseen) == set(SCENES):
         raise ValueError(f"unseen must leave at least one of the {len(SCENES)} scenes for a client, got all of them")
     named = SETTINGS[setting]
-    own = PRESETS[preset].wording
-    usual = named.wording if own is None else own
+    preset_wording = PRESETS[preset].wording
+    usual = named.wording if preset_wording is None else preset_wording
     knobs = Knobs(
         conflict=named.conflict if conflict is None else conflict,
         wording=usual if wording is None else wording,

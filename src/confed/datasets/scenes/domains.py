@@ -206,7 +206,7 @@ def annotate(examples: Examples, mistakes: float, rng: np.random.Generator) -> l
         others = [answer for answer in answers[kind] if answer != truth] or [truth]
         usual = others[int(rng.integers(len(others)))]
         wrong = min(int(rng.binomial(ANNOTATORS, mistakes)), MOST_WRONG)
-        said = [usual if rng.random() < 0.5 else others[int(rng.integers(len(others)))] for _ in range(wrong)]
-        everybody = [truth] * (ANNOTATORS - wrong) + said
+        annotations = [usual if rng.random() < 0.5 else others[int(rng.integers(len(others)))] for _ in range(wrong)]
+        everybody = [truth] * (ANNOTATORS - wrong) + annotations
         given.append(tuple(everybody[i] for i in rng.permutation(ANNOTATORS)))
     return given

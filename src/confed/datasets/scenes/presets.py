@@ -142,7 +142,7 @@ def _quantity(knobs: Knobs) -> Clients:
     rows = {}
     for role in ROLES:
         order = generator(knobs.seed_of(role), "partition", role).permutation(len(pools[role].examples))
-        rows[role] = [part.tolist() for part in np.split(order, np.cumsum(want[role])[:-1])]
+        rows[role] = [client_rows.tolist() for client_rows in np.split(order, np.cumsum(want[role])[:-1])]
     return _deal(pools, rows)
 
 
@@ -153,9 +153,11 @@ def _random(knobs: Knobs) -> Clients:
     rows: dict[str, list[list[int]]] = {}
     for role in ROLES:
         size = knobs.size(role)
-        own = -(-size // each)  # pictures of a client, of which the last may have questions that are not asked
-        pools[role] = make_neutral(role, knobs.clients * own * each, knobs)
-        order = generator(knobs.seed_of(role), "partition", role).permutation(knobs.clients * own)
+        client_pictures = -(
+            -size // each
+        )  # pictures of a client, of which the last may have questions that are not asked
+        pools[role] = make_neutral(role, knobs.clients * client_pictures * each, knobs)
+        order = generator(knobs.seed_of(role), "partition", role).permutation(knobs.clients * client_pictures)
         dealt = (order[:, None] * each + np.arange(each)).reshape(knobs.clients, -1)
         rows[role] = dealt[:, :size].tolist()
     return _deal(pools, rows)
@@ -172,8 +174,8 @@ def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> Cli
             part = pools[role].examples.take(rows[role][k])
             used, index = np.unique(part.image_index, return_inverse=True)  # a client holds only its own pictures
             names = [f"{client}/{role}/{i:06d}" for i in range(len(part))]
-            own = Examples(part.images[used], index, part.questions, part.answers, part.types, names)
-            dealt[client][role] = Made(own, pools[role].tags.take(used))
+            client_examples = Examples(part.images[used], index, part.questions, part.answers, part.types, names)
+            dealt[client][role] = Made(client_examples, pools[role].tags.take(used))
     return dealt
 
 
@@ -284,9 +286,14 @@ def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str
         return tuple(sorted({answer for made in clients.values() for answer in made["train"].examples.answers}))
     if not knobs.own_answers:
         return ANSWERS
-    own = {scene: own_answers(scene, knobs.own_answers, knobs.test_seed) for scene in SCENES}
-    plain = {answer for scene, words in own.items() for answer in scene_answers(scene) if answer not in words}
-    return (*(a for a in ANSWERS if a in plain), *(word for words in own.values() for word in words.values()))
+    answers_of_scene = {scene: own_answers(scene, knobs.own_answers, knobs.test_seed) for scene in SCENES}
+    plain = {
+        answer for scene, words in answers_of_scene.items() for answer in scene_answers(scene) if answer not in words
+    }
+    return (
+        *(a for a in ANSWERS if a in plain),
+        *(word for words in answers_of_scene.values() for word in words.values()),
+    )
 
 
 def _as_made(examples: Examples) -> Examples:
@@ -309,15 +316,15 @@ def _pool(train: Examples, size: int) -> tuple[str, ...]:
 def _inside(client: str, made: Mapping[str, Made], answers: Sequence[str]) -> dict[str, Made]:
     """A client's examples whose answer is in its answer set; the others are left out, as FedDAT's loader does."""
     kept: dict[str, Made] = {}
-    for role, part in made.items():
-        rows = [row for row, answer in enumerate(part.examples.answers) if answer in answers]
+    for role, role_examples in made.items():
+        rows = [row for row, answer in enumerate(role_examples.examples.answers) if answer in answers]
         if not rows:
             raise ValueError(
                 f"no {role} question of client {client!r} has an answer in its answer set of {len(answers)} "
                 f"({', '.join(answers)}); raise data.pools, or the number of examples"
             )
-        whole = len(rows) == len(part.examples)
-        kept[role] = part if whole else replace(part, examples=part.examples.take(rows))
+        whole = len(rows) == len(role_examples.examples)
+        kept[role] = role_examples if whole else replace(role_examples, examples=role_examples.examples.take(rows))
     return kept
 
 
@@ -366,8 +373,8 @@ def describe(clients: Mapping[str, Mapping[str, Made]], unseen: Mapping[str, Mad
 def _floors(train: Sequence[Examples], test: Examples) -> str:
     family: dict[str, Counter[str]] = defaultdict(Counter)
     exact: dict[str, Counter[str]] = defaultdict(Counter)
-    for part in train:
-        for question, answer, kind in zip(part.questions, part.answers, part.types, strict=True):
+    for examples in train:
+        for question, answer, kind in zip(examples.questions, examples.answers, examples.types, strict=True):
             family[kind][answer] += 1
             exact[question][answer] += 1
     majority = {kind: counts.most_common(1)[0][0] for kind, counts in family.items()}

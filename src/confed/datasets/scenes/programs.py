@@ -44,8 +44,8 @@ def _qsize(graph: Sequence[Object], noun: str) -> str | None:
 
 
 def _qnoun(graph: Sequence[Object], colour: str) -> str | None:
-    found = [o.noun for o in graph if o.colour == colour]
-    return found[0] if len(found) == 1 else None
+    nouns = [o.noun for o in graph if o.colour == colour]
+    return nouns[0] if len(nouns) == 1 else None
 
 
 def _qpos(graph: Sequence[Object], noun: str) -> str | None:
@@ -86,8 +86,8 @@ _PROGRAMS: Mapping[str, Callable[..., str | None]] = {
 
 
 def _only(graph: Sequence[Object], noun: str) -> Object | None:
-    found = [o for o in graph if o.noun == noun]
-    return found[0] if len(found) == 1 else None
+    things = [o for o in graph if o.noun == noun]
+    return things[0] if len(things) == 1 else None
 
 
 def _total(graph: Sequence[Object], colour: str) -> int:

@@ -47,35 +47,37 @@ def render_over(
 ) -> np.ndarray:
     """Pictures over one of some backgrounds each; see :func:`_render`."""
     pictures: list[np.ndarray] = []
-    for part in _chunks(tags):
-        number = len(part)
+    for chunk in _chunks(tags):
+        number = len(chunk)
         light = rng.uniform(0.92, 1.06, (number, 1, 1, 1)).astype(np.float32)
         ground = backgrounds[rng.integers(len(backgrounds), size=number)] * light
         turn, gain = np.full(number, conflict * style.hue), np.full(number, style.gain)
-        pictures.append(_render(part, ground=ground, turn=turn, gain=gain, noise=np.full(number, style.noise), rng=rng))
+        pictures.append(
+            _render(chunk, ground=ground, turn=turn, gain=gain, noise=np.full(number, style.noise), rng=rng)
+        )
     return _join(pictures)
 
 
 def render_neutral(tags: Tags, rng: np.random.Generator) -> np.ndarray:
     """Pictures on plain grey, as the presets without scenes use them; see :func:`render_scene`."""
     pictures = []
-    for part in _chunks(tags):
-        number = len(part)
+    for chunk in _chunks(tags):
+        number = len(chunk)
         ground = np.full((number, PICTURE, PICTURE, 3), 0.55, dtype=np.float32)
         gain, noise = np.full(number, NEUTRAL.gain), np.full(number, NEUTRAL.noise)
-        pictures.append(_render(part, ground=ground, turn=np.zeros(number), gain=gain, noise=noise, rng=rng))
+        pictures.append(_render(chunk, ground=ground, turn=np.zeros(number), gain=gain, noise=noise, rng=rng))
     return _join(pictures)
 
 
 def render_public(tags: Tags, rng: np.random.Generator) -> np.ndarray:
     """Pictures in randomised styles, for pre-training; see :func:`render_scene`."""
     pictures = []
-    for part in _chunks(tags):
-        number = len(part)
+    for chunk in _chunks(tags):
+        number = len(chunk)
         ground = random_backgrounds(number, rng)
         turn = rng.uniform(-PUBLIC_HUE_JITTER, PUBLIC_HUE_JITTER, number)
         gain, noise = rng.uniform(0.7, 1.0, number), rng.uniform(0.0, 0.1, number)
-        pictures.append(_render(part, ground=ground, turn=turn, gain=gain, noise=noise, rng=rng))
+        pictures.append(_render(chunk, ground=ground, turn=turn, gain=gain, noise=noise, rng=rng))
     return _join(pictures)
 
 

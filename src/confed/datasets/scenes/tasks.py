@@ -159,7 +159,9 @@ class Even:
         parts = [self._of[family, str(position), word] for position, word in enumerate(arguments)]
         if self.answers * whole[answer] > whole.total():
             return False
-        if any(self.answers * part[answer] - part.total() > 2 * self.answers for part in parts):
+        if any(
+            self.answers * answer_counts[answer] - answer_counts.total() > 2 * self.answers for answer_counts in parts
+        ):
             return False
         self.families[family] += 1
         for counts in (whole, *parts):

@@ -55,8 +55,8 @@ class SupervisedProcess:
     def check(self) -> None:
         """Check that the process does not die as soon as it is started."""
         if self._failed:
-            said = self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
-            raise RuntimeError(f"FLARE's process does not start; the end of {self._log}: {said}")
+            log_end = self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
+            raise RuntimeError(f"FLARE's process does not start; the end of {self._log}: {log_end}")
 
     def jobs(self) -> int:
         """Number of processes that it has started and that still run."""

@@ -83,12 +83,12 @@ def _provision(root: Path, federation: Federation) -> None:
         StaticFileBuilder(config_folder="config", scheme="grpc"),
         CertBuilder(root_valid_days=federation.days),
     ]
-    said = _Listener()
+    listener = _Listener()
     with tempfile.TemporaryDirectory(prefix="confed-provision-") as temporary:
         project = Project("confed", "a federation", [server, *sites, admin])
-        context: Any = Provisioner(temporary, builders).provision(project, logger=said)
+        context: Any = Provisioner(temporary, builders).provision(project, logger=listener)
         if context.get(CtxKey.BUILD_ERROR):
-            raise RuntimeError(f"FLARE could not make the kits: {'; '.join(said.errors)}")
+            raise RuntimeError(f"FLARE could not make the kits: {'; '.join(listener.errors)}")
         made = Path(context[CtxKey.CURRENT_PROD_DIR])
         shutil.move(made / federation.host, root / "server")
         shutil.move(made / ADMIN, root / "server" / "admin")

@@ -69,9 +69,9 @@ def serve(
     run, text = kit / "run", recipe.to_toml().encode()
     run.mkdir(exist_ok=True)
     (kit / settings.bulletin).mkdir(parents=True, exist_ok=True)
-    summary, known = kit / settings.state / "summary.json", run / "recipe.toml"
-    same = known.is_file() and known.read_bytes() == text
-    write_atomically(known, text)
+    summary, stored_recipe = kit / settings.state / "summary.json", run / "recipe.toml"
+    same = stored_recipe.is_file() and stored_recipe.read_bytes() == text
+    write_atomically(stored_recipe, text)
     write_settings(settings, kit)
     close_kit(kit, SERVER_CLASSES)
     _own_storage(kit, run)
@@ -149,18 +149,18 @@ class JobSupervisor:
     def _gather(self) -> list[str]:
         """FLARE's names of the sites that get the job: all, or after a while those that are connected."""
         self._progress(Note(f"waiting for {len(self._clients)} sites"))
-        began, said = time.monotonic(), set[str]()
+        began, announced = time.monotonic(), set[str]()
         # Sites that took part before come back soon, or are away.
-        known = (self._kit / self._settings.state / MEMBERS).is_file()
-        wait = self._settings.away if known else self._settings.wait
+        has_members = (self._kit / self._settings.state / MEMBERS).is_file()
+        wait = self._settings.away if has_members else self._settings.wait
         while True:
-            there = self._connected()
-            for name in sorted(there - said):
+            connected = self._connected()
+            for name in sorted(connected - announced):
                 self._progress(Note(f"site {self._clients[name]}: connected"))
-            said |= there
-            enough = len(there) >= self._settings.minimum and time.monotonic() - began >= wait
-            if len(there) == len(self._clients) or enough:
-                return sorted(there)
+            announced |= connected
+            enough = len(connected) >= self._settings.minimum and time.monotonic() - began >= wait
+            if len(connected) == len(self._clients) or enough:
+                return sorted(connected)
             time.sleep(LOOK)
 
     def _connected(self) -> set[str]:

@@ -70,8 +70,8 @@ class FlareTransport:
         self, callees: Iterable[Callee], names: Mapping[str, str], aborted: Callable[[], bool] = lambda: False
     ) -> None:
         # Sorted, so that a number means the same site in every process.
-        there = sorted((callee for callee in callees if callee.name in names), key=lambda callee: callee.name)
-        self._callees = dict(enumerate(there))
+        connected = sorted((callee for callee in callees if callee.name in names), key=lambda callee: callee.name)
+        self._callees = dict(enumerate(connected))
         self._names = {number: names[callee.name] for number, callee in self._callees.items()}
         self._broken: dict[int, list[float]] = {number: [] for number in self._callees}
         self._aborted = aborted

@@ -123,17 +123,17 @@ class ConnectionTable:
         time of grace: of the same address where that has its share, of any where all have theirs.
         """
         now, address = self._clock(), _network(host)
-        known = now - self._known.get(address, -KNOWN) < KNOWN
+        proved_lately = now - self._known.get(address, -KNOWN) < KNOWN
         if self._by_address[address] >= self.limits.each and not self._make_room(now, address):
             return None
         open_to_all = self.limits.most - self.limits.reserved
-        if not known and sum(not there.known for there in self._strangers) >= open_to_all:
+        if not proved_lately and sum(not stranger.known for stranger in self._strangers) >= open_to_all:
             full = not self._make_room(now, known=False)
         else:
-            full = len(self) >= self.limits.most and not self._make_room(now, known=None if known else False)
+            full = len(self) >= self.limits.most and not self._make_room(now, known=None if proved_lately else False)
         if full:
             return None
-        entry = OpenConnection(address, now, known)
+        entry = OpenConnection(address, now, proved_lately)
         self._strangers[entry] = None
         self._by_address[address] += 1
         return entry
@@ -155,8 +155,8 @@ class ConnectionTable:
         """
         if entry in self._strangers or self._sites.get(entry, site) != site:
             self.leave(entry)
-            own = [there for there, whose in self._sites.items() if whose == site]
-            for oldest in own[: max(len(own) - self.limits.of_site + 1, 0)]:
+            connections_of_site = [connection for connection, whose in self._sites.items() if whose == site]
+            for oldest in connections_of_site[: max(len(connections_of_site) - self.limits.of_site + 1, 0)]:
                 self.leave(oldest)
                 oldest.put_out()
             self._sites[entry] = site
@@ -282,11 +282,11 @@ class LimitedServer(uvicorn.Server):
         await self.lifespan.startup()
         loop, listeners = asyncio.get_running_loop(), list[socket.socket]()
         try:
-            found = await loop.getaddrinfo(
+            addresses = await loop.getaddrinfo(
                 self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
             port = self.config.port
-            for family, address in dict.fromkeys((entry[0], entry[4][0]) for entry in found):
+            for family, address in dict.fromkeys((entry[0], entry[4][0]) for entry in addresses):
                 listeners.append(_listener(family, str(address), port))
                 port = port or int(listeners[0].getsockname()[1])
         except OSError:
@@ -348,11 +348,11 @@ class LimitedServer(uvicorn.Server):
 async def _readable(connection: socket.socket) -> None:
     """Waits for a first byte, or for the end."""
     loop = asyncio.get_running_loop()
-    there = loop.create_future()
+    readable = loop.create_future()
     descriptor = connection.fileno()
-    loop.add_reader(descriptor, lambda: None if there.done() else there.set_result(None))
+    loop.add_reader(descriptor, lambda: None if readable.done() else readable.set_result(None))
     try:
-        await there
+        await readable
     finally:
         loop.remove_reader(descriptor)
 

@@ -152,18 +152,18 @@ class SuperLinkGrid(Grid):
         return [m for number in message_ids for m in self._pull(number)]
 
     def _pull(self, number: str) -> list[Message]:
-        found: list[Message] = []
+        messages: list[Message] = []
         # Flower hands a reply out once, whether or not its pieces have come in yet.
         for reply in self._partial.pop(number, None) or self._replies(number):
             contents = {} if reply.has_error() else self.inbox.contents(number)
             if contents is None:
                 self._partial[number] = [reply]
             else:
-                found.append(_whole(reply, contents, self.inbox.largest))
+                messages.append(_whole(reply, contents, self.inbox.largest))
                 self._store.delete(reply.metadata.message_id)  # of Flower's own making, where a node is away
-        if found:
+        if messages:
             self.forget(number)
-        return found
+        return messages
 
     def _replies(self, number: str) -> list[Message]:
         if number in self._state.get_message_ids_from_run_id(self._run_id):

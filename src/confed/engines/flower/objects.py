@@ -49,8 +49,8 @@ def pieces_of(tree: ObjectTree, most: int = sys.maxsize) -> tuple[str, ...]:
             raise ValueError(f"a message has at most {most} pieces in {DEPTH} levels")
         if not is_valid_sha256_hash(node.object_id):
             raise ValueError("the number of a piece is its SHA-256")
-        own = [child.object_id for child in node.children]
-        if parts.setdefault(node.object_id, own) != own:
+        children = [child.object_id for child in node.children]
+        if parts.setdefault(node.object_id, children) != children:
             raise ValueError("a piece has the same parts wherever it is named")
         waiting += [(child, level + 1) for child in node.children]
     return tuple(parts)
@@ -183,8 +183,8 @@ def check_expansion(contents: Mapping[str, bytes], largest: int) -> None:
     for content in contents.values():
         kind, parts, _ = get_object_head_values_from_object_content(content)
         if kind == Array.__qualname__:
-            said: Any = json.loads(get_object_body(content, Array))
-            sizes = [len(contents[part]) for part in parts]
-            total += sum(sizes[number] for number in said["arraychunk_ids"])
+            header: Any = json.loads(get_object_body(content, Array))
+            sizes = [len(contents[piece]) for piece in parts]
+            total += sum(sizes[number] for number in header["arraychunk_ids"])
             if total > largest:
                 raise ValueError(f"a message of at most {largest} bytes would become one of more than {total}")

@@ -69,11 +69,11 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
 
     A server that does not answer is an OSError.
     """
-    said = now().isoformat()
+    timestamp = now().isoformat()
     headers = {
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
-        TIMESTAMP_HEADER: said,
-        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, said.encode())).decode(),
+        TIMESTAMP_HEADER: timestamp,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, timestamp.encode())).decode(),
     }
     scheme = "http" if ca is None else "https"
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{ABOUT}"

@@ -114,7 +114,7 @@ class SuperNode:
 
     def serve(self, app: ClientApp, stop: threading.Event, patience: float = math.inf) -> str:
         """Answers messages with the application until told to stop, or until the server was away for too long."""
-        pause, said, lost = 1.0, "", time.monotonic()
+        pause, last_error, lost = 1.0, "", time.monotonic()
         proxy = proxy_of(self._server.rpartition(":")[0].strip("[]"), "http" if self._root is None else "https")
         while not stop.is_set():
             connected = False
@@ -122,13 +122,13 @@ class SuperNode:
                 with self._client() as client:
                     node = self._enter(client)
                     self._progress(Note(f"connected to {self._server}"))
-                    pause, said, connected = 1.0, "", True
+                    pause, last_error, connected = 1.0, "", True
                     self._answer(client, node, app, stop)
             except Exception as error:  # whatever a server may send, the site stays
                 text = f"no connection to {self._server}: {_reason(error, proxy)}; trying again"
-                if text != said:
+                if text != last_error:
                     self._progress(Note(text))
-                said, lost = text, time.monotonic() if connected else lost
+                last_error, lost = text, time.monotonic() if connected else lost
                 if time.monotonic() - lost >= patience:
                     return f"no connection to {self._server} for {patience:g} s" + (f"; {proxy}" if proxy else "")
                 stop.wait(pause)
@@ -242,8 +242,8 @@ class SuperNode:
 def _small(parts: Mapping[str, InflatableObject]) -> dict[str, bytes] | None:
     """The pieces of a message as bytes; None where they are too many to travel inside of it."""
     pieces, room = dict[str, bytes](), INLINE
-    for number, part in parts.items():
-        pieces[number] = part.deflate()
+    for number, piece in parts.items():
+        pieces[number] = piece.deflate()
         room -= len(pieces[number])
         if room < 0:
             return None

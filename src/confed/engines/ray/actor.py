@@ -64,10 +64,12 @@ class NodeProcess(ABC):
 
             keep_freed_memory()
             torch.set_num_threads(self._starting.threads)
-            found = fingerprint(self._starting.threads)
+            node_fingerprint = fingerprint(self._starting.threads)
         except Exception as error:
             return json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode()
-        return json.dumps({"host": socket.gethostname(), "process": os.getpid(), "fingerprint": found}).encode()
+        return json.dumps(
+            {"host": socket.gethostname(), "process": os.getpid(), "fingerprint": node_fingerprint}
+        ).encode()
 
     @abstractmethod
     def prepare(self) -> bytes:

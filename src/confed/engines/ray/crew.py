@@ -89,11 +89,11 @@ class Crew:
 
     def differences(self) -> dict[str, list[str]]:
         """What differs between this process and the actors in ways that last digits depend on."""
-        found = [self._ours, *(actor.fingerprint for actor in self.all)]
-        differing = hardware_differences(found)
+        fingerprints = [self._ours, *(actor.fingerprint for actor in self.all)]
+        differing = hardware_differences(fingerprints)
         if self._wanted.gpu:  # the process that asks need not have a GPU
             differing.pop("device", None)
-            differing |= {k: v for k, v in hardware_differences(found[1:]).items() if k == "device"}
+            differing |= {k: v for k, v in hardware_differences(fingerprints[1:]).items() if k == "device"}
         return differing
 
     def coming(self) -> dict[Any, int]:
@@ -109,8 +109,8 @@ class Crew:
         """Starts actors wherever there is room for more."""
         self._looked = time.monotonic()
         nodes = {name: node for name, node in nodes_of(ray.nodes()).items() if name not in self._refused}
-        there = Counter(actor.node.id for actor in self.actors.values())
-        for name in places(nodes, self._wanted, there):
+        actors_on_node = Counter(actor.node.id for actor in self.actors.values())
+        for name in places(nodes, self._wanted, actors_on_node):
             self._start(nodes[name])
 
     def arrive(self, number: int) -> None:
@@ -203,12 +203,12 @@ class Crew:
         except ray.exceptions.RayError as error:
             return f"could not start an actor: {_last_line(error)}"
         if not actor.fingerprint:
-            found = json.loads(told)
-            if "broken" in found:
-                return f"could not start an actor: {found['broken']}"
-            if why := version_difference(self._ours, found["fingerprint"]):
+            measured = json.loads(told)
+            if "broken" in measured:
+                return f"could not start an actor: {measured['broken']}"
+            if why := version_difference(self._ours, measured["fingerprint"]):
                 return why
-            actor.fingerprint, actor.coming = found["fingerprint"], actor.handle.prepare.remote()
+            actor.fingerprint, actor.coming = measured["fingerprint"], actor.handle.prepare.remote()
             return ""
         if told:
             return f"could not prepare the {self._kind.works_on}: {told.decode()}"

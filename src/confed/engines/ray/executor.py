@@ -242,12 +242,12 @@ class RayActors:
 
     def _reply(self, work: _Round, position: int) -> Reply | None:
         """The reply at a position; None if it was lost with its node, and the call waits again."""
-        call, found = work.queue.calls[position], work.early.pop(position)
-        if isinstance(found, str):
+        call, early_reply = work.queue.calls[position], work.early.pop(position)
+        if isinstance(early_reply, str):
             work.queue.done.remove(position)
-            return Reply(call.client, Message(), found)
+            return Reply(call.client, Message(), early_reply)
         try:
-            parts = split(ray.get(found))
+            parts = split(ray.get(early_reply))
         except ray.exceptions.RayError as error:
             work.queue.done.remove(position)
             work.tries[position] = work.tries.get(position, 0) + 1

@@ -46,15 +46,15 @@ class Wanted:
 
 def nodes_of(listed: Sequence[Mapping[str, Any]]) -> dict[str, Node]:
     """The nodes that are alive, by id, from what ``ray.nodes()`` returns."""
-    found = dict[str, Node]()
+    nodes = dict[str, Node]()
     for entry in listed:
         if entry["Alive"]:
             offered, address, host = entry["Resources"], entry["NodeManagerAddress"], entry["NodeManagerHostname"]
-            found[entry["NodeID"]] = Node(
+            nodes[entry["NodeID"]] = Node(
                 entry["NodeID"], f"{address} ({host})", offered.get("CPU", 0.0), offered.get("GPU", 0.0),
                 offered.get("memory", 0.0),
             )  # fmt: skip
-    return found
+    return nodes
 
 
 def places(nodes: Mapping[str, Node], wanted: Wanted, there: Mapping[str, int]) -> list[str]:

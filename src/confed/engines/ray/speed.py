@@ -25,12 +25,12 @@ def fingerprint(threads: int) -> dict[str, str]:
     """Versions and hardware of this process."""
     import torch
 
-    found = {"confed": VERSION, "source": _source(), "python": platform.python_version()}
-    found |= {name: version(name) for name in LIBRARIES}
+    facts = {"confed": VERSION, "source": _source(), "python": platform.python_version()}
+    facts |= {name: version(name) for name in LIBRARIES}
     # Of PyTorch the build too: those for CUDA and for processors have the same version number.
-    found["torch"] = str(torch.__version__)
+    facts["torch"] = str(torch.__version__)
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-    return {**found, **machine(), "threads": str(threads), "device": device}
+    return {**facts, **machine(), "threads": str(threads), "device": device}
 
 
 def version_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
@@ -90,9 +90,9 @@ def better_left(
     paces = {number: [pace.of(call) for call in waiting] for number, pace in others.items()}
     if first is None or any(seconds is None for every in paces.values() for seconds in every):
         return False
-    known = {number: [seconds or 0.0 for seconds in every] for number, every in paces.items()}
-    without = _makespan(known, busy_until, range(len(waiting)))
-    return without < max(first, _makespan(known, busy_until, range(1, len(waiting))))
+    paces_of_node = {number: [seconds or 0.0 for seconds in every] for number, every in paces.items()}
+    without = _makespan(paces_of_node, busy_until, range(len(waiting)))
+    return without < max(first, _makespan(paces_of_node, busy_until, range(1, len(waiting))))
 
 
 def _makespan(seconds: Mapping[int, Sequence[float]], busy_until: Mapping[int, float], calls: Sequence[int]) -> float:

@@ -61,16 +61,16 @@ class SiteArrivals:
     def __getitem__(self, round: int) -> tuple[Arrival, ...]:
         """The updates of the step that ends a round, in the order of the clients' numbers; waits for them."""
         if round not in self._rounds:
-            found, pauses = list[Arrival](), self._remote.pauses()
-            while len(found) < self.settings.size:
-                found += self._collect(self.settings.size - len(found))
-                if len(found) < self.settings.size:
+            arrivals, pauses = list[Arrival](), self._remote.pauses()
+            while len(arrivals) < self.settings.size:
+                arrivals += self._collect(self.settings.size - len(arrivals))
+                if len(arrivals) < self.settings.size:
                     pauses.sleep()
             if round + 1 == self._setup.rounds:  # nobody waits for what is on its way
                 for training in self._training.values():
                     self._remote.forget(training.batch)
                 self._training.clear()
-            self._rounds = {round: (tuple(sorted(found)), time.monotonic() - self._began)}
+            self._rounds = {round: (tuple(sorted(arrivals)), time.monotonic() - self._began)}
         return self._rounds[round][0]
 
     def needed(self, rounds: int) -> frozenset[int]:
@@ -87,9 +87,9 @@ class SiteArrivals:
         """Updates that have come since the last look, and new work for sites without any."""
         self._remote.sites.look()
         self._begin()
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         for name, training in list(self._training.items()):
-            if len(found) == most:
+            if len(arrivals) == most:
                 break
             self._remote.step(training.batch)
             if 0 not in training.batch.done:
@@ -100,9 +100,9 @@ class SiteArrivals:
                 shutil.rmtree(training.batch.spool, ignore_errors=True)
                 continue
             self._arrived[name] = ask, result
-            found.append(Arrival(training.number, training.version, time.monotonic() - self._began))
+            arrivals.append(Arrival(training.number, training.version, time.monotonic() - self._began))
             self._begin()
-        return found
+        return arrivals
 
     def _begin(self) -> None:
         """Connected sites begin, in random order, as long as fewer than M are training."""

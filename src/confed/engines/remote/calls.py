@@ -29,11 +29,11 @@ def redact(error: str, most: int = 500) -> str:
     What follows a name may belong to it, as names have spaces in them. The known names of tensors are no files. An
     error of the operating system is cut behind its own words.
     """
-    known = re.match(r"\w+: \[Errno \d+\] [^:\n]*", error)
-    text = known[0] if known else error.partition("\n")[0]
+    system_error = re.match(r"\w+: \[Errno \d+\] [^:\n]*", error)
+    text = system_error[0] if system_error else error.partition("\n")[0]
     # Hidden at the same length, so that what is found has its place in the text.
-    found = _FILE.search(_TENSOR.sub(lambda name: "_" * len(name[0]), text))
-    return (text if found is None else text[: found.start()].rstrip() + " [a file, named at the site]")[:most]
+    match = _FILE.search(_TENSOR.sub(lambda name: "_" * len(name[0]), text))
+    return (text if match is None else text[: match.start()].rstrip() + " [a file, named at the site]")[:most]
 
 
 # Pending calls to sites and their outcomes --------------------------------------------------------------------

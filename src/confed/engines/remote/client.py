@@ -74,12 +74,12 @@ class NoiseSecret:
 
     def __init__(self, path: Path, released: bool) -> None:
         self.heard = ""
-        found = path.read_bytes() if path.is_file() else None
-        if found is not None and len(found) == BYTES:
-            self._secret = found
+        stored = path.read_bytes() if path.is_file() else None
+        if stored is not None and len(stored) == BYTES:
+            self._secret = stored
             return
         if released:
-            got = "no file" if found is None else f"{len(found)} bytes"
+            got = "no file" if stored is None else f"{len(stored)} bytes"
             raise ValueError(
                 f"{path} must hold the {BYTES} bytes that this site's noise in this run is made from, got {got}: put "
                 "it back, as with new ones what was sent before could leave again with other noise; or begin in "
@@ -307,9 +307,9 @@ class Site:
         self.problem = self.fingerprint.differences(told, "this site", "the server")
         self._progress(Note("connected" if self.problem is None else f"cannot take part: {self.problem}"))
         info = self.client
-        known: dict[str, Scalar] = {"client": info.id, "examples": info.num_examples, "head": info.head}
-        known |= {f"{LEFT_OUT}{role}": count for role, count in self._left_out.items()}
-        scalars = {**self.fingerprint.scalars(), **known, "modalities": ",".join(info.modalities)}
+        greeting: dict[str, Scalar] = {"client": info.id, "examples": info.num_examples, "head": info.head}
+        greeting |= {f"{LEFT_OUT}{role}": count for role, count in self._left_out.items()}
+        scalars = {**self.fingerprint.scalars(), **greeting, "modalities": ",".join(info.modalities)}
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
     def _part(self, request: Request) -> tuple[Answer, bytes]:

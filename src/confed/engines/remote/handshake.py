@@ -42,9 +42,10 @@ class Fingerprint:
     def differences(self, other: Mapping[str, Scalar], mine: str, others: str) -> str | None:
         """In which way the other party's differs, in words; None if it does not."""
         lines = [
-            f"{meaning} must be the same: {mine} has {own}, {others} has {printable(str(other.get(name, 'none')), 64)}"
+            f"{meaning} must be the same: {mine} has {value_here}, {others} has "
+            f"{printable(str(other.get(name, 'none')), 64)}"
             for name, meaning in _MEANINGS.items()
-            if (own := self.scalars()[name]) != other.get(name)
+            if (value_here := self.scalars()[name]) != other.get(name)
         ]
         return "; ".join(lines) or None
 

@@ -46,17 +46,17 @@ class _Chain:
     def read(self) -> None:
         """Entries that came since the last look; all of them where the file is another or shorter."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             self._heads, self._end, self._last = [], 0, b""
             return
-        if found.st_ino == self._file and found.st_size == self._end:
+        if status.st_ino == self._file and status.st_size == self._end:
             return
         with self.path.open("rb") as file:
             file.seek(self._end - len(self._last))
             data = file.read()
-            if found.st_ino != self._file or not data.startswith(self._last):
-                self._heads, self._end, self._file, self._last = [], 0, found.st_ino, b""
+            if status.st_ino != self._file or not data.startswith(self._last):
+                self._heads, self._end, self._file, self._last = [], 0, status.st_ino, b""
                 file.seek(0)
                 data = file.read()
         lines = data[len(self._last) : data.rfind(b"\n") + 1].splitlines(keepends=True)
@@ -140,12 +140,13 @@ class JournalChains:
 
     def _compare(self, known: Statement) -> None:
         for name, (wanted, head) in known.items():
-            length, own = self._at(name, wanted)
+            length, head_here = self._at(name, wanted)
             counted = name not in self._chains and name not in self._secrets and length > wanted
-            if length < wanted or (own != head and not counted):
+            if length < wanted or (head_here != head and not counted):
                 raise Refused(  # files last: what is sent to the server ends before the first one
                     f"the journal {name!r} was removed, cut or put back from an old copy: the server has signed "
-                    f"{wanted} entries with the head {head}, and here are {length} with {own or 'no head'}. Put the "
+                    f"{wanted} entries with the head {head}, and here are {length} with {head_here or 'no head'}. Put "
+                    "the "
                     "newest copy of the private folder back; if it is lost, have the coordinator take the site out of "
                     f"the journals in the server's run folder ({KNOWN}), and remove {self._root / SEEN}"
                 )
@@ -190,11 +191,11 @@ class Countersignatures:
         """Record of what a site says of its journals."""
         statement = _statement(told)
         for name, (length, head) in self._known.get(site, {}).items():
-            found = statement.get(name, (0, ""))
-            if found[0] < length or (found[0] == length and found[1] != head):
+            signed = statement.get(name, (0, ""))
+            if signed[0] < length or (signed[0] == length and signed[1] != head):
                 raise Refused(
                     f"the journal {name!r} of {site!r} had {length} entries with the head {head}, and now has "
-                    f"{found[0]} with {found[1] or 'no head'}: it was removed, cut or put back from an old copy; the "
+                    f"{signed[0]} with {signed[1] or 'no head'}: it was removed, cut or put back from an old copy; the "
                     "site must put the newest copy of its private folder back"
                 )
         if statement != self._known.get(site):

@@ -260,9 +260,9 @@ def _header(data: bytes, limits: Limits) -> dict[str, Any]:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose names are unique; of two values of one name another reader may take the other one."""
-    if len(found := dict(pairs)) < len(pairs):
+    if len(fields := dict(pairs)) < len(pairs):
         raise ValueError("a name comes twice")
-    return found
+    return fields
 
 
 def _tensor(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:

@@ -146,14 +146,14 @@ class Attempts:
     def _leave_out(self, ask: PendingCall, method: str, error: Exception) -> None:
         """Mark the reply to this call as failed in all further attempts."""
         where = traceback.extract_tb(error.__traceback__)[-1]
-        said = (
+        sentence = (
             f"{method} could not handle its reply to {ask.call.action!r}: {type(error).__name__}: {error} "
             f"({Path(where.filename).name}:{where.lineno})"
         )
-        self._end = f"round {ask.request.round + 1} ended at the reply of {ask.call.client.id!r}: {said}"
+        self._end = f"round {ask.request.round + 1} ended at the reply of {ask.call.client.id!r}: {sentence}"
         if self.single:
             raise RuntimeError(self._end) from error
-        self.refused[ask.request.id] = said
+        self.refused[ask.request.id] = sentence
 
 
 def _equal(one: Message, other: Message) -> bool:
@@ -203,14 +203,14 @@ def _check_tallies(task: Any, scalars: Mapping[str, Scalar]) -> None:
         raise Refused(f"an evaluation has at most {METRICS} metrics, got {len(scalars)} sums and weights")
     for key, value in scalars.items():
         view, _, rest = key.partition(":")
-        name, _, part = rest.rpartition(":")
-        if view not in VIEWS or not name or part not in ("sum", "weight"):
+        name, _, tally_name = rest.rpartition(":")
+        if view not in VIEWS or not name or tally_name not in ("sum", "weight"):
             raise Refused(f"{key[:80]!r} is no sum or weight of an evaluation")
         if not name.isprintable() or len(name) > NAME or (declared is not None and name not in declared):
             raise Refused(f"{name[:80]!r} is no metric of the task {type(task).__name__}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise Refused(f"the scalar {key[:80]!r} of 'evaluate' must be a number, got {str(value)[:80]!r}")
-        if part == "weight":
+        if tally_name == "weight":
             if f"{view}:{name}:sum" not in scalars:
                 raise Refused(f"{key[:80]!r} came without its sum")
             continue
@@ -443,8 +443,8 @@ class Remote:
             return self._some_here(calls, store, round)
         replies = self._replies(calls, round)
         next(replies)
-        found: Iterator[Reply] = replies  # pyright: ignore[reportAssignmentType]  # no other None comes
-        return found if self._attempts is None else self._attempts.handed(found)
+        ready: Iterator[Reply] = replies  # pyright: ignore[reportAssignmentType]  # no other None comes
+        return ready if self._attempts is None else self._attempts.handed(ready)
 
     def _some_here(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Places that take no part are the server's own: it answers for them."""
@@ -553,20 +553,22 @@ class Remote:
     def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float, few: bool = True) -> Reply:
         """A part of an update whose norm is above the bound; its error where most sites cannot vouch for the bound."""
         algorithm, name = self._setup.algorithm, reply.client.id
-        said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
+        sentence = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
         if ask.call.session:
-            said = f"its reply to {ask.call.action!r} held values up to {norm:.3g}, more than {most:.3g}"
-            said += ", as sites sent so far"
+            sentence = f"its reply to {ask.call.action!r} held values up to {norm:.3g}, more than {most:.3g}"
+            sentence += ", as sites sent so far"
         elif few:
-            said = f"its update had the norm {norm:.3g}, more than {most:.3g}, as the smaller ones of all sites so far"
+            sentence = (
+                f"its update had the norm {norm:.3g}, more than {most:.3g}, as the smaller ones of all sites so far"
+            )
         try:
             if few or not math.isfinite(norm) or algorithm.unsupported_reason("robust"):
                 raise ValueError("no part of it can be taken")
             reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.traits.changes, most / norm))
-            self.shortened[name] = f"{said}; it was scaled down to that"
+            self.shortened[name] = f"{sentence}; it was scaled down to that"
         except ValueError:
-            self.shortened[name] = f"{said}; it was left out"
-            return self._failed(reply.client, f"ValueError: update refused: {said}")
+            self.shortened[name] = f"{sentence}; it was left out"
+            return self._failed(reply.client, f"ValueError: update refused: {sentence}")
         self.sites.note(name, self.sites.status[name].state, self.shortened[name])
         return reply
 

@@ -140,10 +140,10 @@ class SessionLog:
 
     def _look(self) -> tuple[int, ...] | None:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def _sound(self) -> list[Record]:
         """The records up to the first that is damaged, or does not go on from the one before."""

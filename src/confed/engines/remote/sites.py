@@ -169,10 +169,10 @@ class SiteRegistry:
         began = time.monotonic()
         while True:
             self.look(always=True)
-            there = [name for name in names if name in self.lines] if names else sorted(self.lines)
-            enough = len(there) >= self.timeouts.minimum and time.monotonic() - began >= wait
-            if (names and len(there) == len(names)) or enough:
-                return [self.clients[name] for name in there]
+            connected = [name for name in names if name in self.lines] if names else sorted(self.lines)
+            enough = len(connected) >= self.timeouts.minimum and time.monotonic() - began >= wait
+            if (names and len(connected) == len(names)) or enough:
+                return [self.clients[name] for name in connected]
             time.sleep(self.timeouts.interval)
 
     def farewell(self, wait: float) -> None:
@@ -196,21 +196,21 @@ class SiteRegistry:
         if not always and time.monotonic() - self._looked < 4 * self.timeouts.interval:
             return
         self._looked = time.monotonic()
-        there = self.transport.connections()
+        connections = self.transport.connections()
         for name, (number, connection) in list(self.lines.items()):
-            if there.get(number) != connection:
+            if connections.get(number) != connection:
                 del self.lines[name]
                 self.missing[name] = time.monotonic()
                 self.note(name, "away")
         for number, (sent, connection) in list(self._greetings.items()):
             reply = self.transport.receive(sent)
-            if there.get(number) != connection or isinstance(reply, str):
+            if connections.get(number) != connection or isinstance(reply, str):
                 self.transport.forget(sent)
                 del self._greetings[number], self._greeted[number]
             elif reply is not None:
                 del self._greetings[number]
                 self._welcome(number, connection, *reply)
-        for number, connection in there.items():
+        for number, connection in connections.items():
             if self._greeted.get(number) != connection:
                 self._greet(number, connection)
 
@@ -245,7 +245,7 @@ class SiteRegistry:
                 raise Refused(f"it must have training examples, got {examples!r}")
             if (problem := self.fingerprint.differences(told, "the server", "the site")) is not None:
                 raise Refused(problem)
-            modalities = tuple(part for part in str(told.get("modalities", "")).split(",") if part)
+            modalities = tuple(modality for modality in str(told.get("modalities", "")).split(",") if modality)
             if not set(modalities) <= set(MODALITIES) or len(set(modalities)) < len(modalities):
                 raise Refused(f"modalities must be some of {', '.join(MODALITIES)}, got {str(modalities)[:80]}")
             answers = told.get("head", "")
@@ -287,7 +287,7 @@ class SiteRegistry:
 
 def _left_out(told: Mapping[str, Scalar]) -> dict[str, int]:
     """Role -> a site's examples whose pictures cannot be read, as its introduction says; roles with some only."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for role in ROLES:
         count = told.get(f"{LEFT_OUT}{role}", 0)
         if type(count) is not int or not 0 <= count < 2**48:
@@ -295,5 +295,5 @@ def _left_out(told: Mapping[str, Scalar]) -> dict[str, int]:
                 f"the number of {role} examples that it leaves out must be a whole one, got {str(count)[:80]}"
             )
         if count:
-            found[role] = count
-    return found
+            counts[role] = count
+    return counts

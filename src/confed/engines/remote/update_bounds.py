@@ -200,10 +200,10 @@ def bounded_members(members: Sequence[ClientInfo], factor: float) -> tuple[list[
     if factor == 0 or len(members) < 2:
         return list(members), {}
     most = int(factor * statistics.median_low(member.num_examples for member in members))
-    said = {
+    sentences = {
         member.id: f"says that it has {member.num_examples} examples, and counts as one with {most}: {factor:g} times "
         "the median of all sites"
         for member in members
         if member.num_examples > most
     }
-    return [replace(member, num_examples=min(member.num_examples, most)) for member in members], said
+    return [replace(member, num_examples=min(member.num_examples, most)) for member in members], sentences

@@ -158,8 +158,8 @@ def _gradient(loss: Loss, params: Params, batch: Batch) -> tuple[Tensor, dict[st
     """The loss, and its gradient by those parameters that have a part in it."""
     values = {name: p.detach().requires_grad_() for name, p in params.items()}
     value = loss(values, batch)
-    found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(value, list(values.values()), allow_unused=True))
-    return value.detach(), {name: g for name, g in zip(values, found, strict=True) if g is not None}
+    gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(value, list(values.values()), allow_unused=True))
+    return value.detach(), {name: g for name, g in zip(values, gradients, strict=True) if g is not None}
 
 
 def _moved(params: Params, direction: Params, by: float) -> dict[str, Tensor]:

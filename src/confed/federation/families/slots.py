@@ -50,10 +50,10 @@ def represented(model: nn.Module, batch: Batch, slots: Sequence[str]) -> dict[st
         ValueError: the batch has none of the modalities.
     """
     backbone = cast(Callable[[nn.Module, Batch], Output], type(model).forward)
-    there = [name for name in owned(batch) if name in slots]
-    if not there:
+    modalities = [name for name in owned(batch) if name in slots]
+    if not modalities:
         raise ValueError(f"a batch must have at least one of {', '.join(slots)}, got {', '.join(sorted(batch))}")
-    return {name: backbone(model, restricted(batch, (name,))).features for name in there}
+    return {name: backbone(model, restricted(batch, (name,))).features for name in modalities}
 
 
 def head_name(model: nn.Module) -> str:

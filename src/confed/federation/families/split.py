@@ -140,8 +140,8 @@ class Half:
             torch.autograd.backward([t for t, _ in roots], [g for _, g in roots])
         for name, leaf in oldest.leaves.items():
             if leaf.grad is not None:
-                own = self.parameters[name].grad
-                self.parameters[name].grad = leaf.grad if own is None else own + leaf.grad
+                gradient = self.parameters[name].grad
+                self.parameters[name].grad = leaf.grad if gradient is None else gradient + leaf.grad
         progress = (client.round + oldest.step / self.steps) / client.rounds
         scheduled_step(self.optimizer, self.parameters.values(), client.local, progress)
         self.optimizer.zero_grad(set_to_none=True)
@@ -200,9 +200,9 @@ class Half:
             leaves = {n: p.detach().clone().requires_grad_() for n, p in self.parameters.items()}
         with isolated(derive(client.seed, client.round, client.info.id, f"forward/{step}")), _precision(client, self):
             if leaves:
-                part = _Part(self.model, lambda model: self.bottom(client, model, batch, step))
+                bottom_part = _Part(self.model, lambda model: self.bottom(client, model, batch, step))
                 values = {f"model.{name}": leaf for name, leaf in leaves.items()}
-                cut: Cut = torch.func.functional_call(part, values, ())  # pyright: ignore
+                cut: Cut = torch.func.functional_call(bottom_part, values, ())  # pyright: ignore
             else:
                 cut = self.bottom(client, self.model, batch, step)
         if cut.tensors:

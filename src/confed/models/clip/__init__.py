@@ -99,16 +99,16 @@ def _processor(source: str, revision: str) -> Any:
 
     try:
         options = {"revision": revision} if revision else {}
-        found = AutoProcessor.from_pretrained(place_of(source, SOURCES), trust_remote_code=False, **options)
+        processor = AutoProcessor.from_pretrained(place_of(source, SOURCES), trust_remote_code=False, **options)
     except ImportError as error:
         raise ValueError(
             f"the processor of {source!r} needs a library that is not installed: {_line(error)}"
         ) from error
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no processor could be read from {source!r}: {unread_because(error)}") from error
-    if not {"image_processor", "tokenizer"} <= set(vars(found)):
-        raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
-    return found
+    if not {"image_processor", "tokenizer"} <= set(vars(processor)):
+        raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(processor).__name__}")
+    return processor
 
 
 def _body(source: str, revision: str, seed: int) -> Any:

@@ -326,12 +326,12 @@ class DualEncoder(Finetunable):
         was = self.body.training
         if self._vision_is_frozen:
             self.body.eval()
-        found = self.body.get_image_features(**{name: value.to(device) for name, value in inputs.items()})
+        features = self.body.get_image_features(**{name: value.to(device) for name, value in inputs.items()})
         self.body.train(was)
-        pooled = F.normalize(found.pooler_output, dim=-1)
+        pooled = F.normalize(features.pooler_output, dim=-1)
         if self._whole:
             return pooled, pooled.unsqueeze(1)
-        states = self.body.vision_model.post_layernorm(found.last_hidden_state[:, 1:])
+        states = self.body.vision_model.post_layernorm(features.last_hidden_state[:, 1:])
         return pooled, F.normalize(self.body.visual_projection(states), dim=-1)
 
     # Texts --------------------------------------------------------------------------------------------------
@@ -382,9 +382,9 @@ class DualEncoder(Finetunable):
         options = {} if self._whole else {"attention_mask": mask.to(device)}
         was = self.body.text_model.training
         self.body.text_model.eval()
-        found = self.body.get_text_features(input_ids=ids.to(device), **options)
+        features = self.body.get_text_features(input_ids=ids.to(device), **options)
         self.body.text_model.train(was)
-        return F.normalize(found.pooler_output, dim=-1)
+        return F.normalize(features.pooler_output, dim=-1)
 
     @contextmanager
     def _inserting(self, context: Tensor) -> Iterator[None]:

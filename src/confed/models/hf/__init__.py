@@ -77,7 +77,7 @@ def hf(
             layers, an unknown part or number format, or a kind of finetuning that the model cannot do.
     """
     del answers, vocab_size
-    unknown = [part for part in parts if part not in get_args(Part)]
+    unknown = [part_name for part_name in parts if part_name not in get_args(Part)]
     if unknown or not parts:
         raise ValueError(f"model.parts must be of {', '.join(get_args(Part))}, got {', '.join(unknown) or 'none'}")
     if base not in get_args(Base):
@@ -104,8 +104,8 @@ def hf(
     outside = tuple(f"{model.part(name)}." for name in ("language", "vision") if name not in parts)
     for name, parameter in model.named_parameters():
         connector = not name.startswith((f"{model.part('language')}.", f"{model.part('vision')}."))
-        own = "language" if model.is_head(name) or name.startswith("prompts.") else "connector"
-        if name.startswith(outside) or (connector and own not in parts):
+        default_part = "language" if model.is_head(name) or name.startswith("prompts.") else "connector"
+        if name.startswith(outside) or (connector and default_part not in parts):
             parameter.requires_grad_(False)
         if parameter.requires_grad and base != "fp32":
             parameter.data = parameter.data.float()

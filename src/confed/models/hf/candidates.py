@@ -32,8 +32,11 @@ def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how:
     """
     from transformers import GenerationConfig
 
-    own = body.generation_config.eos_token_id
-    ends = {*([] if own is None else own if isinstance(own, list) else [own]), tokenizer.tokenizer.eos_token_id}
+    end_tokens = body.generation_config.eos_token_id
+    ends = {
+        *([] if end_tokens is None else end_tokens if isinstance(end_tokens, list) else [end_tokens]),
+        tokenizer.tokenizer.eos_token_id,
+    }
     config = GenerationConfig(
         max_new_tokens=how.max_new_tokens, num_beams=how.beams, length_penalty=how.length_penalty, do_sample=False,
         eos_token_id=sorted(filter(None, ends)) or None, pad_token_id=tokenizer.pad, use_cache=True,
@@ -103,12 +106,12 @@ def candidate_trees(answers: Tensor, most: int) -> tuple[CandidateTree, ...]:
     groups: list[list[int]] = []
     nodes = set[tuple[int, ...]]()
     for row in sorted(range(len(texts)), key=texts.__getitem__):  # so that those which begin alike come together
-        own = {texts[row][:end] for end in range(1, lengths[row])}
-        if not groups or len(nodes | own) > most:
+        prefixes = {texts[row][:end] for end in range(1, lengths[row])}
+        if not groups or len(nodes | prefixes) > most:
             groups.append([])
             nodes = set()
         groups[-1].append(row)
-        nodes |= own
+        nodes |= prefixes
     return tuple(_tree(group, [texts[row] for row in group], max(answers.shape[1] - 1, 0)) for group in groups)
 
 
@@ -122,8 +125,8 @@ def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> 
         visible[node, [nodes[prefix[:end]] for end in range(1, len(prefix))]] = True
     edges = torch.full((len(texts), width), len(found), dtype=torch.int64)
     for row, text in enumerate(texts):
-        own = [number[nodes[text[:end]], text[end]] for end in range(1, len(text))]
-        edges[row, : len(own)] = torch.tensor(own, dtype=torch.int64)
+        node_numbers = [number[nodes[text[:end]], text[end]] for end in range(1, len(text))]
+        edges[row, : len(node_numbers)] = torch.tensor(node_numbers, dtype=torch.int64)
 
     def column(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64)
@@ -198,11 +201,11 @@ def tree_likelihoods(
     for first in range(0, nodes, width):
         chosen = (tree.source >= first) & (tree.source < first + width)
         source, target = tree.source[chosen] - first, tree.target[chosen]
-        found = [
+        likelihoods = [
             scores(rows).float().log_softmax(-1)[:, source, target]
             for rows in hidden[:, first : first + width].split(height)
         ]
-        parts.append(torch.cat(found))
+        parts.append(torch.cat(likelihoods))
     nothing = hidden.new_zeros(b, 1, dtype=torch.float32)
     return torch.cat([*parts, nothing], 1)[:, tree.edges].sum(2)
 
@@ -213,18 +216,18 @@ def repeated_states(
     """Last layer's states of C answers but their last token, each behind a copy of the prompts, (B C, T - 1, d)."""
     (b, length), (c, t) = mask.shape, answers.shape
     first = length if start is None else start
-    own = answers.repeat(b, 1)
+    repeated = answers.repeat(b, 1)
     copies = _copied(cache)
     copies.batch_repeat_interleave(c)
-    seen = torch.cat([mask.repeat_interleave(c, 0), answered(own)[:, :-1].long()], 1)
+    seen = torch.cat([mask.repeat_interleave(c, 0), answered(repeated)[:, :-1].long()], 1)
     return decoder(
-        inputs_embeds=embed(own[:, :-1]), attention_mask=seen, past_key_values=copies, use_cache=True,
-        position_ids=torch.arange(first, first + t - 1, device=own.device).expand(b * c, -1), return_dict=True,
+        inputs_embeds=embed(repeated[:, :-1]), attention_mask=seen, past_key_values=copies, use_cache=True,
+        position_ids=torch.arange(first, first + t - 1, device=repeated.device).expand(b * c, -1), return_dict=True,
     ).last_hidden_state  # fmt: skip
 
 
 def _copied(cache: Any) -> Any:
     """A cache that grows on its own; it shares its tensors, which growing replaces."""
-    found = copy(cache)
-    found.layers = [copy(layer) for layer in cache.layers]
-    return found
+    duplicate = copy(cache)
+    duplicate.layers = [copy(layer) for layer in cache.layers]
+    return duplicate

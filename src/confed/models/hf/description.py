@@ -120,8 +120,8 @@ def _licence(source: str, revision: str) -> str:
     else:
         return "that of confed"
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    found = re.search(r"^license:\s*(.+?)\s*$", text.partition("\n---")[0], re.MULTILINE)
-    return found[1] if found else "not stated in its files: see where the model comes from"
+    match = re.search(r"^license:\s*(.+?)\s*$", text.partition("\n---")[0], re.MULTILINE)
+    return match[1] if match else "not stated in its files: see where the model comes from"
 
 
 def _added(model: Any, part: str = "") -> int:
@@ -135,7 +135,7 @@ def _added(model: Any, part: str = "") -> int:
             name.startswith("prompts.")
             or ".lora_" in name
             or ".ia3_l" in name
-            or any(f".{own}." in name for own in inside)
+            or any(f".{adapter_name}." in name for adapter_name in inside)
         )
     )
 

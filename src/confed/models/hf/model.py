@@ -143,32 +143,34 @@ class Pictures:
 
     def _one(self, picture: np.ndarray) -> dict[str, Tensor]:
         key = picture.tobytes() + bytes(str(picture.shape), "ascii")
-        found = self._kept.get(key)
-        if found is None:
+        inputs = self._kept.get(key)
+        if inputs is None:
             made = self._made(picture)
-            found = {name: made[name] if axis == "packed" else made[name][0] for name, axis in self.axes.items()}
-            size = sum(value.nbytes for value in found.values()) + len(key)
+            inputs = {name: made[name] if axis == "packed" else made[name][0] for name, axis in self.axes.items()}
+            size = sum(value.nbytes for value in inputs.values()) + len(key)
             if size <= self._budget:
-                self._kept[key] = found
+                self._kept[key] = inputs
                 self._bytes += size
             while self._bytes > self._budget:
                 old, gone = self._kept.popitem(last=False)
                 self._bytes -= sum(value.nbytes for value in gone.values()) + len(old)
-        return found
+        return inputs
 
     def joined(self, inputs: Mapping[str, Tensor], shown: Tensor) -> dict[str, Tensor]:
         """The same inputs as the library's model reads them; nothing where no example has a picture."""
         if not bool(shown.any()):
             return {}
-        found: dict[str, Tensor] = {}
+        joined_inputs: dict[str, Tensor] = {}
         for key, value in inputs.items():
             if self.axes[key] == "packed":
-                found[key] = value[shown].flatten(0, 1)
+                joined_inputs[key] = value[shown].flatten(0, 1)
                 continue
-            there = shown.view(*shown.shape, *[1] * (value.ndim - 2))
-            own = torch.where(there, value, torch.zeros_like(value))  # so does the processor pad pictures
-            found[key] = own.sum(1) if value.ndim == 2 else own.flatten(1, 2)  # one number per example counts something
-        return found
+            is_shown = shown.view(*shown.shape, *[1] * (value.ndim - 2))
+            padded = torch.where(is_shown, value, torch.zeros_like(value))  # so does the processor pad pictures
+            joined_inputs[key] = (
+                padded.sum(1) if value.ndim == 2 else padded.flatten(1, 2)
+            )  # one number per example counts something
+        return joined_inputs
 
 
 # Features that the language part of a model of transformers reads of ------------------------------------------
@@ -209,10 +211,10 @@ class PictureStates(NamedTuple):
 
 def encoded(body: Any, inputs: Mapping[str, Tensor], examples: int) -> PictureStates:
     """What picture encoder and connector make of pictures."""
-    found = body.get_image_features(**inputs, return_dict=True)
-    pooled = found.pooler_output
+    features = body.get_image_features(**inputs, return_dict=True)
+    pooled = features.pooler_output
     each = _LIST if not isinstance(pooled, Tensor) else pooled.shape[1] if pooled.ndim == 3 else _FLAT
-    levels = [_rows(pooled), *map(_rows, found.get("deepstack_features") or ())]
+    levels = [_rows(pooled), *map(_rows, features.get("deepstack_features") or ())]
     tokens = len(levels[0])
     if tokens % examples:
         raise ValueError(f"{examples} examples with pictures of one size have {tokens} tokens of pictures in all")
@@ -232,7 +234,9 @@ def check_count(body: Any, inputs: Mapping[str, Tensor], tokens: int, size: tupl
 
 def _rows(found: Any) -> Tensor:
     """One tensor or several as tokens, (N, d)."""
-    return torch.cat([part.flatten(0, -2) for part in ([found] if isinstance(found, Tensor) else found)])
+    return torch.cat(
+        [picture_rows.flatten(0, -2) for picture_rows in ([found] if isinstance(found, Tensor) else found)]
+    )
 
 
 # Parts of a vision-language model of transformers: language part, connector -----------------------------------
@@ -253,19 +257,19 @@ class TransformersAdapter(Finetunable):
     def part(self, name: str) -> str:
         """Name of the submodule of the language part or of the picture encoder."""
         wanted = self.body.get_decoder() if name == "language" else self.body.get_encoder("image")
-        return next(own for own, module in self.named_modules() if module is wanted)
+        return next(module_name for module_name, module in self.named_modules() if module is wanted)
 
     def places(self, parts: tuple[str, ...], reduction: int = 16) -> Places:
         """What can be finetuned: linear layers, the decoder's blocks as places of adapters, tokens before prompts."""
         language, vision = self.part("language"), self.part("vision")
         names = [name for name, module in self.named_modules() if isinstance(module, nn.Linear)]
         head = self.body.get_output_embeddings()
-        own = {
+        layers_of_part = {
             "language": [n for n in names if n.startswith(f"{language}.")],
             "vision": [n for n in names if n.startswith(f"{vision}.")],
         }
         rest = [n for n in names if not n.startswith((f"{language}.", f"{vision}."))]
-        own["connector"] = [n for n in rest if self.get_submodule(n) is not head]
+        layers_of_part["connector"] = [n for n in rest if self.get_submodule(n) is not head]
         layers = self.body.get_decoder().layers
         width = self.body.get_decoder().config.hidden_size
         return Places(
@@ -273,17 +277,17 @@ class TransformersAdapter(Finetunable):
             top=(f"{language}.layers.{len(layers) - 1}.",),
             hosts=[Host(layer, width) for layer in layers] if "language" in parts else [],
             reduction=reduction,
-            lora=tuple(name for part in parts for name in own[part]),
-            ia3=tuple(n for n in own["language"] if n.endswith((".k_proj", ".v_proj"))),
-            ia3_inputs=tuple(n for n in own["language"] if n.endswith((".down_proj", ".fc2"))),
+            lora=tuple(name for part_name in parts for name in layers_of_part[part_name]),
+            ia3=tuple(n for n in layers_of_part["language"] if n.endswith((".k_proj", ".v_proj"))),
+            ia3_inputs=tuple(n for n in layers_of_part["language"] if n.endswith((".down_proj", ".fc2"))),
             prompts={"text": width} if "language" in parts else {},
         )
 
     def is_head(self, name: str) -> bool:
         """Whether a parameter is the output layer's, which turns states into scores of tokens."""
         head = self.body.get_output_embeddings()
-        own = next(own for own, module in self.named_modules() if module is head)
-        return name.startswith(f"{own}.")
+        head_name = next(head_name for head_name, module in self.named_modules() if module is head)
+        return name.startswith(f"{head_name}.")
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
@@ -304,9 +308,9 @@ SHARE = 0.8
 
 def check_spreadable(model: nn.Module, body: nn.Module) -> None:
     """Check that nothing that learns lies within the base but factors of LoRA."""
-    own = {id(parameter) for linear in _factors(body) for parameter in linear.parameters()}
+    factor_ids = {id(parameter) for linear in _factors(body) for parameter in linear.parameters()}
     for name, parameter in body.named_parameters():
-        if parameter.requires_grad and id(parameter) not in own:
+        if parameter.requires_grad and id(parameter) not in factor_ids:
             raise ValueError(
                 f"model.device_map = 'auto' spreads a base in which the factors of LoRA alone learn, and {name!r} is "
                 f"none of them in this {type(model).__name__}; set model.device_map = 'one', or another method"
@@ -332,21 +336,21 @@ def spread(model: nn.Module, body: Any, places: Sequence[tuple[torch.device, int
     options: dict[str, Any] = {"no_split_module_classes": sorted(whole or ())}
     given: Any = {number: size for number, (_, size) in enumerate(places)}
     room: Any = get_balanced_memory(body, max_memory=given, **options)
-    found: Any = infer_auto_device_map(body, max_memory=room, **options)
-    if not all(isinstance(number, int) for number in found.values()):
-        needed, there = sum(tensor.nbytes for tensor in body.parameters()), sum(size for _, size in places)
+    device_map: Any = infer_auto_device_map(body, max_memory=room, **options)
+    if not all(isinstance(number, int) for number in device_map.values()):
+        needed, available = sum(tensor.nbytes for tensor in body.parameters()), sum(size for _, size in places)
         raise ValueError(
             f"model.device_map = 'auto': the base has {needed / 2**30:.1f} GiB and does not fit on {len(places)} "
-            f"devices, of which it may take {there / 2**30:.1f} GiB"
+            f"devices, of which it may take {available / 2**30:.1f} GiB"
         )
     for linear in _factors(body):
         linear.forward = _at_input(linear)
-    devices = {name: places[int(number)][0] for name, number in found.items()}
+    devices = {name: places[int(number)][0] for name, number in device_map.items()}
     embedding = _name_of(body, body.get_input_embeddings())
     main = next(device for name, device in devices.items() if _within(embedding, name))
     skipped: Any = body._skip_keys_device_placement  # caches stay with their layers
     for name, block in body.named_modules():
-        device = next((device for own, device in devices.items() if _within(name, own)), None)
+        device = next((device for module_name, device in devices.items() if _within(name, module_name)), None)
         if device is None:  # it spans several
             continue
         if name in devices:
@@ -373,7 +377,7 @@ def moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return {key: moved(part, device) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: moved(item, device) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
@@ -393,7 +397,7 @@ def _factors(body: nn.Module) -> list[nn.Linear]:
     from peft.tuners.lora import LoraLayer
 
     layers = [module for module in body.modules() if isinstance(module, LoraLayer)]
-    return [linear for layer in layers for part in (layer.lora_A, layer.lora_B) for linear in part.values()]  # pyright: ignore
+    return [linear for layer in layers for factors in (layer.lora_A, layer.lora_B) for linear in factors.values()]  # pyright: ignore
 
 
 def _at_input(linear: nn.Linear) -> Any:
@@ -576,9 +580,9 @@ class HuggingFaceVLM(TransformersAdapter):
     def stages(self) -> Sequence[Stage]:
         """The picture encoder with the connector, and the language part."""
         later = (f"{self.part('language')}.", "prompts.")
-        own = [n for n in self.state_dict(keep_vars=True) if not n.startswith(later) and not self.is_head(n)]
+        staged_names = [n for n in self.state_dict(keep_vars=True) if not n.startswith(later) and not self.is_head(n)]
         return (
-            Stage("picture encoder and connector", ("image", "image_count"), tuple(own)),
+            Stage("picture encoder and connector", ("image", "image_count"), tuple(staged_names)),
             Stage("language part", (), ("",)),
         )
 
@@ -603,7 +607,7 @@ class HuggingFaceVLM(TransformersAdapter):
         """The library's model, with the adapters that are switched on."""
         home = state.ids.device
         if self._main is not None:
-            state = Asked(*(moved(part, self._main) for part in state))
+            state = Asked(*(moved(item, self._main) for item in state))
         output = self._answer(state)
         return Output(output.logits.to(home), output.features.to(home))
 
@@ -623,8 +627,8 @@ class HuggingFaceVLM(TransformersAdapter):
         rows = torch.arange(b, device=state.ids.device).repeat_interleave(k)
         answers = tokens.flatten(0, 1)
         if state.counted is not None:
-            there = state.counted.flatten()
-            rows, answers = rows[there], answers[there]
+            counted = state.counted.flatten()
+            rows, answers = rows[counted], answers[counted]
             t = max(int(answered(answers).sum(1).max()), 2) if len(answers) else 2
             answers = answers[:, :t]
         hidden = self._hidden(state, rows, answers)
@@ -685,24 +689,24 @@ class HuggingFaceVLM(TransformersAdapter):
             likelihood = torch.zeros(b, c, device=answers.device)
             for tree in (tree.to(answers.device) for tree in self._trees if len(tree.tokens)):
                 hidden = tree_states(decoder, embed, cache, state.mask, tree, start)
-                found = tree_likelihoods(hidden, tree, self._scores, self.tokenizer.vocab_size)
-                likelihood = likelihood.index_add(1, tree.rows, found)
+                likelihoods = tree_likelihoods(hidden, tree, self._scores, self.tokenizer.vocab_size)
+                likelihood = likelihood.index_add(1, tree.rows, likelihoods)
             return likelihood
         at_once = max(_TOKENS // max(b * (t - 1), 1), 1)
         parts: list[Tensor] = []
-        for own in answers.split(at_once):
-            hidden = repeated_states(decoder, embed, cache, state.mask, own, start)
-            parts.append(self._copied_likelihoods(hidden, own.repeat(b, 1)[:, 1:]).view(b, len(own)))
+        for answer_rows in answers.split(at_once):
+            hidden = repeated_states(decoder, embed, cache, state.mask, answer_rows, start)
+            parts.append(self._copied_likelihoods(hidden, answer_rows.repeat(b, 1)[:, 1:]).view(b, len(answer_rows)))
         return torch.cat(parts, 1)
 
     def _copied_likelihoods(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Log-likelihoods of answers' tokens by the states before them, (R,), a part of the rows at a time."""
         at_once = max(SCORES_AT_ONCE // (self.tokenizer.vocab_size * target.shape[1]), 1)
-        found = [
-            self._scores(states).float().log_softmax(-1).gather(2, own[..., None])[..., 0]
-            for states, own in zip(hidden.split(at_once), target.split(at_once), strict=True)
+        likelihoods = [
+            self._scores(states).float().log_softmax(-1).gather(2, target_rows[..., None])[..., 0]
+            for states, target_rows in zip(hidden.split(at_once), target.split(at_once), strict=True)
         ]
-        return (torch.cat(found) * answered(target)).sum(1)
+        return (torch.cat(likelihoods) * answered(target)).sum(1)
 
     def write(self, state: Asked, how: Writing) -> Output:
         """The most probable texts that a search finds behind prompts, int64 (B, max_new_tokens), and features."""
@@ -740,13 +744,13 @@ class HuggingFaceVLM(TransformersAdapter):
         seen: PictureStates | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """What the library's model reads; the last ``answers`` of the ids are an answer's."""
-        own: dict[str, Any] = self._own(self.pictures.joined(pictures, shown))
+        picture_inputs: dict[str, Any] = self._own(self.pictures.joined(pictures, shown))
         if seen is not None:
-            own["mm_encoder_outputs"] = seen.outputs()
+            picture_inputs["mm_encoder_outputs"] = seen.outputs()
         behind = torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] - answers
         kinds = {True: (ids == self._picture_token).long(), False: behind.long().expand_as(ids)}
         typed = {name: kinds[pictures_marked] for name, pictures_marked in self._typed.items()}
-        return {"input_ids": ids, "attention_mask": mask, **own, **typed}
+        return {"input_ids": ids, "attention_mask": mask, **picture_inputs, **typed}
 
     def _own(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the picture encoder in its precision."""

@@ -53,12 +53,12 @@ class LiteralEncoder:
             return self._encoded(text)
         parts = self._parts(text)
         # A tokenizer that treats the beginning of its input in a way of its own cannot read a text part by part.
-        plain = [self._marks.sub("x", part) for part in parts]
-        spelled = [self._encoded(self._unmarked(part), literal=bool(self._marks.search(part))) for part in parts]
+        plain = [self._marks.sub("x", piece) for piece in parts]
+        spelled = [self._encoded(self._unmarked(piece), literal=bool(self._marks.search(piece))) for piece in parts]
         loose = any(
-            self._numbers & {*ids} for part, ids in zip(parts, spelled, strict=True) if self._marks.search(part)
+            self._numbers & {*ids} for piece, ids in zip(parts, spelled, strict=True) if self._marks.search(piece)
         )
-        if loose or [i for part in plain for i in self._encoded(part)] != self._encoded("".join(plain)):
+        if loose or [i for piece in plain for i in self._encoded(piece)] != self._encoded("".join(plain)):
             raise ValueError(
                 f"its text has {self._unmarked(marked[0])!r}, a control token of the model that its tokenizer cannot "
                 "read as text: leave it out"
@@ -111,11 +111,11 @@ class Placeholder:
 
     def _text(self) -> str:
         # What a second picture adds: templates may write a text behind a picture otherwise than one without.
-        there, without = self.rendered((Said("user", (None, None, "q")),)), self.rendered(SAMPLE)
+        with_pictures, without = self.rendered((Said("user", (None, None, "q")),)), self.rendered(SAMPLE)
         start = next(
-            (i for i, pair in enumerate(zip(there, without, strict=False)) if pair[0] != pair[1]), len(without)
+            (i for i, pair in enumerate(zip(with_pictures, without, strict=False)) if pair[0] != pair[1]), len(without)
         )
-        return there[start : start + len(there) - len(without)]
+        return with_pictures[start : start + len(with_pictures) - len(without)]
 
     @property
     def settings(self) -> str:
@@ -140,8 +140,8 @@ class Placeholder:
 
     def written(self, conversation: Conversation, answer: str | None = None) -> list[int]:
         """Token ids of a conversation with placeholders, with its answer or up to where that begins."""
-        said = None if answer is None else self._literal.mark(answer)
-        return self._literal.ids(self.rendered(self._marked(conversation), said))
+        marked_answer = None if answer is None else self._literal.mark(answer)
+        return self._literal.ids(self.rendered(self._marked(conversation), marked_answer))
 
     def adds_tokens(self, conversation: Conversation, text: str) -> bool:
         """Whether a text behind a conversation adds tokens."""
@@ -151,8 +151,8 @@ class Placeholder:
     def fault(self, conversation: Conversation) -> str:
         """What is wrong with our ids of a conversation, compared with those of the processor; empty if nothing is."""
         turns = to_chat_messages(conversation)
-        for part in (part for turn in turns for part in turn["content"] if part["type"] == "image"):
-            part["image"] = _GREY
+        for piece in (piece for turn in turns for piece in turn["content"] if piece["type"] == "image"):
+            piece["image"] = _GREY
         read = self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
         ids, mask = left_padded([self.written(conversation)], padding(self._processor.tokenizer))
         ours, _ = self.put_in(ids, mask, _GREY, [pictures_shown(conversation)])
@@ -166,12 +166,12 @@ class Placeholder:
 
     def places(self, ids: Sequence[int]) -> list[int]:
         """Where placeholders begin in a prompt."""
-        found: list[int] = []
+        positions: list[int] = []
         for start in range(len(ids) - len(self.ids) + 1):
-            free = not found or start >= found[-1] + len(self.ids)
+            free = not positions or start >= positions[-1] + len(self.ids)
             if free and ids[start] == self.ids[0] and list(ids[start : start + len(self.ids)]) == self.ids:
-                found.append(start)
-        return found
+                positions.append(start)
+        return positions
 
     def put_in(
         self, text: Tensor, mask: Tensor, picture: np.ndarray, counts: Sequence[int] | None = None
@@ -181,13 +181,13 @@ class Placeholder:
         rows: list[list[int]] = []
         for number, (ids, absent) in enumerate(zip(text.tolist(), (mask == 0).sum(1).tolist(), strict=True)):
             own = ids[absent:]
-            found, count = self.places(own), 1 if counts is None else counts[number]
-            if len(found) != count:
+            positions, count = self.places(own), 1 if counts is None else counts[number]
+            if len(positions) != count:
                 raise ValueError(
-                    f"a prompt lacks the placeholder {self.text!r} of its picture" if not found else
-                    f"a prompt has {len(found)} placeholders {self.text!r} and {count} pictures"
+                    f"a prompt lacks the placeholder {self.text!r} of its picture" if not positions else
+                    f"a prompt has {len(positions)} placeholders {self.text!r} and {count} pictures"
                 )  # fmt: skip
-            for start in reversed(found):
+            for start in reversed(positions):
                 own[start : start + width] = tokens
             rows.append(own)
         return left_padded(rows, padding(self._processor.tokenizer), text.device)
@@ -207,7 +207,7 @@ class Placeholder:
     def _marked(self, conversation: Conversation) -> Conversation:
         """A conversation whose texts spell no control token."""
         return tuple(
-            Said(role, tuple(None if part is None else self._literal.mark(part) for part in parts))
+            Said(role, tuple(None if piece is None else self._literal.mark(piece) for piece in parts))
             for role, parts in conversation
         )
 
@@ -260,7 +260,7 @@ class BarePlaceholder(Placeholder):
                 f"the processor {type(self._processor).__name__} has no chat template and reads one question about one "
                 f"picture; this is of {len(conversation)} turns with {pictures_shown(conversation)} pictures"
             )
-        text = " ".join(part for part in turn.parts if part is not None)
+        text = " ".join(piece for piece in turn.parts if piece is not None)
         if self._literal.mark(text) != text:
             raise ValueError(
                 "its text has a control token of the model, which a processor without chat template cannot read as "
@@ -294,8 +294,8 @@ class BarePlaceholder(Placeholder):
 
 def padding(tokenizer: Any) -> int:
     """The token of padding."""
-    own = tokenizer.pad_token_id
-    return int(own if own is not None else tokenizer.eos_token_id)
+    pad_token = tokenizer.pad_token_id
+    return int(pad_token if pad_token is not None else tokenizer.eos_token_id)
 
 
 def left_padded(
@@ -322,6 +322,6 @@ def typed_inputs(body: Any, placeholder: Placeholder) -> dict[str, bool]:
     Where the processor marks nothing in a prompt, an answer's tokens are the other kind: what stands before them is
     read in both directions (PaliGemma).
     """
-    made, known = placeholder.processed(_GREY), signature(body.model.forward).parameters
-    names = [name for name in ("token_type_ids", "mm_token_type_ids") if name in made and name in known]
+    made, parameters = placeholder.processed(_GREY), signature(body.model.forward).parameters
+    names = [name for name in ("token_type_ids", "mm_token_type_ids") if name in made and name in parameters]
     return {name: bool(made[name].any()) for name in names}

@@ -36,8 +36,8 @@ def without_videos(kind: type) -> Any:
     kept = [name for name in parts if name != "video_processor"]
     # SmolVLM's asks its part for videos how many frames to take, also where there are none.
     nothing = SimpleNamespace(num_frames=None, fps=None)
-    own = {"get_attributes": classmethod(lambda _: list(kept)), "video_processor": nothing, "video_settings": {}}
-    return type(kind.__name__, (kind,), own)
+    overrides = {"get_attributes": classmethod(lambda _: list(kept)), "video_processor": nothing, "video_settings": {}}
+    return type(kind.__name__, (kind,), overrides)
 
 
 def save_processor(processor: Any, directory: Path | str) -> None:
@@ -67,7 +67,7 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
     options = {"revision": revision} if revision else {}
     try:
         kind = _kind(where, options)
-        found = (
+        processor = (
             AutoProcessor.from_pretrained(where, trust_remote_code=False, **options)
             if kind is None
             else _read(kind, where, options)
@@ -80,9 +80,9 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
         if refused := gated(source, error):
             raise ValueError(refused) from error
         raise ValueError(f"no processor could be read from {source!r}: {unread_because(error)}") from error
-    if not hasattr(found, "image_processor") or not hasattr(found, "tokenizer"):
-        raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
-    return found
+    if not hasattr(processor, "image_processor") or not hasattr(processor, "tokenizer"):
+        raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(processor).__name__}")
+    return processor
 
 
 def _kind(where: str, options: dict[str, Any]) -> Any:
@@ -113,16 +113,16 @@ def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
     from transformers import AutoImageProcessor, AutoTokenizer
     from transformers.models.auto.video_processing_auto import get_video_processor_config
 
-    own = without_videos(kind)
-    if own is not kind:
-        own.video_settings = get_video_processor_config(where, **options)
+    processor_kind = without_videos(kind)
+    if processor_kind is not kind:
+        processor_kind.video_settings = get_video_processor_config(where, **options)
     read = {
         "image_processor": AutoImageProcessor.from_pretrained(where, backend="pil", trust_remote_code=False, **options),
         "tokenizer": AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options),
     }
-    settings, _ = own.get_processor_dict(where, **options)
+    settings, _ = processor_kind.get_processor_dict(where, **options)
     # SmolVLM's asks for the part for videos, though it may be None.
-    return own.from_args_and_dict([read.get(name) for name in kind.get_attributes()], settings)
+    return processor_kind.from_args_and_dict([read.get(name) for name in kind.get_attributes()], settings)
 
 
 def missing(source: str, error: Exception) -> str:

@@ -75,11 +75,11 @@ class ChatTokenizer(AnswerTokenizer):
         count = pictures_shown(conversation)
         if self._several and (count > 1 or len(conversation) > 1):
             raise ValueError(self._several)
-        said = "\n".join(
-            part for turn in conversation if turn.role == "user" for part in turn.parts if part is not None
+        question = "\n".join(
+            piece for turn in conversation if turn.role == "user" for piece in turn.parts if piece is not None
         )
         image: str | None = getattr(self.processor, "image_token", None)
-        spelled = max(said.count(text) for text in (self.placeholder.text.strip(), image) if text)
+        spelled = max(question.count(text) for text in (self.placeholder.text.strip(), image) if text)
         ids = self.placeholder.written(conversation)
         self._check_length(len(ids))
         places = len(self.placeholder.places(ids))
@@ -100,13 +100,13 @@ class ChatTokenizer(AnswerTokenizer):
         whole = [self.placeholder.written(conversation, answer) for answer in answers]
         common = len(prompt)
         for text, ids in zip(answers, whole, strict=True):
-            own = next((i for i, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt))
-            if len(ids) <= own or not text.strip() or not self.placeholder.adds_tokens(conversation, text):
+            common_length = next((i for i, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt))
+            if len(ids) <= common_length or not text.strip() or not self.placeholder.adds_tokens(conversation, text):
                 raise ValueError(f"the answer {text!r} adds no token to its prompt")
             if ids[-1] == 0:
                 raise ValueError(f"the answer {text!r} ends in the token with id 0, which marks padding here")
             self._check_length(len(ids))
-            common = min(common, own)
+            common = min(common, common_length)
         return prompt[:common], [ids[common:] for ids in whole]
 
     def answers(self, texts: Sequence[str]) -> Tensor:

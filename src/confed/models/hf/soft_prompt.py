@@ -18,8 +18,8 @@ def with_learned(ids: Tensor, mask: Tensor, tokens: int, vocabulary: int) -> tup
     absent = (mask == 0).sum(1, keepdim=True)
     column = torch.arange(tokens + ids.shape[1], device=ids.device).expand(len(ids), -1)
     before, behind = ids.gather(1, column.clamp_max(ids.shape[1] - 1)), ids.gather(1, (column - tokens).clamp_min(0))
-    own = torch.where(column < absent, before, vocabulary + column - absent)
-    return torch.where(column < absent + tokens, own, behind), (column >= absent).to(mask.dtype)
+    token_ids = torch.where(column < absent, before, vocabulary + column - absent)
+    return torch.where(column < absent + tokens, token_ids, behind), (column >= absent).to(mask.dtype)
 
 
 class LearnedTokens(nn.Module):

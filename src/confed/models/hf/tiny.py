@@ -272,13 +272,13 @@ def tiny_tokenizer(family: Family | None = None) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     named = {} if family is None else family.tokens
-    own = [token for token in named.values() if token not in SPECIAL]
+    added_tokens = [token for token in named.values() if token not in SPECIAL]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *alphabet, *own))}
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *alphabet, *added_tokens))}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    made.add_special_tokens([*SPECIAL, *own])
+    made.add_special_tokens([*SPECIAL, *added_tokens])
     return PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<end_of_utterance>",
         padding_side="left",

@@ -99,7 +99,7 @@ def mismatched(things: Sequence["Object"], way: str, rng: np.random.Generator) -
     from confed.datasets.scene_captions import tell
     from confed.datasets.scenes.graph import COLOURS, NOUNS
 
-    there = {(thing.colour, thing.noun) for thing in things}
+    pairs = {(thing.colour, thing.noun) for thing in things}
     while True:
         chosen = _some(things, way, rng)
         number = int(rng.integers(len(chosen)))
@@ -108,7 +108,7 @@ def mismatched(things: Sequence["Object"], way: str, rng: np.random.Generator) -
         words = near if rng.random() < 0.5 else all_words
         changed = chosen[number]._replace(**{field: words[int(rng.integers(len(words)))]})
         text = tell([*chosen[:number], changed, *chosen[number + 1 :]], way)
-        if (changed.colour, changed.noun) not in there and f"{changed.colour} {changed.noun}" in text:
+        if (changed.colour, changed.noun) not in pairs and f"{changed.colour} {changed.noun}" in text:
             return text
 
 
@@ -150,12 +150,12 @@ def _some(things: Sequence["Object"], way: str, rng: np.random.Generator) -> lis
 def _cells(told: Sequence[str], things: Sequence[Sequence["Object"]], label: Tensor, text: Tensor) -> Tensor:
     """Where the thing of each colour and noun stands, if the caption is right and there is one such thing."""
     cells = torch.full_like(text, NO_CELL)
-    for row, (caption, there) in enumerate(zip(told, things, strict=True)):
+    for row, (caption, row_things) in enumerate(zip(told, things, strict=True)):
         if label[row] == 0:
             continue
         words = caption.split()
         for place, pair in enumerate(itertools.pairwise(words)):
-            found = [thing.cell for thing in there if (thing.colour, thing.noun) == pair]
+            found = [thing.cell for thing in row_things if (thing.colour, thing.noun) == pair]
             if len(found) == 1:
                 cells[row, place + 1 : place + 3] = found[0]  # the first token opens the text
     return cells

@@ -106,16 +106,16 @@ class ChatLearner(HuggingFaceVLM):
 
         Patches are those of the B / 4 pictures.
         """
-        ids, part, target, words = self._joined(batch)
+        ids, question_numbers, target, words = self._joined(batch)
         n, start = ids.shape[1], len(self._before)
-        sees = (part[:, None] == 0) | (part[:, None] == part[:, :, None])
+        sees = (question_numbers[:, None] == 0) | (question_numbers[:, None] == question_numbers[:, :, None])
         sees &= torch.ones(n, n, dtype=torch.bool).tril()
         mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[:, None]
         hidden = self.body.model(
-            input_ids=ids, attention_mask=mask, position_ids=_positions(part, start),
+            input_ids=ids, attention_mask=mask, position_ids=_positions(question_numbers, start),
             **self._pixels(batch["image"][::QUESTIONS]), use_cache=False,
         ).last_hidden_state  # fmt: skip
-        told = part == QUESTIONS + 1
+        told = question_numbers == QUESTIONS + 1
         loss = torch.stack([
             F.cross_entropy(self.body.get_output_embeddings()(hidden[here]), target[here])
             for here in ((target > 0) & ~told, (target > 0) & told)
@@ -154,17 +154,17 @@ class ChatLearner(HuggingFaceVLM):
         answers, told = batch["answer_tokens"].tolist(), batch["caption_tokens"].tolist()
         words = torch.zeros(len(asked), width, dtype=torch.int64)
         for first in range(0, len(asked), QUESTIONS):
-            row, part, target = list(self._before), [0] * len(self._before), [0] * len(self._before)
+            row, question_numbers, target = list(self._before), [0] * len(self._before), [0] * len(self._before)
             turns = [(self._asked(asked[first + i]), answers[first + i]) for i in range(QUESTIONS)]
             for number, (question, answer) in enumerate([*turns, (self._request, told[first])]):
                 written = [token for token in answer[1:] if token]
                 if number < QUESTIONS:
                     words[first + number, width - len(question) :] = torch.arange(len(row), len(row) + len(question))
                 row += question + written[:-1]
-                part += [number + 1] * (len(question) + len(written) - 1)
+                question_numbers += [number + 1] * (len(question) + len(written) - 1)
                 target += [0] * (len(question) - 1) + written
             ids.append(row)
-            parts.append(part)
+            parts.append(question_numbers)
             targets.append(target)
         return _padded(ids, 0), _padded(parts, -1), _padded(targets, 0), words
 

@@ -185,7 +185,7 @@ def start_from_vit_mini(tower: nn.Module) -> None:
     from safetensors.torch import load_file
 
     saved = {name.removeprefix("vit."): value for name, value in load_file(weights_file("vit_mini")).items()}
-    own = tower.state_dict()
+    tower_state = tower.state_dict()
     positions = saved["embeddings.position_embeddings"][0].clone()
     positions[1:] += saved["embeddings.patch_embeddings.projection.bias"]
     values = {
@@ -194,15 +194,15 @@ def start_from_vit_mini(tower: nn.Module) -> None:
         "embeddings.position_embedding.weight": positions,
         "post_layernorm.weight": saved["layernorm.weight"],
         "post_layernorm.bias": saved["layernorm.bias"],
-        "pre_layrnorm.weight": own["pre_layrnorm.weight"] * positions.std(1, correction=0).mean(),
+        "pre_layrnorm.weight": tower_state["pre_layrnorm.weight"] * positions.std(1, correction=0).mean(),
     }
-    for name in own:
+    for name in tower_state:
         if name.startswith("encoder.layers."):
-            there = name.removeprefix("encoder.")
+            tower_name = name.removeprefix("encoder.")
             for new, old in VIT_NAMES.items():
-                there = there.replace(new, old)
-            values[name] = saved[there]
-    tower.load_state_dict({**own, **values})
+                tower_name = tower_name.replace(new, old)
+            values[name] = saved[tower_name]
+    tower.load_state_dict({**tower_state, **values})
 
 
 def _config(tokenizer: DualTokenizer) -> Any:

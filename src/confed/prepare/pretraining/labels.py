@@ -85,6 +85,6 @@ def macro_average_precision(
     model.train(training)
     truth = table.columns["labels"][rows].bool()
     # A class that no picture has counts as 0, which in held-out thousands does not occur.
-    found = np.nan_to_num(class_average_precision(scores.numpy(), truth.numpy()))
-    parts = {"nouns": found[: len(NOUNS)], "colours": found[len(NOUNS) :], "overall": found}
-    return {name: float(part.mean()) for name, part in parts.items()}
+    precision = np.nan_to_num(class_average_precision(scores.numpy(), truth.numpy()))
+    parts = {"nouns": precision[: len(NOUNS)], "colours": precision[len(NOUNS) :], "overall": precision}
+    return {name: float(class_precision.mean()) for name, class_precision in parts.items()}

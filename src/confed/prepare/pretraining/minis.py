@@ -84,17 +84,20 @@ def copy(model: nn.Module, start: Start) -> None:
 
     source: Mapping[str, Tensor] = load_file(MINI_WEIGHTS)
     state = model.state_dict()
-    for pattern, there in start:
-        found = {name: match.expand(there).split("+") for name in state if (match := re.fullmatch(pattern, name))}
-        if not found:
+    for pattern, replacement in start:
+        target_names = {
+            name: match.expand(replacement).split("+") for name in state if (match := re.fullmatch(pattern, name))
+        }
+        if not target_names:
             raise ValueError(f"the model has no tensor like {pattern!r} to start from {MINI_WEIGHTS.name}")
-        for name, theirs in found.items():
+        for name, theirs in target_names.items():
             if missing := [other for other in theirs if other not in source]:
                 raise ValueError(f"{MINI_WEIGHTS.name} has no tensor {missing[0]!r}, which {name!r} is to start from")
             value = torch.cat([source[other] for other in theirs])
             if value.shape != state[name].shape:
                 raise ValueError(
-                    f"{name} must have the shape of {there!r}, {tuple(value.shape)}, got {tuple(state[name].shape)}"
+                    f"{name} must have the shape of {replacement!r}, {tuple(value.shape)}, got "
+                    f"{tuple(state[name].shape)}"
                 )
             with torch.no_grad():
                 state[name].copy_(value)

@@ -46,7 +46,7 @@ def actions(
 
     def masked(client: Client, message: Message) -> Message:
         """``fit``, its update behind masks; the scalars of its reply are not sent."""
-        own = Message(
+        update = Message(
             {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)},
             {n: s for n, s in message.scalars.items() if not n.startswith(PREFIX)},
         )
@@ -60,10 +60,10 @@ def actions(
                 f"client {client.info.id!r} has the weight {weigh(client.info)}, and is asked for {weight}"
             )
         _once(client, member, "masked")
-        reply = fit(client, own)
+        reply = fit(client, update)
         blocks = {number: member.plan.blocks[number] for number in member.seeds}
         vectors = {
-            number: _encoded(member.plan, block, reply.tensors, own.tensors, changes, weight)
+            number: _encoded(member.plan, block, reply.tensors, update.tensors, changes, weight)
             for number, block in blocks.items()
         }
         parcels = rows(message.tensors[f"{PREFIX}parcels"])

@@ -188,32 +188,34 @@ class _Round:
         """Keys, shares, and the sum of the masked blocks."""
         begin = Message({}, {"plan": self.plan.to_json()})
         asked = dict.fromkeys([name for name in self.calls if name not in self.errors], begin)
-        said = dict(self._ask("secure_keys", asked, lambda _: None))
+        key_messages = dict(self._ask("secure_keys", asked, lambda _: None))
         # Sites of one federation sign, all of them, or none does; one that is different cannot speak for the others.
-        signed = 2 * sum("signature" in message.tensors for message in said.values()) > len(said)
-        for name, message in list(said.items()):
+        signed = 2 * sum("signature" in message.tensors for message in key_messages.values()) > len(key_messages)
+        for name, message in list(key_messages.items()):
             if not _are_keys(message.tensors):
                 self._leave_out(name, "its keys are none")
-                del said[name]
+                del key_messages[name]
             elif signed and "signature" not in message.tensors:
                 self._leave_out(name, "its keys are not signed, and those of others are")
-                del said[name]
+                del key_messages[name]
             elif signed and (problem := self._bad_signature(name, message.tensors)):
                 self._leave_out(name, problem)
-                del said[name]
-        if len(said) < self.plan.threshold:
+                del key_messages[name]
+        if len(key_messages) < self.plan.threshold:
             raise RuntimeError(
-                f"secure aggregation of {self.title} needs {self.plan.threshold} clients, and {len(said)} sent "
+                f"secure aggregation of {self.title} needs {self.plan.threshold} clients, and {len(key_messages)} sent "
                 f"keys; {'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
             )
-        keyed = list(said)
-        public = {part: torch.stack([m.tensors[part] for m in said.values()]) for part in ("seal", "mask")}
+        keyed = list(key_messages)
+        public = {
+            key_name: torch.stack([m.tensors[key_name] for m in key_messages.values()]) for key_name in ("seal", "mask")
+        }
         if signed:
-            public["signatures"] = _padded([m.tensors["signature"] for m in said.values()])
+            public["signatures"] = _padded([m.tensors["signature"] for m in key_messages.values()])
         announced = Message(public, {"members": json.dumps(keyed)})
         parcel = torch.zeros(len(keyed), parcel_size(self.plan), dtype=torch.uint8)
         boxes = dict(self._ask("secure_shares", dict.fromkeys(keyed, announced), lambda _: {"parcels": parcel}))
-        keys = {n: Keys(as_bytes(m.tensors["seal"]), as_bytes(m.tensors["mask"])) for n, m in said.items()}
+        keys = {n: Keys(as_bytes(m.tensors["seal"]), as_bytes(m.tensors["mask"])) for n, m in key_messages.items()}
         tally, messages = Tally(self.plan, keys, boxes), dict[str, Message]()
         for name in boxes:
             own, column = self.calls[name].message, keyed.index(name)
@@ -359,15 +361,15 @@ def _heavy(weights: Mapping[str, int], most: int) -> list[str]:
     median fit: the options are such that no sum of so many is possible, and a minority of sites cannot move the median
     beyond the others' weights.
     """
-    total, found = sum(weights.values()), list[str]()
+    total, heavy = sum(weights.values()), list[str]()
     if len(weights) * statistics.median_low(weights.values()) > most:
-        return found
+        return heavy
     for name in sorted(weights, key=weights.__getitem__, reverse=True):
         if total <= most:
             break
-        found.append(name)
+        heavy.append(name)
         total -= weights[name]
-    return found
+    return heavy
 
 
 def _blocks(sent: Mapping[str, Params]) -> tuple[Block, ...]:

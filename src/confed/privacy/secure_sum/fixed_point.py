@@ -16,7 +16,9 @@ def encode(
     if weight < 1:
         raise ValueError(f"an update's weight must be at least 1, got {weight}")
     parts = [update.detach().double().reshape(-1) for update in updates]
-    beyond = next((i for i, part in enumerate(parts) if not bool((part.abs() <= reach).all())), None)  # a NaN is, too
+    beyond = next(
+        (i for i, values in enumerate(parts) if not bool((values.abs() <= reach).all())), None
+    )  # a NaN is, too
     if beyond is not None:
         name = f" of {names[beyond]!r}" if names else ""
         raise ValueError(f"algorithm.secure_sum.reach is {reach}, and a value{name} in the update moved further")
@@ -30,7 +32,7 @@ def decode(total: Integers, weights: int, fraction: int, shapes: Sequence[torch.
     signed = total.view(np.int32 if total.dtype.itemsize == 4 else np.int64)
     flat = torch.from_numpy(np.ldexp(signed.astype(np.float64), -fraction) / weights)
     parts = flat.split([shape.numel() for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [values.reshape(shape) for values, shape in zip(parts, shapes, strict=True)]
 
 
 def to_wire(vector: Integers) -> Tensor:

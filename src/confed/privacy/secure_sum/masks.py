@@ -94,9 +94,9 @@ def add_mask(vector: Integers, seed: bytes, sign: int) -> None:
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     width = vector.dtype.itemsize
     for start in range(0, len(vector), CHUNK):
-        part = vector[start : start + CHUNK]
-        mask = np.frombuffer(stream.update(bytes(width * len(part))), dtype=f"<u{width}")
+        chunk = vector[start : start + CHUNK]
+        mask = np.frombuffer(stream.update(bytes(width * len(chunk))), dtype=f"<u{width}")
         if sign > 0:
-            part += mask
+            chunk += mask
         else:
-            part -= mask
+            chunk -= mask

@@ -178,8 +178,8 @@ def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iter
     stayed = set(survivors)
     open_blocks = [b for b, block in enumerate(plan.blocks) if len(stayed & set(block.senders)) >= plan.least]
     for owner in sharers:
-        own = set(plan.of(owner))
-        for block in [b for b in open_blocks if b in own] if owner in stayed else [-1]:
+        neighbours = set(plan.of(owner))
+        for block in [b for b in open_blocks if b in neighbours] if owner in stayed else [-1]:
             yield owner, block
 
 

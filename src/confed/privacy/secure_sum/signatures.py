@@ -43,12 +43,12 @@ class PublicKeys:
         self._public = dict[str, EllipticCurvePublicKey]()
         for name, text in public.items():
             try:
-                found = load_ssh_public_key(text.encode())
+                public_key = load_ssh_public_key(text.encode())
             except (ValueError, UnsupportedAlgorithm) as error:
                 raise ValueError(f"the list of members has no public key in OpenSSH's format for {name!r}") from error
-            if not isinstance(found, EllipticCurvePublicKey):
+            if not isinstance(public_key, EllipticCurvePublicKey):
                 raise ValueError(f"the key of {name!r} in the list of members must be of an elliptic curve")
-            self._public[name] = found
+            self._public[name] = public_key
 
     def check(self, client: str, statement: bytes, signature: bytes) -> None:
         """See :class:`confed.federation.client.SignatureCheck`."""
@@ -113,7 +113,9 @@ class Authority:
                 key.verify(signature[2 : 2 + length], statement, _ecdsa())
         except (ValueError, TypeError, AttributeError, InvalidSignature, UnsupportedAlgorithm) as error:
             raise ValueError(f"the keys of {client!r} are not signed by a site of this federation") from error
-        named = [str(part.value) for part in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+        named = [
+            str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        ]
         if named != [self._names.get(client, client)]:
             raise ValueError(f"the keys of {client!r} are signed by {', '.join(named)[:80]!r}")
         now = datetime.datetime.now(datetime.UTC)
@@ -131,11 +133,11 @@ class VouchedKeys(Authority):
 
         try:
             self._key: Any = load_pem_private_key((startup / "client.key").read_bytes(), password=None)
-            own = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
+            certificate = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ValueError(f"{startup} must hold client.key, client.crt and rootCA.pem: {error}") from error
         super().__init__(startup, names)
-        self._own = own.public_bytes(Encoding.DER)
+        self._own = certificate.public_bytes(Encoding.DER)
 
     def sign(self, statement: bytes) -> bytes:
         """See :class:`confed.federation.client.Signer`; the site's certificate goes with it."""

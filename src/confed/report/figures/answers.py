@@ -42,7 +42,7 @@ def places_of(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, E
 
 def answers_of(dataset: FederatedDataset | LabelDataset) -> Drawing | None:
     """The figure of a dataset's answers by place; None where fewer than two places have answers."""
-    return answers_by_place(dataset.name, {place: answer_counts(part) for place, part in places_of(dataset)})
+    return answers_by_place(dataset.name, {place: answer_counts(examples) for place, examples in places_of(dataset)})
 
 
 def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

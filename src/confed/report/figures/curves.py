@@ -78,14 +78,16 @@ def curves(study: Study) -> Drawing | None:
                 for method, runs in methods.items()
                 if (
                     end := _line(
-                        axes, runs, series if study.single else styles[method], 100 if part else 1, bands, palette
+                        axes, runs, series if study.single else styles[method], 100 if panel_part else 1, bands, palette
                     )
                 )
             ]
-            for axes, ((_, _, part, series), methods) in zip(every, data, strict=True)
+            for axes, ((_, _, panel_part, series), methods) in zip(every, data, strict=True)
         ]
-        for i, (axes, ((title, _, part, _), _)) in enumerate(zip(every, data, strict=True)):
-            style_axes(axes, palette, title, "round", f"{curve_metric(study)}, %" if part and i % columns == 0 else "")
+        for i, (axes, ((title, _, panel_part, _), _)) in enumerate(zip(every, data, strict=True)):
+            style_axes(
+                axes, palette, title, "round", f"{curve_metric(study)}, %" if panel_part and i % columns == 0 else ""
+            )
             whole_rounds(axes)
         if not study.single:
             at_ends(figure, list(zip(every, ends, strict=True)), palette)
@@ -112,9 +114,9 @@ def client_curves(study: Study) -> Drawing | None:
             every.append(axes)
             ends.append([])
             for method in study.methods:
-                own = [of_place(evaluations(run, view), client) for run in study.of(method)]
+                client_curves_of = [of_place(evaluations(run, view), client) for run in study.of(method)]
                 alone = GLOBAL if nobody_has_own(study) else PERSONAL
-                end = _line(axes, own, alone if study.single else styles[method], 100, bands, palette)
+                end = _line(axes, client_curves_of, alone if study.single else styles[method], 100, bands, palette)
                 ends[-1] += [(styles[method], *end)] if end else []
                 if study.single and not nobody_has_own(study):
                     shared = [of_place(evaluations(run, "global"), client) for run in study.of(method)]
@@ -162,7 +164,7 @@ def spending(study: Study) -> Drawing | None:
 
 def _against(study: Study, spent: Callable[[Run], Curve]) -> Mapping[str, tuple[Sequence[float], Sequence[float]]]:
     """Method -> what it had spent, and what it had reached, after each evaluated round; mean over seeds."""
-    found: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for method in study.methods:
         if is_bound(study.of(method)[0].summary):
             continue
@@ -170,10 +172,10 @@ def _against(study: Study, spent: Callable[[Run], Curve]) -> Mapping[str, tuple[
         amounts = over_seeds([spent(run) for run in study.of(method)])
         both = [r for r in results if r in amounts]
         if len(both) > 1 and amounts[both[-1]]:
-            found[method] = [amounts[r] for r in both], [results[r] for r in both]
+            lines[method] = [amounts[r] for r in both], [results[r] for r in both]
     # Methods that send next to nothing (training alone) say nothing about traffic.
-    most = max((x[-1] for x, _ in found.values()), default=0.0)
-    return {method: curve for method, curve in found.items() if curve[0][-1] > 1e-3 * most}
+    most = max((x[-1] for x, _ in lines.values()), default=0.0)
+    return {method: curve for method, curve in lines.items() if curve[0][-1] > 1e-3 * most}
 
 
 def _line(

@@ -47,8 +47,8 @@ def label_scores(study: Study) -> LabelScores | None:
     first = _rows(runs[0])
     order = sorted(range(len(first)), key=lambda i: -_count(first[i]))
     names = tuple(str(first[i]["label"]) for i in order)
-    found = runs[0].summary["multilabel"]
-    examples = number(found.get(found["headline"], {}).get("examples")) or 1.0
+    summary = runs[0].summary["multilabel"]
+    examples = number(summary.get(summary["headline"], {}).get("examples")) or 1.0
     values: dict[str, np.ndarray] = {}
     for method in study.methods:
         tables = [
@@ -67,11 +67,11 @@ def label_scores(study: Study) -> LabelScores | None:
 
 def precision_by_label(study: Study) -> Drawing | None:
     """Average precision of each label, frequent labels on the left, above the number of their training examples."""
-    found = label_scores(study)
-    if found is None or len(found.labels) < 2:
+    scores = label_scores(study)
+    if scores is None or len(scores.labels) < 2:
         return None
-    groups = _groups(len(found.labels))
-    many = len(groups) < len(found.labels)
+    groups = _groups(len(scores.labels))
+    many = len(groups) < len(scores.labels)
     styles: Mapping[str, SeriesStyle] = series_styles(study)
 
     def draw(figure: "Figure", palette: Palette) -> None:
@@ -79,21 +79,21 @@ def precision_by_label(study: Study) -> Drawing | None:
 
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         x = range(len(groups))
-        chance = [100 * float(np.mean(found.chance[g])) for g in groups]
+        chance = [100 * float(np.mean(scores.chance[g])) for g in groups]
         upper.step(
             x, chance, where="mid", color=palette("m0"), linewidth=1, linestyle=":", label="the same score for all"
         )
-        for method, values in found.values.items():
+        for method, values in scores.values.items():
             series = styles[method]
             heights = [100 * float(np.nanmean(values[g])) if np.isfinite(values[g]).any() else np.nan for g in groups]
             upper.plot(
                 x, heights, series.marker, color=palette(series.colour), markersize=4.2, label=series.label, zorder=3
             )
             upper.plot(x, heights, color=palette(series.colour), linewidth=0.7, alpha=0.35)
-        lower.bar(x, [float(np.mean(found.train[g])) for g in groups], color=palette("m0"), width=0.75)
+        lower.bar(x, [float(np.mean(scores.train[g])) for g in groups], color=palette("m0"), width=0.75)
         style_axes(upper, palette, "", "", "average precision, %")
-        style_axes(lower, palette, "", _below(len(found.labels), many), "in training")
-        if _wide(found.train):
+        style_axes(lower, palette, "", _below(len(scores.labels), many), "in training")
+        if _wide(scores.train):
             lower.set_yscale("log")
             # Plain numbers: powers of ten would be written in a language of formulas.
             lower.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
@@ -101,10 +101,10 @@ def precision_by_label(study: Study) -> Drawing | None:
         upper.set_ylim(bottom=0)
         upper.tick_params(axis="x", length=0, labelbottom=False)
         lower.set_xlim(-0.8, len(groups) - 0.2)
-        names = [] if many else [_short(name) for name in found.labels]
+        names = [] if many else [_short(name) for name in scores.labels]
         name_positions(lower.xaxis, range(len(names)), names, rotation=90, fontsize=7 if len(names) <= 60 else 6)
         upper.legend(
-            fontsize=8.5, frameon=False, ncols=min(6, len(found.values) + 1), loc="lower left", bbox_to_anchor=(0, 1),
+            fontsize=8.5, frameon=False, ncols=min(6, len(scores.values) + 1), loc="lower left", bbox_to_anchor=(0, 1),
             labelcolor=palette("ink"),
         )  # fmt: skip
 
@@ -114,16 +114,18 @@ def precision_by_label(study: Study) -> Drawing | None:
 def shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
     """Conditional frequency of labels: share of examples with the row's label that have the column's, (K, K)."""
     table = np.asarray(counts, dtype=np.float64)
-    own = table.diagonal().copy()
-    found = np.divide(table, own[:, None], out=np.full_like(table, np.nan), where=own[:, None] > 0)
-    np.fill_diagonal(found, np.nan)
-    return found
+    label_counts = table.diagonal().copy()
+    shares_of = np.divide(
+        table, label_counts[:, None], out=np.full_like(table, np.nan), where=label_counts[:, None] > 0
+    )
+    np.fill_diagonal(shares_of, np.nan)
+    return shares_of
 
 
 def co_occurrence(run: Run) -> Mapping[str, Any] | None:
     """Co-occurrence counts in a run's summary; None if there is nothing, or no pair."""
-    found: Any = run.summary.get("multilabel", {}).get("co_occurrence")
-    return found if isinstance(found, Mapping) and len(found.get("labels", ())) > 1 else None
+    matrix: Any = run.summary.get("multilabel", {}).get("co_occurrence")
+    return matrix if isinstance(matrix, Mapping) and len(matrix.get("labels", ())) > 1 else None
 
 
 def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Drawing:
@@ -158,7 +160,7 @@ def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Dra
 
 def co_occurrence_of(study: Study) -> Drawing | None:
     """For a file: of the study's first run that has counts; with ``--methods`` of ``confed figures``, of that row."""
-    panels = [(run.label, found) for run in study.runs if run.complete and (found := co_occurrence(run))]
+    panels = [(run.label, matrix) for run in study.runs if run.complete and (matrix := co_occurrence(run))]
     return co_occurrence_figure(*panels[0], name=f"together {study.recipe}") if panels else None
 
 
@@ -182,8 +184,8 @@ def _below(labels: int, many: bool) -> str:
 
 
 def _wide(counts: np.ndarray) -> bool:
-    there = counts[counts > 0]
-    return bool(len(there)) and float(there.max()) > 30 * float(there.min())
+    positive = counts[counts > 0]
+    return bool(len(positive)) and float(positive.max()) > 30 * float(positive.min())
 
 
 def _short(name: str) -> str:

@@ -152,17 +152,17 @@ class Drawing:
 
 def series_styles(study: Study) -> dict[str, SeriesStyle]:
     """Style of each method. Bounds are grey; they and methods beyond the number of hues are dashed."""
-    found: dict[str, SeriesStyle] = {}
+    styles: dict[str, SeriesStyle] = {}
     rank = 0
     markers = list(_MARKERS)
     for method, label in study.labels.items():
         if is_bound(study.of(method)[0].summary):
-            found[method] = SeriesStyle(label, "m0", dashed=True, marker="D")
+            styles[method] = SeriesStyle(label, "m0", dashed=True, marker="D")
         else:
             marker = markers[rank % len(markers)]
-            found[method] = SeriesStyle(label, f"m{rank % HUES + 1}", dashed=rank >= HUES, marker=marker)
+            styles[method] = SeriesStyle(label, f"m{rank % HUES + 1}", dashed=rank >= HUES, marker=marker)
             rank += 1
-    return found
+    return styles
 
 
 def line_style(series: SeriesStyle, palette: Palette, markersize: float = 0.0) -> dict[str, Any]:

@@ -18,8 +18,8 @@ def panels_of(figure: "Figure") -> list[dict[str, Any]]:
     What has no label is decoration: bands, leaders, zero lines.
     """
     height = figure.bbox.height
-    found = [_panel(axes, height) for axes in figure.axes]
-    return [panel for panel in found if panel["series"]]
+    panels = [_panel(axes, height) for axes in figure.axes]
+    return [panel for panel in panels if panel["series"]]
 
 
 def name_positions(axis: "Axis", positions: Sequence[float], names: Sequence[str], **style: Any) -> None:

@@ -30,7 +30,9 @@ class AnswerCards:
 
     def key(self, sample: Sample) -> tuple[str, ...]:
         """Place, question, right answer and inputs."""
-        return tuple(str(sample.get(part, "")) for part in ("place", "question", "answer", "image", "sound", "series"))
+        return tuple(
+            str(sample.get(field, "")) for field in ("place", "question", "answer", "image", "sound", "series")
+        )
 
     def introduction(self, samples: Sequence[Sample]) -> str:
         """Nothing."""
@@ -40,7 +42,7 @@ class AnswerCards:
     def card(self, sample: Sample, again: str) -> str:
         """One question to one method's two models; ``again`` says where a sound is that was shown before."""
         picture, second = self._store.add(sample.get("image")), self._store.add(sample.get("image2"))
-        has, said, choices = sample.get("has"), sample.get("captions"), sample.get("choices")
+        has, captions, choices = sample.get("has"), sample.get("captions"), sample.get("choices")
         answers = [
             _answer(view, given, str(sample.get("answer", "")), picture)
             for view in ("global", "personal")
@@ -54,7 +56,7 @@ class AnswerCards:
             "pictures": [name for name in (picture, second) if name] if picture else [],
             "others_html": self._others(sample, again),
             "choices": [str(choice) for choice in choices] if isinstance(choices, list) else None,
-            "captioned": isinstance(said, list),
+            "captioned": isinstance(captions, list),
             "truth": _right(sample),
             "answers": answers,
         }
@@ -80,16 +82,18 @@ class AnswerCards:
         """The answers of a method's personal and its global model."""
         truth = _right(given)
         answers = [
-            (letter, _verdict(own, truth))
+            (letter, _verdict(view_answer, truth))
             for letter, view in (("P", "personal"), ("G", "global"))
-            if isinstance(own := given.get(view), Mapping)
+            if isinstance(view_answer := given.get(view), Mapping)
         ]
         return component("answer_pairs", answers, template="gallery")
 
     def shown(self, study: Study, samples: Mapping[str, Sequence[Sample]]) -> int:
         """The last method whose clients have models of their own: its cards show where a model looked."""
         del study
-        asked = [any(s.get("global") and s.get("personal") for s in found) for found in samples.values()]
+        asked = [
+            any(s.get("global") and s.get("personal") for s in method_samples) for method_samples in samples.values()
+        ]
         return max((number for number, both in enumerate(asked, 1) if both), default=0)
 
     def _others(self, sample: Sample, again: str) -> str:
@@ -109,8 +113,8 @@ def place_of(sample: Sample) -> str:
 
 def _right(sample: Sample) -> str:
     """The right answer, or all captions."""
-    said = sample.get("captions")
-    return " · ".join(map(str, said)) if isinstance(said, list) else str(sample.get("answer", ""))
+    captions = sample.get("captions")
+    return " · ".join(map(str, captions)) if isinstance(captions, list) else str(sample.get("answer", ""))
 
 
 def _verdict(given: Sample, truth: str) -> dict[str, Any]:

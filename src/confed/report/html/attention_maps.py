@@ -43,8 +43,8 @@ def _boxed(weights: np.ndarray, boxes: np.ndarray) -> str:
     corners[:, 2:] = np.maximum(corners[:, 2:], corners[:, :2] + 1)  # a box of no extent is still a point
     light = np.zeros((_SIDE, _SIDE))
     for weight, (left, top, right, bottom) in zip(weights, corners, strict=True):
-        part = light[top:bottom, left:right]
-        np.maximum(part, weight, out=part)
+        region = light[top:bottom, left:right]
+        np.maximum(region, weight, out=region)
     pixels = _dark(light)
     left, top, right, bottom = corners[int(weights.argmax())]
     frame = np.zeros((_SIDE, _SIDE), dtype=bool)

@@ -49,15 +49,17 @@ def dataset_page(
         ]
     )
     panels = [
-        (place, page.component("examples", _examples(part, store), template="dataset"))
-        for place, part in parts[:CLIENTS]
+        (place, page.component("examples", _examples(examples, store), template="dataset"))
+        for place, examples in parts[:CLIENTS]
     ]
-    shares = [(place, page.component("shares", _shares(part), template="dataset")) for place, part in parts[:CLIENTS]]
+    shares = [
+        (place, page.component("shares", _shares(examples), template="dataset")) for place, examples in parts[:CLIENTS]
+    ]
     drawing = answers_of(dataset)
     by_place = page.figure(drawing.inline(), title="Answers of each place") if drawing else ""
-    found = page.callout(faults) if faults else page.paragraph("Nothing was found to be wrong.")
+    faults_shown = page.callout(faults) if faults else page.paragraph("Nothing was found to be wrong.")
     sections = [
-        ("faults", "Faults", found),
+        ("faults", "Faults", faults_shown),
         ("clients", "Clients and splits", page.component("counts", rows, template="dataset")),
         ("answers", "Most frequent answers of each client", by_place + (tabs(shares) if shares else "")),
         ("examples", "Examples", tabs(panels) if panels else ""),

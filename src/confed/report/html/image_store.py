@@ -47,6 +47,6 @@ class ImageStore:
 
     def first(self, recording: Recording) -> bool:
         """Whether a recording was not asked about before: then it is put into the page."""
-        known = recording.text in self._heard
+        heard_before = recording.text in self._heard
         self._heard.add(recording.text)
-        return not known
+        return not heard_before

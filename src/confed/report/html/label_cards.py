@@ -71,13 +71,13 @@ class LabelCards:
         """What a method's global model predicts, or the personal one without such."""
         if not (views := _views(given)):
             return ""
-        threshold, (_, own) = _threshold(given), views[0]
+        threshold, (_, view_samples) = _threshold(given), views[0]
         entries = [
             (str(e.get("label", "")), bool(e.get("there")), (number(e.get("probability")) or 0.0) >= threshold)
-            for e in _entries(own)
+            for e in _entries(view_samples)
         ]
         entries = [entry for entry in entries if entry[1] or entry[2]]
-        return component("predicted", entries, int(number(own.get("others")) or 0), template="gallery")
+        return component("predicted", entries, int(number(view_samples.get("others")) or 0), template="gallery")
 
     def shown(self, study: Study, samples: Mapping[str, Sequence[Sample]]) -> int:
         """The first method that is no bound."""
@@ -122,8 +122,8 @@ def _views(sample: Sample) -> list[tuple[str, Sample]]:
 
 
 def _entries(given: Sample) -> list[Sample]:
-    found = given.get("labels")
-    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+    labels = given.get("labels")
+    return [entry for entry in labels if isinstance(entry, Mapping)] if isinstance(labels, list) else []
 
 
 def _bars(given: Sample, threshold: float) -> tuple[str, int]:
@@ -138,24 +138,24 @@ def _bars(given: Sample, threshold: float) -> tuple[str, int]:
 def _strips(sample: Sample) -> list[Sample]:
     """The labels of the first model that says where it looked: those predicted or there before the others."""
     for _, given in _views(sample):
-        found = [entry for entry in _entries(given) if entry.get("attention") is not None]
-        if found:
+        entries = [entry for entry in _entries(given) if entry.get("attention") is not None]
+        if entries:
             threshold = _threshold(sample)
-            return sorted(found, key=lambda e: not (e.get("there") or e.get("probability", 0) >= threshold))[:_STRIP]
+            return sorted(entries, key=lambda e: not (e.get("there") or e.get("probability", 0) >= threshold))[:_STRIP]
     return []
 
 
 def _strip(sample: Sample, picture: str) -> str:
     """HTML of the attention of labels to the example."""
-    tokens, found = sample.get("words"), _strips(sample)
+    tokens, strips = sample.get("words"), _strips(sample)
     if isinstance(tokens, list):
-        shown = [e for e in found if isinstance(e.get("attention"), list)]
+        shown = [e for e in strips if isinstance(e.get("attention"), list)]
         rows = [(str(e.get("label", "")), words(tokens, e["attention"])) for e in shown]  # pyright: ignore[reportUnknownArgumentType]
         return component("looks", rows, template="gallery")
-    cells = [(str(e.get("label", "")), attention(picture, e["attention"])) for e in found]
+    cells = [(str(e.get("label", "")), attention(picture, e["attention"])) for e in strips]
     return component("strip", [cell for cell in cells if cell[1]], template="gallery")
 
 
 def _threshold(sample: Sample) -> float:
-    found = number(sample.get("threshold"))
-    return 0.5 if found is None else found
+    threshold = number(sample.get("threshold"))
+    return 0.5 if threshold is None else threshold

@@ -77,12 +77,12 @@ def series_plot(entry: object) -> str:
     """A line per channel on one scale, with their names below, as HTML; empty without usable values."""
     if not isinstance(entry, Mapping):
         return ""
-    found: Mapping[str, Any] = entry  # pyright: ignore[reportUnknownVariableType]
+    fields: Mapping[str, Any] = entry  # pyright: ignore[reportUnknownVariableType]
     try:
-        values = np.asarray(found.get("values"), dtype=np.float64)
+        values = np.asarray(fields.get("values"), dtype=np.float64)
     except (TypeError, ValueError):
         return ""
-    names = found.get("channels")
+    names = fields.get("channels")
     usable = values.ndim == 2 and values.size and np.isfinite(values).all()
     if not usable or not isinstance(names, list) or len(names) < len(values):  # pyright: ignore
         return ""
@@ -96,7 +96,7 @@ def series_plot(entry: object) -> str:
         lines += f'<polyline points="{points}" stroke="var(--m{k + 1})" stroke-width="1.2"/>'
         legend += f'<span style="color:var(--m{k + 1})">{escape(name)}</span> '
     more = len(names) - len(shown)  # pyright: ignore
-    steps = number(found.get("steps"))
+    steps = number(fields.get("steps"))
     words = f"{legend}{f'and {more} more, ' if more else ''}{low:.3g} to {high:.3g}"
     words += f", {steps:.0f} steps" if steps is not None and math.isfinite(steps) else ""
     return f"<div class=sound>{_drawing(lines, 'series')}<small>{words}</small></div>"

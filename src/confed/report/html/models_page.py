@@ -15,17 +15,17 @@ from confed.results.runs import Study, distinct_labels, load
 
 def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> ModelStudies:
     """The studies of several models that have runs."""
-    found: dict[str, Study] = {}
+    studies: dict[str, Study] = {}
     absent: dict[str, str] = {}
     labels = distinct_labels(models)
     for row, label in labels.items():
         try:
-            found[label] = load(root / row)
+            studies[label] = load(root / row)
         except ValueError as error:  # not one run is there; an index may tell why
             absent[label] = str(error) if (root / row / "summary.json").is_file() else "nothing has been run yet"
-    if not any(run.complete for study in found.values() for run in study.runs):
+    if not any(run.complete for study in studies.values() for run in study.runs):
         raise ValueError(f"{root} must hold a finished run of at least one of {', '.join(models)}, found none")
-    return replace(model_studies(found, headline), absent=absent)
+    return replace(model_studies(studies, headline), absent=absent)
 
 
 def write_models(
@@ -54,10 +54,10 @@ def render(
     title = f"{recipe + ': ' if recipe else ''}{len(studies.studies)} models, {len(studies.labels)} methods"
     panels: dict[str, list[tuple[str, str]]] = {"models": [], "pairs": [], "differences": []}
     for measure in studies.measures:
-        for kind, found in panels.items():
+        for kind, panel in panels.items():
             name = kind if measure == OVERALL else f"{kind} {measure}"
             if name in tables:
-                found.append((measure, _html(tables[name])))
+                panel.append((measure, _html(tables[name])))
     inner = "".join(
         f'<li><a href="{page.escape(where)}">{page.escape(label)}</a></li>' for label, where in (links or {}).items()
     )

@@ -139,7 +139,7 @@ def heatmap(
     """A table of fractions in percent whose cells are shaded from the smallest value to the largest."""
     ranges = [[value for _, values in rows if (value := values[i]) is not None] for i in range(len(columns))]
     if not by_column:
-        ranges = [[value for part in ranges for value in part]] * len(columns)
+        ranges = [[value for column_range in ranges for value in column_range]] * len(columns)
 
     def shade(value: float | None, present: Sequence[float]) -> float | None:
         if value is None:

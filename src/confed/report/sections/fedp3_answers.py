@@ -25,10 +25,10 @@ def section(study: Study, tabs: Tabs, store: ImageStore) -> str:
     """Cards of training questions, one tab per method that has a filter, the last in front; nothing without any."""
     panels: list[tuple[str, str]] = []
     for method in study.methods:
-        found = next((samples for run in study.of(method) if (samples := _samples(run.gallery()))), [])
-        if found:
-            formula = _FORMULAS.get(str(found[0]["forgotten"].get("filter")), "")
-            cards = "".join(_card(sample, store) for sample in found)
+        samples_shown = next((samples for run in study.of(method) if (samples := _samples(run.gallery()))), [])
+        if samples_shown:
+            formula = _FORMULAS.get(str(samples_shown[0]["forgotten"].get("filter")), "")
+            cards = "".join(_card(sample, store) for sample in samples_shown)
             text = page.paragraph(f"r = softmax({formula}) over all answers.", "muted") if formula else ""
             panels.append((study.labels[method], f"{text}<div class=cards>{cards}</div>"))
     if not panels:

@@ -56,32 +56,32 @@ def points(study: Study) -> list[Point]:
     if any(differing_keys(run, first) for run in further):
         return []
     plain = averaging[0] if averaging else None
-    found = [
+    rows = [
         _point(study, method, int(size or 0) ** 2, plain)
         for size, method in sorted(zip(sizes, filtered, strict=True), key=lambda pair: pair[0] or 0)
     ]
     answers = _answers(study)
     if answers:
-        found += [
+        rows += [
             _point(study, method, answers, plain) for method, its in traits.items() if its.answers_compared == "all"
         ]
-    return found + ([_point(study, plain, None, None)] if plain else [])
+    return rows + ([_point(study, plain, None, None)] if plain else [])
 
 
 def drawing(study: Study) -> Drawing | None:
     """The figure; None if the study has no rows that differ in ``top_n``."""
-    found = points(study)
-    if not found:
+    filter_points = points(study)
+    if not filter_points:
         return None
     return Drawing(
-        f"filter size {study.recipe}", 10.4, 3.1, lambda figure, palette: _draw(figure, study, found, palette)
+        f"filter size {study.recipe}", 10.4, 3.1, lambda figure, palette: _draw(figure, study, filter_points, palette)
     )
 
 
 def section(study: Study) -> str:
     """The figure for a report; nothing if the study has no rows that differ in ``top_n``."""
-    found = drawing(study)
-    if found is None:
+    figure = drawing(study)
+    if figure is None:
         return ""
     text = (
         "The filter keeps N answers per example. The paper counts N² comparisons for FedP³ and the number of answers "
@@ -89,7 +89,7 @@ def section(study: Study) -> str:
         "that of FedAvg, the teacher's pass included, with whatever else the machine was doing."
     )
     return page.paragraph(text, "muted") + page.figure(
-        found.inline(), title="Accuracy and cost against the number of compared answers"
+        figure.inline(), title="Accuracy and cost against the number of compared answers"
     )
 
 
@@ -175,14 +175,16 @@ def _step_seconds(run: Run | None, first: int) -> float | None:
     steps = epochs * sum(math.ceil(sizes.get("train", 0) / size) for sizes in examples.values())
     last = int(run.summary.get("rounds", 0))
     times = [number(line.get("seconds")) for line in run.timings if first <= int(line.get("round", 0)) <= last]
-    known = [seconds for seconds in times if seconds is not None]
-    return statistics.median(known) / steps if known and steps else None
+    measured = [seconds for seconds in times if seconds is not None]
+    return statistics.median(measured) / steps if measured and steps else None
 
 
 def _answers(study: Study) -> int | None:
     """The number of answers, which runs with a filter leave in their gallery."""
-    found = [number(s.get("forgotten", {}).get("of")) for run in study.runs for s in run.gallery() if "forgotten" in s]
-    mean = average(found)
+    answer_counts = [
+        number(s.get("forgotten", {}).get("of")) for run in study.runs for s in run.gallery() if "forgotten" in s
+    ]
+    mean = average(answer_counts)
     return None if mean is None else round(mean)
 
 

@@ -113,15 +113,15 @@ VIEWS: Mapping[str, str] = {
 
 def tasks(study: Study) -> list[str]:
     """The names of the tasks of a study's rows, most often one."""
-    found = {str(study.of(m)[0].recipe.get("task", {}).get("name", "vqa")) for m in study.methods}
-    return sorted(found)
+    task_names = {str(study.of(m)[0].recipe.get("task", {}).get("name", "vqa")) for m in study.methods}
+    return sorted(task_names)
 
 
 def legend(study: Study) -> str:
     """Colour legend of methods, or of models for a single run."""
-    own = () if nobody_has_own(study) else (PERSONAL,)
+    personal_entry = () if nobody_has_own(study) else (PERSONAL,)
     shared = () if no_global(study) else (GLOBAL,)
-    shown = (*own, *shared) if study.single else series_styles(study).values()
+    shown = (*personal_entry, *shared) if study.single else series_styles(study).values()
     return page.legend([(series.label, series.colour, series.dashed, series.glyph) for series in shown])
 
 
@@ -137,7 +137,9 @@ def results(study: Study, tabs: Tabs) -> str:
     tables = {"means and cost": table_of(study)}
     if not study.single:
         tables = {"every place": paper_table(study)} | tables
-    table = tabs([(title, f'<div class="wide dense">{to_html(found)}</div>') for title, found in tables.items()])
+    table = tabs(
+        [(title, f'<div class="wide dense">{to_html(results_table)}</div>') for title, results_table in tables.items()]
+    )
     drawing = plots.trade_off(study)
     if not drawing:
         return table
@@ -203,9 +205,9 @@ def matrices(study: Study, tabs: Tabs) -> str:
     """Every personal model on every test set, one tab per method."""
     panels: list[tuple[str, str]] = []
     for method in study.methods:
-        found = _matrix(study, method)
-        if found:
-            panels.append((study.labels[method], found))
+        matrix = _matrix(study, method)
+        if matrix:
+            panels.append((study.labels[method], matrix))
     if not panels:
         return ""
     text = (
@@ -254,8 +256,8 @@ def calibration(study: Study) -> str:
     """Expected calibration error per method and view."""
 
     def error(view: str, run: Run) -> float | None:
-        found = numbers(run.summary.get("ece", {}).get(view))
-        return average([value for place, value in found.items() if place not in run.left])
+        errors = numbers(run.summary.get("ece", {}).get(view))
+        return average([value for place, value in errors.items() if place not in run.left])
 
     rows = [(study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]) for m in study.methods]
     if not any(value is not None for _, values in rows for value in values):
@@ -275,7 +277,7 @@ def cost(study: Study) -> str:
     table = cost_table(study)
     if table is None:
         return ""
-    saved = page.paragraph(said) if (said := features_saved(study)) else ""
+    saved = page.paragraph(sentence) if (sentence := features_saved(study)) else ""
     html = f'<div class="wide dense">{to_html(table)}</div>{saved}'
     drawing = inline(
         lines.spending(study),
@@ -301,12 +303,12 @@ def _finding(study: Study) -> str:
         "global_unseen_mean": "unseen places",
     }
     for name, words in names.items():
-        found = {m: study.mean(m, _reader(name)) for m in federated}
-        there = {m: value for m, value in found.items() if value is not None}
-        if there:
-            best = formats.percent(max(there.values()))
-            winners = [study.labels[m] for m, value in there.items() if formats.percent(value) == best]
-            if len(winners) < max(2, len(there)):
+        means = {m: study.mean(m, _reader(name)) for m in federated}
+        values = {m: value for m, value in means.items() if value is not None}
+        if values:
+            best = formats.percent(max(values.values()))
+            winners = [study.labels[m] for m, value in values.items() if formats.percent(value) == best]
+            if len(winners) < max(2, len(values)):
                 parts.append(f"{words} {' and '.join(winners)} ({best} %)")
     return f"Highest in this study: {', '.join(parts)}." if len(federated) > 1 and parts else ""
 
@@ -326,10 +328,10 @@ def _fairness(study: Study) -> str:
         kind = "global" if nobody_has_own(study) else "personal"
     for method in study.methods:
         mine = by_seed(study, method, view)
-        own = {client: sum(values.values()) / len(values) for client, values in mine.items()}
-        if len(own) < 2 or is_bound(study.of(method)[0].summary):
+        personal = {client: sum(values.values()) / len(values) for client, values in mine.items()}
+        if len(personal) < 2 or is_bound(study.of(method)[0].summary):
             continue
-        spread = across_clients(own)
+        spread = across_clients(personal)
         rows.append(
             (
                 Cell(study.labels[method]),
@@ -359,12 +361,12 @@ def _hurt(own: BySeed, reference: BySeed) -> Cell:
     worse = hurting(own, reference)
     if worse is None:
         return Cell(formats.MISSING)
-    found, seeds = worse.found, worse.seeds
+    harmed, seeds = worse.found, worse.seeds
     only = "" if worse.every else f" (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
-    if not found.clients:
-        return Cell(f"none of {found.n}{only}")
-    names = ", ".join(found.clients[:3]) + (" …" if len(found.clients) > 3 else "")
-    return Cell(f"{len(found.clients)} of {found.n}: {names}, up to {formats.percent(found.worst)} points{only}")
+    if not harmed.clients:
+        return Cell(f"none of {harmed.n}{only}")
+    names = ", ".join(harmed.clients[:3]) + (" …" if len(harmed.clients) > 3 else "")
+    return Cell(f"{len(harmed.clients)} of {harmed.n}: {names}, up to {formats.percent(harmed.worst)} points{only}")
 
 
 def _matrix(study: Study, method: str) -> str:
@@ -404,8 +406,8 @@ def _matrix(study: Study, method: str) -> str:
 
 def _by_place(run: Run, view: str) -> dict[str, dict[str, float]]:
     """Place -> type -> value."""
-    found = run.summary.get("types", {}).get(view, {})
-    return {str(place): numbers(values) for place, values in found.items()}
+    accuracy_by_type = run.summary.get("types", {}).get(view, {})
+    return {str(place): numbers(values) for place, values in accuracy_by_type.items()}
 
 
 def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
@@ -413,5 +415,5 @@ def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
     keys = [(run, str(run.summary.get("deploys", "personal")) if view == "deployed" else view) for run in runs]
     tables = [values for run, key in keys for place, values in _by_place(run, key).items() if place not in run.left]
     kinds = dict.fromkeys(kind for values in tables for kind in values)
-    found = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
-    return {kind: value for kind, value in found.items() if value is not None}
+    averages = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
+    return {kind: value for kind, value in averages.items() if value is not None}

@@ -46,7 +46,7 @@ def labelled(study: Study) -> bool:
 
 def unit(study: Study) -> str:
     """Plural name of the examples: "pictures" or "texts"; "examples" where unknown."""
-    samples = next((found for run in study.runs if (found := run.gallery())), [])
+    samples = next((gallery for run in study.runs if (gallery := run.gallery())), [])
     kinds = {"texts" if "text" in sample else "pictures" for sample in samples if {"text", "image"} & set(sample)}
     return next(iter(kinds)) if len(kinds) == 1 else "examples"
 
@@ -66,10 +66,10 @@ def tiles(study: Study) -> str:
         "C-AP": "average precision, mean over labels (%)", "C-F1": "F1 of precision and recall over labels (%)",
         "O-AP": "average precision, all pairs together (%)", "O-F1": "F1, all pairs together (%)",
     }  # fmt: skip
-    found = [(formats.percent(label_value(summary, metric)), f"{metric}: {text}") for metric, text in words.items()]
-    found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
-    found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
-    return page.tiles(found)
+    tile_rows = [(formats.percent(label_value(summary, metric)), f"{metric}: {text}") for metric, text in words.items()]
+    tile_rows.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
+    tile_rows.append((formats.duration(number(summary.get("seconds"))), "wall time"))
+    return page.tiles(tile_rows)
 
 
 def results(study: Study, tabs: Tabs) -> str:
@@ -89,8 +89,8 @@ def results(study: Study, tabs: Tabs) -> str:
 
 def labels(study: Study) -> str:
     """Average precision label by label, and of frequent, middling and rare labels."""
-    drawing, found = precision_by_label(study), label_scores(study)
-    if drawing is None or found is None:
+    drawing, scores = precision_by_label(study), label_scores(study)
+    if drawing is None or scores is None:
         return ""
     text = (
         "Frequent labels are learned first; what a method does for rare ones is seen on the right. Dotted: what a "
@@ -102,9 +102,9 @@ def labels(study: Study) -> str:
     html = (
         page.paragraph(text, "muted")
         + page.figure(drawing.inline(), title="Average precision of each label, from frequent to rare")
-        + _thirds(study, found)
+        + _thirds(study, scores)
     )
-    return html + (page.details("Every label", _every(study, found)) if len(found.labels) <= LISTED else "")
+    return html + (page.details("Every label", _every(study, scores)) if len(scores.labels) <= LISTED else "")
 
 
 def pairs(study: Study, tabs: Tabs) -> str:
@@ -112,12 +112,12 @@ def pairs(study: Study, tabs: Tabs) -> str:
     panels: list[tuple[str, str]] = []
     for method in study.methods:
         runs = [run for run in study.of(method) if run.complete]
-        found = co_occurrence(runs[0]) if runs else None
-        if found is None:
+        matrix = co_occurrence(runs[0]) if runs else None
+        if matrix is None:
             continue
         label = study.labels[method]
-        drawing = co_occurrence_figure(label, found, f"together {study.recipe} {method}")
-        panels.append((label, page.figure(drawing.inline(), _difference(found))))
+        drawing = co_occurrence_figure(label, matrix, f"together {study.recipe} {method}")
+        panels.append((label, page.figure(drawing.inline(), _difference(matrix))))
     if not panels:
         return ""
     text = (
@@ -150,19 +150,23 @@ def _places(study: Study) -> str:
 
 def _thirds(study: Study, found: LabelScores) -> str:
     """Means over the third of labels that is most frequent, the middle one, and the rarest."""
-    there = np.flatnonzero(np.any([np.isfinite(values) for values in found.values.values()], axis=0))
-    if len(there) < 6:
+    scored_labels = np.flatnonzero(np.any([np.isfinite(values) for values in found.values.values()], axis=0))
+    if len(scored_labels) < 6:
         return ""
-    parts = np.array_split(there, 3)
+    parts = np.array_split(scored_labels, 3)
     columns = (
         Column("method", words=True),
         *(
-            Column(f"{len(part)} labels, {found.train[part].max():.0f} to {found.train[part].min():.0f}", name, "%")
-            for name, part in zip(("frequent", "middling", "rare"), parts, strict=True)
+            Column(
+                f"{len(label_rows)} labels, {found.train[label_rows].max():.0f} to {found.train[label_rows].min():.0f}",
+                name,
+                "%",
+            )
+            for name, label_rows in zip(("frequent", "middling", "rare"), parts, strict=True)
         ),
     )
     names = {m: study.labels[m] for m in found.values}
-    values = {m: [float(np.nanmean(row[part])) for part in parts] for m, row in found.values.items()}
+    values = {m: [float(np.nanmean(row[label_rows])) for label_rows in parts] for m, row in found.values.items()}
     ranked = [m for m in values if not is_bound(study.of(m)[0].summary)]
 
     def row(method: str) -> tuple[Cell, ...]:

@@ -56,7 +56,7 @@ def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
 
     Raises ``ValueError``: dp-accounting is not installed, and a row is noised.
     """
-    found: dict[str, list[Point]] = {}
+    points_of: dict[str, list[Point]] = {}
     labels: dict[str, str] = {}
     curve_of: dict[str, str] = {}
     for row in study.methods:
@@ -66,9 +66,9 @@ def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
             continue
         curve = curve_of.setdefault(_fixed(runs[0]), row)
         labels.setdefault(curve, str(runs[0].summary.get("label") or _method(runs[0])))
-        found.setdefault(curve, []).append(Point(row, _epsilon(runs[0], delta), tuple(accuracies)))
+        points_of.setdefault(curve, []).append(Point(row, _epsilon(runs[0], delta), tuple(accuracies)))
     names = distinct_labels(labels)
-    return {names[curve]: sorted(points, key=lambda point: point.epsilon) for curve, points in found.items()}
+    return {names[curve]: sorted(points, key=lambda point: point.epsilon) for curve, points in points_of.items()}
 
 
 def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | None:
@@ -78,8 +78,12 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
     """
     if not _noised(study) or not available():
         return None
-    known = curves(study, delta)
-    lines = {name: there for name, points in known.items() if (there := [p for p in points if _finite(p)])}
+    points_of = curves(study, delta)
+    lines = {
+        name: finite_points
+        for name, points in points_of.items()
+        if (finite_points := [p for p in points if _finite(p)])
+    }
     if not lines:
         return None
     metric = f"test {study.runs[0].metric} of the global model, %"
@@ -92,7 +96,7 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
             series = SeriesStyle(name, f"m{hue % HUES + 1}")
             x, y = [p.epsilon for p in points], [100 * p.mean for p in points]
             axes.errorbar(x, y, [100 * p.sd for p in points], capsize=2, **line_style(series, palette, 5))
-            for free in known[name]:
+            for free in points_of[name]:
                 if not _finite(free):
                     axes.axhline(100 * free.mean, color=palette(series.colour), linewidth=1, linestyle=":")
         axes.set_xscale("log")
@@ -154,7 +158,9 @@ def _privacy(run: Run) -> Mapping[str, Any]:
 def _fixed(run: Run) -> str:
     """Common settings of all rows of a curve."""
     method = {**run.recipe.get("algorithm", {}), "privacy": bool(_privacy(run).get("distinct"))}
-    return json.dumps([method, *(run.recipe.get(part) for part in ("model", "task", "data"))], default=str)
+    return json.dumps(
+        [method, *(run.recipe.get(section_name) for section_name in ("model", "task", "data"))], default=str
+    )
 
 
 def _noised(study: Study) -> bool:

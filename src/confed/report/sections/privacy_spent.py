@@ -15,10 +15,10 @@ def section(study: Study) -> str:
     html = ""
     for run in study.runs:
         for field, table in ((FIELD, _table), (EXAMPLES, _examples)):
-            found = run.summary.get(field)
-            if isinstance(found, Mapping):
+            spent = run.summary.get(field)
+            if isinstance(spent, Mapping):
                 title = f"<h3>{page.escape(run.label)}, seed {run.seed}</h3>" if not study.single else ""
-                html += title + page.paragraph(str(found.get("guarantee", "")), "muted") + to_html(table(run, found))
+                html += title + page.paragraph(str(spent.get("guarantee", "")), "muted") + to_html(table(run, spent))
     return html
 
 

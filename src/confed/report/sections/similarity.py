@@ -48,8 +48,8 @@ class Similarity:
     def means(self, values: np.ndarray) -> dict[str, float]:
         """Means over kinds of pairs; a kind without any pair is left out."""
         names = np.asarray(self.answers)
-        equal, own = names[:, None] == names[None, :], np.eye(len(names), dtype=bool)
-        parts = {"own": own, "same": equal & ~own, "other": ~equal}
+        equal, diagonal = names[:, None] == names[None, :], np.eye(len(names), dtype=bool)
+        parts = {"own": diagonal, "same": equal & ~diagonal, "other": ~equal}
         found = {name: float(values[where].mean()) for name, where in parts.items() if where.any()}
         return {**found, "right": float(equal[np.arange(len(names)), values.argmax(axis=1)].mean())}
 
@@ -61,17 +61,17 @@ def read(run: Run) -> Similarity | None:
         before, after = (np.asarray(content[when], dtype=np.float64) for when in ("before", "after"))
         answers = tuple(map(str, content["answers"]))
         same = None if content.get("same") is None else float(content["same"])
-        found = Similarity(str(content["place"]), str(content["kind"]), answers, before, after, same)
+        similarity = Similarity(str(content["place"]), str(content["kind"]), answers, before, after, same)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     sound = all(v.shape == (len(answers),) * 2 and np.isfinite(v).all() for v in (before, after))
-    return found if sound and answers else None
+    return similarity if sound and answers else None
 
 
 def section(study: Study, tabs: Tabs) -> str:
     """Both heat maps and the means of each method that answers by similarity, of its first seed."""
-    found = _found(study)
-    if not found:
+    similarities = _found(study)
+    if not similarities:
         return ""
     text = (
         "How similar each question's representation (a row) is to the representations of the batch's answers (the "
@@ -79,14 +79,14 @@ def section(study: Study, tabs: Tabs) -> str:
         "Equal answers are neighbours: what should be large lies in the blocks along the diagonal, and all else should "
         "be small."
     )
-    panels = [(study.labels[method], _panel(study.labels[method], one)) for method, one in found.items()]
+    panels = [(study.labels[method], _panel(study.labels[method], one)) for method, one in similarities.items()]
     return page.paragraph(text, "muted") + tabs(panels)
 
 
 def figure(study: Study) -> Drawing | None:
     """The drawing for a file: a row of two heat maps per method."""
-    found = _found(study)
-    return drawing([(study.labels[method], one) for method, one in found.items()]) if found else None
+    similarities = _found(study)
+    return drawing([(study.labels[method], one) for method, one in similarities.items()]) if similarities else None
 
 
 def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
@@ -131,7 +131,7 @@ def _panel(label: str, one: Similarity) -> str:
         if key in before
     ]
     right = "the most similar answer of the batch is the right one, % of questions"
-    rows.append((Cell(right), *(Cell(formats.percent(found["right"])) for found in (before, after))))
+    rows.append((Cell(right), *(Cell(formats.percent(means["right"])) for means in (before, after))))
     columns = (Column("pairs", words=True), Column("before training"), Column("after training"))
     caption = f"{label}: {len(one.answers)} test questions of {one.place}; {one.kind} similarity."
     if one.same is not None:

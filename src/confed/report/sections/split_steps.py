@@ -45,7 +45,7 @@ class Span:
 
 def spans_of(run: Run) -> list[Span]:
     """Timeline of a run's first round, by start; none without records."""
-    found: list[Span] = []
+    spans: list[Span] = []
     try:
         lines = read_jsonl(RunFolder(run.folder).timeline)
     except (OSError, ValueError):
@@ -53,8 +53,8 @@ def spans_of(run: Run) -> list[Span]:
     for line in lines:
         start, end = number(line.get("start")), number(line.get("end"))
         if start is not None and end is not None and end >= start:
-            found.append(Span(str(line.get("party", "")), str(line.get("what", "")), start, end))
-    return sorted(found, key=lambda span: (span.start, span.end))
+            spans.append(Span(str(line.get("party", "")), str(line.get("what", "")), start, end))
+    return sorted(spans, key=lambda span: (span.start, span.end))
 
 
 def busy(spans: Sequence[Span]) -> dict[str, float]:
@@ -65,23 +65,23 @@ def busy(spans: Sequence[Span]) -> dict[str, float]:
     if not spans:
         return {}
     begin, end = min(span.start for span in spans), max(span.end for span in spans)
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for party in dict.fromkeys(span.party for span in spans):
         worked, reached = 0.0, begin
         for span in sorted((s for s in spans if s.party == party), key=lambda s: s.start):
             worked += max(0.0, span.end - max(span.start, reached))
             reached = max(reached, span.end)
-        found[party] = worked / (end - begin) if end > begin else 0.0
-    return found
+        seconds[party] = worked / (end - begin) if end > begin else 0.0
+    return seconds
 
 
 def drawing(study: Study) -> Drawing | None:
     """Bars of work over time: a panel per method, a row per party, on one scale of time."""
-    found = {method: spans for method, spans in _by_method(study).items() if spans}
-    if not found:
+    spans_of_method = {method: spans for method, spans in _by_method(study).items() if spans}
+    if not spans_of_method:
         return None
     labels = study.labels
-    shown = {method: spans[:SHOWN] for method, spans in found.items()}
+    shown = {method: spans[:SHOWN] for method, spans in spans_of_method.items()}
     parties = {method: _ordered(spans, study.clients) for method, spans in shown.items()}
     kinds = list(dict.fromkeys(span.what for spans in shown.values() for span in spans))
     colour = {kind: f"m{i % HUES + 1}" for i, kind in enumerate(kinds)}
@@ -119,13 +119,13 @@ def drawing(study: Study) -> Drawing | None:
 
 def busy_table(study: Study) -> Table | None:
     """Utilisation of every party in percent of the recorded time, a row per method; None without timelines."""
-    found = {method: spans for method, spans in _by_method(study).items() if spans}
-    if not found:
+    spans_of_method = {method: spans for method, spans in _by_method(study).items() if spans}
+    if not spans_of_method:
         return None
-    every = [span for spans in found.values() for span in spans]
+    every = [span for spans in spans_of_method.values() for span in spans]
     parties = _ordered(every, study.clients)
     rows: list[tuple[Cell, ...]] = []
-    for method, spans in found.items():
+    for method, spans in spans_of_method.items():
         shares = busy(spans)
         length = max(span.end for span in spans) - min(span.start for span in spans)
         cells = [
@@ -157,12 +157,12 @@ def traffic_table(study: Study) -> Table | None:
     rows: list[tuple[tuple[Cell, ...], ...]] = []
     for method in study.methods:
         counting = [run for run in study.of(method) if _actions(run)]
-        there = [_actions(run) for run in counting]
+        traffic = [_actions(run) for run in counting]
         rounds = average([number(run.summary.get("rounds")) for run in counting])
-        if there and rounds:
-            actions = dict.fromkeys(str(action) for count in there for action in count)
-            of = {action: [numbers(count.get(action)) for count in there] for action in actions}
-            rows.append(tuple(_traffic(study.labels[method], a, found, rounds) for a, found in of.items()))
+        if traffic and rounds:
+            actions = dict.fromkeys(str(action) for count in traffic for action in count)
+            of = {action: [numbers(count.get(action)) for count in traffic] for action in actions}
+            rows.append(tuple(_traffic(study.labels[method], a, counts, rounds) for a, counts in of.items()))
     if not rows:
         return None
     columns = (
@@ -231,16 +231,16 @@ def _traffic(label: str, action: str, found: Sequence[Mapping[str, float]], roun
 
 def _actions(run: Run) -> Mapping[str, Any]:
     """Action -> counts of a run; empty without counts."""
-    found = run.summary.get("traffic")
-    return found if isinstance(found, Mapping) else {}
+    traffic = run.summary.get("traffic")
+    return traffic if isinstance(traffic, Mapping) else {}
 
 
 def _by_method(study: Study) -> dict[str, list[Span]]:
     """Method -> the spans of its first seed that has some."""
-    return {m: next((found for run in study.of(m) if (found := spans_of(run))), []) for m in study.methods}
+    return {m: next((spans for run in study.of(m) if (spans := spans_of(run))), []) for m in study.methods}
 
 
 def _ordered(spans: Sequence[Span], clients: Sequence[str]) -> list[str]:
     """The parties: clients in the federation's order, then servers."""
-    there = dict.fromkeys(span.party for span in spans)
-    return [*(name for name in clients if name in there), *(name for name in there if name not in clients)]
+    parties = dict.fromkeys(span.party for span in spans)
+    return [*(name for name in clients if name in parties), *(name for name in parties if name not in clients)]

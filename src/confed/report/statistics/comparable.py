@@ -42,14 +42,14 @@ def refusals(
     methods: Mapping[str, Mapping[int, Run]], strict: Callable[[Run], bool] = strict_scores
 ) -> dict[str, dict[str, str]]:
     """Method -> other method -> why the two may not be tested against each other; only those that may not."""
-    found: dict[str, dict[str, str]] = {}
+    refused: dict[str, dict[str, str]] = {}
     for a, runs in methods.items():
         for b, others in methods.items():
             pairs = [(runs[s], others[s]) for s in runs if s in others]
             reasons = (refusal_of(pairs, strict), *(other_places(pairs, key) for key in KEYS))
             if a != b and (reason := next(filter(None, reasons), "")):
-                found.setdefault(a, {})[b] = reason
-    return found
+                refused.setdefault(a, {})[b] = reason
+    return refused
 
 
 def other_data(run: Run, reference: Run) -> str:

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
     """Caveats of differences between methods, common to all tables."""
-    said = [*_on_seeds(found), *_on_examples(found), *_on_refusals(found, methods)]
-    return [*said, *_on_methods(methods), *_on_tuning(methods)]
+    sentences = [*_on_seeds(found), *_on_examples(found), *_on_refusals(found, methods)]
+    return [*sentences, *_on_methods(methods), *_on_tuning(methods)]
 
 
 def table_remarks(found: Sequence[Difference], pairs: Sequence[Difference], margin: float) -> list[str]:
@@ -227,8 +227,8 @@ class Comparison:
         means = [name for name in LABELS if name in self.values and " " not in name]
         what = f"{', '.join(means)} of all examples together, mean {self.metric}" if means else self.metric
         title = f"Test {what} in %, and differences to {self.labels[reference]} in points"
-        found = self.against(reference)
-        table = difference_table(title, reference, self.labels, self.values, found, self.margin, notes)
+        pairs = self.against(reference)
+        table = difference_table(title, reference, self.labels, self.values, pairs, self.margin, notes)
         return with_marks(table, {(MEASURES[m].words, self.labels[method]) for m, method in self.blind})
 
     def tables(self) -> tuple[Table, ...]:
@@ -261,9 +261,9 @@ class Comparison:
 
     def relative_files(self, own: str) -> dict[str, bytes]:
         """Name of a file -> its content: that table in Markdown, CSV and LaTeX, and the same as bars."""
-        found = {name: text.encode() for name, text in in_files("relative", self.relative(own)).items()}
+        files = {name: text.encode() for name, text in in_files("relative", self.relative(own)).items()}
         drawn = relative_drawing(self._comparable(own), self.labels, own)
-        return found | ({} if drawn is None else {"relative.png": drawn.png(), "relative.svg": drawn.svg()})
+        return files | ({} if drawn is None else {"relative.png": drawn.png(), "relative.svg": drawn.svg()})
 
     def _comparable(self, own: str) -> Values:
         """The clients' values of a method and of those that it may be compared with."""
@@ -272,8 +272,10 @@ class Comparison:
 
     def _own(self, own: str) -> str:
         if own not in self.clients_of:
-            there = ", ".join(self.clients_of) or "none"
-            raise ValueError(f"relative must name a method with results for single clients, of {there}; got {own!r}")
+            available = ", ".join(self.clients_of) or "none"
+            raise ValueError(
+                f"relative must name a method with results for single clients, of {available}; got {own!r}"
+            )
         return own
 
     def rich(self) -> "Group":
@@ -339,27 +341,27 @@ def compare_runs(
     references = baseline_methods(methods, reference)
     scores = Scores()
     pairs = all_pairs(methods, margin, scores)
-    found = [with_places(d, methods, scores) for name in references for d in against(pairs, name)]
+    differences = [with_places(d, methods, scores) for name in references for d in against(pairs, name)]
     values = {measure: values_of(methods, measure) for measure in MEASURES}
-    summaries = {method: [run.summary for run in own.values()] for method, own in methods.items()}
+    summaries = {method: [run.summary for run in runs_by_seed.values()] for method, runs_by_seed in methods.items()}
     blind = tuple(
         (name, method)
-        for name, there in values.items()
-        for method in there
+        for name, method_values in values.items()
+        for method in method_values
         if fails(summaries[method], view_key(name, summaries[method][0]))
     )
     view = "deployed" if values["deployed_mean"] else "personal"
-    sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(blind), *remarks(found, methods)]
+    sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(blind), *remarks(differences, methods)]
     return Comparison(
         references=references,
         labels=distinct_labels({method: next(iter(runs.values())).label for method, runs in methods.items()}),
         metric=metric_of(ended),
         margin=margin,
-        values={measure: there for measure, there in values.items() if there},
-        differences=tuple(found),
+        values={measure: method_values for measure, method_values in values.items() if method_values},
+        differences=tuple(differences),
         warnings=(*_warnings(methods, references[0]), *_failures(methods)),
         remarks=(*sentences, *[BY_POSITION] * scores.by_position),
-        table_remarks=tuple(table_remarks(found, pairs, margin)),
+        table_remarks=tuple(table_remarks(differences, pairs, margin)),
         clients_of=_clients_of(methods, view),
         places_of={name: _clients_of(methods, m.key) for name, m in MEASURES.items() if m.key and values[name]},
         refused=_refused(methods, scores, summaries, view),
@@ -372,22 +374,22 @@ def _refused(
     methods: Methods, scores: Scores, summaries: Mapping[str, Sequence[Summary]], view: str
 ) -> dict[str, dict[str, str]]:
     """Why methods are not compared client by client: other data, or neither uses its input."""
-    found = refusals(methods, scores.strict)
+    refused = refusals(methods, scores.strict)
     for a in methods:
         for b in methods:
             if a != b and (reason := blind_pair(summaries[a], summaries[b], view)):
-                found.setdefault(a, {}).setdefault(b, reason)
-    return found
+                refused.setdefault(a, {}).setdefault(b, reason)
+    return refused
 
 
 def _clients_of(methods: Methods, view: str) -> dict[str, dict[str, dict[int, float]]]:
     """Method -> client -> seed -> value, of clients that stayed to the end."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    client_values: dict[str, dict[str, dict[int, float]]] = {}
     for method, runs in methods.items():
         for seed, run in sorted(runs.items()):
             for client, value in counted(run.summary, view).items():
-                found.setdefault(method, {}).setdefault(client, {})[seed] = value
-    return found
+                client_values.setdefault(method, {}).setdefault(client, {})[seed] = value
+    return client_values
 
 
 def _failures(methods: Methods) -> list[str]:
@@ -421,21 +423,21 @@ def _warnings(methods: Methods, reference: str) -> list[str]:
         among = _differing([(run, first) for run in runs.values()])
         if among:
             lines.append(f"the seeds of {method} differ in more than the seed: {among}")
-        found = _differing([(run, base.get(seed, other)) for seed, run in runs.items()])
-        if found:
-            lines.append(f"{method} and {reference} differ in more than the algorithm: {found}")
+        differing = _differing([(run, base.get(seed, other)) for seed, run in runs.items()])
+        if differing:
+            lines.append(f"{method} and {reference} differ in more than the algorithm: {differing}")
     return lines
 
 
 def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
     """The keys in which any of these pairs differs, with the values of the last such pair; not what tuning chose."""
-    found = {
+    differing = {
         key: values
         for a, b in pairs
         for key, values in (differing_keys(a, b) | machine_differences(a.summary, b.summary)).items()
         if key not in a.tuned and key not in b.tuned
     }
-    return ", ".join(f"{key} ({values})" for key, values in found.items())
+    return ", ".join(f"{key} ({values})" for key, values in differing.items())
 
 
 # Verdict of a study: which method is best, by how much --------------------------------------------------------
@@ -500,7 +502,7 @@ def _names(labels: Sequence[str]) -> str:
 def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pairs: Sequence[Difference]) -> str:
     """Which methods the best one is ahead of by more than noise, and which tests cannot tell from it."""
     seeds = min((len(pair.seeds) for pair in pairs), default=0)
-    p = {pair.method: found for pair in pairs if (found := _p(pair, over_seeds=seeds >= MIN_SEEDS)) is not None}
+    p = {pair.method: p_value for pair in pairs if (p_value := _p(pair, over_seeds=seeds >= MIN_SEEDS)) is not None}
     if not p:
         return "Whether that is more than noise is not tested."
     # Over the seeds that both have, the difference may have another sign than that of the means.

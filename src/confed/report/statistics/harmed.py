@@ -27,11 +27,11 @@ class Hurting(NamedTuple):
 
 def by_seed(study: Study, method: str, key: str = "personal") -> dict[str, dict[int, float]]:
     """Client -> seed -> value, of the clients that stayed to the end."""
-    found: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     for run in study.of(method):
         for client, value in counted(run.summary, key).items():
-            found.setdefault(client, {})[run.seed] = value
-    return found
+            values.setdefault(client, {})[run.seed] = value
+    return values
 
 
 def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
@@ -41,8 +41,8 @@ def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
     if not seeds:
         return None
     of = [{c: sum(values[s] for s in seeds) / len(seeds) for c, values in side.items()} for side in (own, reference)]
-    found = hurt(*of, margin=1e-9)  # equal on paper is not worse
-    return Hurting(found, tuple(seeds), len(seeds) == len(every[0]))
+    harmed = hurt(*of, margin=1e-9)  # equal on paper is not worse
+    return Hurting(harmed, tuple(seeds), len(seeds) == len(every[0]))
 
 
 def reference_row(study: Study) -> str | None:

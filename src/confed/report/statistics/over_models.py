@@ -77,7 +77,7 @@ class ModelStudies:
     def bounds(self) -> tuple[str, ...]:
         """The methods that are no federation."""
         runs = {m: [run for study in self.studies.values() for run in study.of(m)] for m in self.labels}
-        return tuple(method for method, found in runs.items() if found and is_bound(found[0].summary))
+        return tuple(method for method, method_runs in runs.items() if method_runs and is_bound(method_runs[0].summary))
 
     def references(self, asked: Sequence[str] | None = None) -> tuple[str, ...]:
         """The methods that others are compared with; see :func:`confed.report.statistics.paired.baseline_methods`.
@@ -117,7 +117,12 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
         for model, study in found.items()
     }
     return ModelStudies(
-        found, labels, kind, measures, refused=refused, blind={m: own for m, own in blind.items() if own}
+        found,
+        labels,
+        kind,
+        measures,
+        refused=refused,
+        blind={m: blind_methods for m, blind_methods in blind.items() if blind_methods},
     )
 
 
@@ -167,13 +172,13 @@ def _common(
 
 
 def _cells(studies: Mapping[str, Study], methods: Sequence[str], kind: str, measure: str) -> Cells:
-    found: dict[str, dict[str, dict[int, float]]] = {method: {} for method in methods}
+    cells: dict[str, dict[str, dict[int, float]]] = {method: {} for method in methods}
     for model, study in studies.items():
         for run in study.runs:
             value = _value(run, kind, measure) if run.complete else None
             if value is not None:
-                found[run.method].setdefault(model, {})[run.seed] = value
-    return found
+                cells[run.method].setdefault(model, {})[run.seed] = value
+    return cells
 
 
 def _value(run: Run, kind: str, measure: str) -> float | None:
@@ -194,5 +199,5 @@ def _types(run: Run, judged: str) -> dict[str, float]:
     key = str(run.summary.get("deploys", "personal")) if judged == "deployed" else "personal"
     types = run.summary.get("types", {}).get(key, {})
     places = [numbers(values) for place, values in types.items() if place not in run.left]
-    found = {kind: average([values.get(kind) for values in places]) for values in places for kind in values}
-    return {kind: value for kind, value in found.items() if value is not None}
+    averages = {kind: average([values.get(kind) for values in places]) for values in places for kind in values}
+    return {kind: value for kind, value in averages.items() if value is not None}

@@ -193,25 +193,25 @@ def baseline_methods(methods: Methods, asked: str | Sequence[str] | None = None)
         return names
     firsts = {method: next(iter(runs.values())) for method, runs in methods.items()}
     ranks = {method: traits_of(run.summary).reference for method, run in firsts.items()}
-    found: list[str] = []
+    baselines: list[str] = []
     for rank in sorted({rank for rank in ranks.values() if rank}):
         # The row named as its method comes first; a variant of it (another aggregation, say) only without that.
         same = [method for method in firsts if ranks[method] == rank]
-        found.append(next((m for m in same if firsts[m].summary.get("algorithm") == m), same[0]))
-    found += [name for name in REFERENCE_ROWS if name in methods and name not in found]
+        baselines.append(next((m for m in same if firsts[m].summary.get("algorithm") == m), same[0]))
+    baselines += [name for name in REFERENCE_ROWS if name in methods and name not in baselines]
     federated = (method for method, run in firsts.items() if not is_bound(run.summary))
-    return tuple(found) or (next(federated, next(iter(methods))),)
+    return tuple(baselines) or (next(federated, next(iter(methods))),)
 
 
 def values_of(methods: Methods, measure: str) -> dict[str, dict[int, float]]:
     """Method -> seed -> value of a measure; methods without any are left out."""
-    found: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     for method, runs in methods.items():
         seeds = {seed: headline(run.summary, measure) for seed, run in sorted(runs.items())}
         present = {seed: value for seed, value in seeds.items() if value is not None}
         if present:
-            found[method] = present
-    return found
+            values[method] = present
+    return values
 
 
 def all_pairs(methods: Methods, margin: float = MARGIN, scores: Scores | None = None) -> list[Difference]:
@@ -221,7 +221,7 @@ def all_pairs(methods: Methods, margin: float = MARGIN, scores: Scores | None = 
     methods with values of the measure, also those that cannot be tested.
     """
     scores = scores or Scores()
-    found: list[Difference] = []
+    pairs: list[Difference] = []
     for measure in MEASURES:
         values = values_of(methods, measure)
         family: list[Difference] = []
@@ -232,8 +232,8 @@ def all_pairs(methods: Methods, margin: float = MARGIN, scores: Scores | None = 
                 points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
                 pair = Difference(reference, measure, method, seeds, points)
                 family.append(_tested(pair, a, b, methods, margin, scores))
-        found += corrected(family, math.comb(len(values), 2))
-    return found
+        pairs += corrected(family, math.comb(len(values), 2))
+    return pairs
 
 
 def against(pairs: Sequence[Difference], reference: str) -> list[Difference]:
@@ -250,8 +250,8 @@ def _tested(
 ) -> Difference:
     """A pair with its tests, uncorrected, or with the reason why there are none."""
     runs, measure = _runs(pair, methods), MEASURES[pair.measure]
-    own, others = ([two[side].summary for two in runs] for side in (0, 1))
-    blind = blind_pair(own, others, view_key(pair.measure, own[0]))
+    summaries, others = ([two[side].summary for two in runs] for side in (0, 1))
+    blind = blind_pair(summaries, others, view_key(pair.measure, summaries[0]))
     if refused := refusal_of(runs, scores.strict) or other_places(runs, measure.key) or blind:
         return replace(pair, refused=refused)
     if len(runs) > 1:
@@ -318,10 +318,10 @@ def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:
     second test has signs of its own and is asked only where the first one's p-value is small, so that neither finds
     more than its level.
     """
-    found = sign_flip([differences], seed)
+    test = sign_flip([differences], seed)
     most = min(MOST_SIGNS, math.ceil(2 * family / LEVEL))
-    if found.exact or most <= RESAMPLES or found.p > LEVEL / 10:
-        return found
+    if test.exact or most <= RESAMPLES or test.p > LEVEL / 10:
+        return test
     return sign_flip([differences], seed + 1, most)
 
 
@@ -329,8 +329,8 @@ def corrected(family: Sequence[Difference], tests: int = 0) -> list[Difference]:
     """The same differences with Holm's correction within each kind of test."""
 
     def adjusted(read: Callable[[Difference], float | None]) -> Mapping[str, float]:
-        found = {str(i): p for i, d in enumerate(family) if (p := read(d)) is not None}
-        return holm(found, tests=max(tests, len(family))).adjusted
+        p_values = {str(i): p for i, d in enumerate(family) if (p := read(d)) is not None}
+        return holm(p_values, tests=max(tests, len(family))).adjusted
 
     seeds = adjusted(lambda d: d.over_seeds.p if d.over_seeds else None)
     equivalent = adjusted(lambda d: d.equivalence.p if d.equivalence else None)

@@ -77,13 +77,13 @@ class LabelResamples:
         """All pairs resampled, or none of them."""
         if self.unpaired(pairs, measure):
             return []
-        found: list[tuple[_Resampled, _Resampled]] = []
+        resampled: list[tuple[_Resampled, _Resampled]] = []
         for run, reference in pairs:
             a, b = self._of(run, measure), self._of(reference, measure)
             if a is None or b is None:
                 return []
-            found.append((a, b))
-        return found
+            resampled.append((a, b))
+        return resampled
 
     def _of(self, run: Run, measure: str) -> _Resampled | None:
         key = (run.folder, measure)
@@ -110,7 +110,9 @@ def _resampled(run: Run, view: str, metric: str) -> _Resampled | None:
         values = resampled_class_precision(scores, truth, about.get("undefined", "zero"), seed=test_set)
     else:
         values = resampled_overall_f1(scores, truth, float(about.get("threshold", 0.5)), seed=test_set)
-    return _Resampled(value, values, len(truth), test_set, _digest(names), _digest([np.sort(own) for own in names]))
+    return _Resampled(
+        value, values, len(truth), test_set, _digest(names), _digest([np.sort(place_names) for place_names in names])
+    )
 
 
 def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
@@ -193,16 +195,16 @@ class Scores:
 
     def differences(self, pairs: Sequence[tuple[Run, Run]], view: str) -> dict[str, np.ndarray] | str:
         """Paired differences of every example of each place."""
-        found = [(self.of(a, view), self.of(b, view)) for a, b in pairs]
-        if any(not rows for pair in found for rows in pair):
+        score_pairs = [(self.of(a, view), self.of(b, view)) for a, b in pairs]
+        if any(not rows for pair in score_pairs for rows in pair):
             return "predictions of both on test examples are missing"
-        sides = [side for pair in found for side in pair]
+        sides = [side for pair in score_pairs for side in pair]
         if any(side.keys() != sides[0].keys() for side in sides):
             return "they were tested at other places"
         strata: dict[str, np.ndarray] = {}
         for place in sorted(sides[0]):
             seeds: list[Rows] = []
-            for (run, reference), (a, b) in zip(pairs, found, strict=True):
+            for (run, reference), (a, b) in zip(pairs, score_pairs, strict=True):
                 order = aligned(
                     a[place],
                     b[place],
@@ -250,10 +252,10 @@ def aligned(
     elif not np.array_equal(base.names, other.names):
         if len(np.unique(base.names)) < len(order):
             return "examples in another order, whose names are not unique"
-        here, there = np.argsort(base.names), np.argsort(other.names)
-        if not np.array_equal(base.names[here], other.names[there]):
+        here, other_order = np.argsort(base.names), np.argsort(other.names)
+        if not np.array_equal(base.names[here], other.names[other_order]):
             return OtherExamples("other test examples")
-        order[here] = there
+        order[here] = other_order
     hashed = base.answers is not None and other.answers is not None
     a, b = (base.answers, other.answers) if hashed else (base.truth, other.truth)
     if (hashed or same_pool) and a is not None and b is not None and not np.array_equal(a, b[order]):
@@ -270,15 +272,15 @@ def over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
     names = [rows.names for rows in seeds if rows.names is not None]
     if len(names) < len(seeds):
         return _unstackable(seeds, runs) or np.stack([rows.scores for rows in seeds])
-    if all(np.array_equal(names[0], own) for own in names):
+    if all(np.array_equal(names[0], seed_names) for seed_names in names):
         return np.stack([rows.scores for rows in seeds])
-    if any(len(np.unique(own)) < len(own) for own in names):
+    if any(len(np.unique(seed_names)) < len(seed_names) for seed_names in names):
         return "seeds have other examples, or another order of them, and their names are not unique"
     every = np.unique(np.concatenate(names))
-    found = np.full((len(seeds), len(every)), np.nan)
-    for row, own, rows in zip(found, names, seeds, strict=True):
-        row[np.searchsorted(every, own)] = rows.scores
-    return found
+    scores = np.full((len(seeds), len(every)), np.nan)
+    for row, seed_names, rows in zip(scores, names, seeds, strict=True):
+        row[np.searchsorted(every, seed_names)] = rows.scores
+    return scores
 
 
 def _unstackable(seeds: Sequence[Rows], runs: Sequence[Run]) -> str:
@@ -288,7 +290,7 @@ def _unstackable(seeds: Sequence[Rows], runs: Sequence[Run]) -> str:
     if any(len(rows.scores) != len(seeds[0].scores) for rows in seeds):
         return "predictions carry no names of examples, and the seeds have other test examples"
     names = [rows.names for rows in seeds if rows.names is not None]
-    if any(not np.array_equal(names[0], own) for own in names[1:]):
+    if any(not np.array_equal(names[0], seed_names) for seed_names in names[1:]):
         return "some predictions carry no names of examples, and the others have other examples or another order"
     return ""
 

@@ -72,38 +72,38 @@ class Stage:
 
         Empty where a client would be left out; :meth:`no_improvement` then says why.
         """
-        found = self._with_reference(method)
-        return {} if found is None else mean_improvement(*found)
+        improvements = self._with_reference(method)
+        return {} if improvements is None else mean_improvement(*improvements)
 
     def no_improvement(self, method: str) -> str:
         """Why there is no improvement relative to the first reference, as a sentence; "" where there is one."""
-        found = self._with_reference(method)
+        improvements = self._with_reference(method)
         reference = self.comparison.labels[self.comparison.references[0]]
-        return "" if found is None else no_mean(*found, reference)
+        return "" if improvements is None else no_mean(*improvements, reference)
 
 
 def stages(root: Path, sweep: Sweep) -> list[Stage]:
     """The values that have a finished run, in order."""
-    found: list[Stage] = []
+    stage_list: list[Stage] = []
     for point in sweep.points:
         try:
             study = load(root / point.folder)
         except ValueError:  # nothing was run yet, or everything was refused
             continue
-        there = {run.method for run in study.runs if run.complete}
-        if there:
-            references = [name for name in sweep.references if name in there] or None
-            found.append(Stage(point, study, compare_runs(study.runs, references, sweep.margin)))
-    return _corrected(found)
+        complete_methods = {run.method for run in study.runs if run.complete}
+        if complete_methods:
+            references = [name for name in sweep.references if name in complete_methods] or None
+            stage_list.append(Stage(point, study, compare_runs(study.runs, references, sweep.margin)))
+    return _corrected(stage_list)
 
 
 def _corrected(found: Sequence[Stage]) -> list[Stage]:
     """The same values with their differences, corrected together."""
-    own = [[pair for pair in stage.comparison.pairs if pair.measure == stage.measure] for stage in found]
+    stage_pairs = [[pair for pair in stage.comparison.pairs if pair.measure == stage.measure] for stage in found]
     tests = sum(math.comb(len(stage.comparison.values.get(stage.measure, {})), 2) for stage in found)
-    together = iter(corrected([pair for pairs in own for pair in pairs], tests))
+    together = iter(corrected([pair for pairs in stage_pairs for pair in pairs], tests))
     stages: list[Stage] = []
-    for stage, pairs in zip(found, own, strict=True):
+    for stage, pairs in zip(found, stage_pairs, strict=True):
         tested = against([*islice(together, len(pairs))], stage.comparison.references[0])
         stages.append(replace(stage, differences={pair.method: pair for pair in tested}))
     return stages

@@ -18,8 +18,8 @@ SIGN = "‡"
 
 
 def _examples(summary: Summary) -> Mapping[str, Mapping[str, int]]:
-    found = summary.get("left_out")
-    return found if isinstance(found, Mapping) else {}
+    left_out = summary.get("left_out")
+    return left_out if isinstance(left_out, Mapping) else {}
 
 
 def mark_excluded(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
@@ -36,9 +36,9 @@ def left_out_note(summaries: Iterable[Summary]) -> list[str]:
     most: dict[str, dict[str, int]] = {}
     for summary in summaries:
         for place, roles in _examples(summary).items():
-            own = most.setdefault(place, {})
+            place_counts = most.setdefault(place, {})
             for role, count in roles.items():
-                own[role] = max(count, own.get(role, 0))
+                place_counts[role] = max(count, place_counts.get(role, 0))
     return [f"{SIGN} Without examples whose pictures cannot be read: {by_place(most)}."] if most else []
 
 
@@ -65,10 +65,10 @@ def missing_sites_note(summaries: Iterable[Summary]) -> list[str]:
 
 def mean_sd_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
     """Mean and standard deviation over seeds of fractions, in percent; seeds without a value are left out."""
-    there = [value for value in values if value is not None]
-    if not there:
+    measured = [value for value in values if value is not None]
+    if not measured:
         return Cell(formats.MISSING)
-    summary = mean(there)
+    summary = mean(measured)
     if summary.n == 1:
         return Cell(formats.percent(summary.mean), 100 * summary.mean, mark=mark)
     return Cell(formats.percent(summary.mean, summary.sd), 100 * summary.mean, 100 * summary.sd, mark)
@@ -85,7 +85,7 @@ def best_marks(
     tested too, as in :func:`confed.report.statistics.paired.all_pairs`. Fewer than five common seeds tell nothing.
     """
     marks: list[Mark] = [""] * len(values)
-    pairs = list(combinations([i for i, own in enumerate(values) if own], 2))
+    pairs = list(combinations([i for i, row_values in enumerate(values) if row_values], 2))
     common = {(i, j): sorted(values[i].keys() & values[j].keys()) for i, j in pairs}
     if all(len(seeds) < MIN_SEEDS for seeds in common.values()):
         return marks

@@ -110,14 +110,14 @@ class RunColumn:
     def cells(self, rows: Sequence[MethodRow]) -> list[Cell]:
         """The cell of every row."""
         values = [[self.value(run) for run in row.runs] if self.of_bounds or not row.bound else [] for row in rows]
-        means = [average(own) for own in values]
+        means = [average(row_values) for row_values in values]
         if self.kind != "quality":
             return [Cell(_FORMATS[self.kind](mean), mean) for mean in means]
-        cells = [mean_sd_cell(own) for own in values]
+        cells = [mean_sd_cell(row_values) for row_values in values]
         if self.ranked and not self.detail:
             by_seed = [
-                {run.seed: value for run, value in zip(row.runs, own, strict=False) if value is not None}
-                for row, own in zip(rows, values, strict=True)
+                {run.seed: value for run, value in zip(row.runs, row_values, strict=False) if value is not None}
+                for row, row_values in zip(rows, values, strict=True)
             ]
             federated = [i for i, row in enumerate(rows) if not row.bound]
             marks = best_marks(by_seed, federated, lambda i, j: self._refused(rows[i], rows[j]))
@@ -163,7 +163,7 @@ def method_table(
 ) -> Table:  # fmt: skip
     """A table with a row per method; bounds stand below a rule."""
     cells = [column.cells(rows) if isinstance(column, RunColumn) else column[1] for column in columns]
-    lines = [(Cell(row.title), *own) for row, own in zip(rows, zip(*cells, strict=True), strict=True)]
+    lines = [(Cell(row.title), *row_cells) for row, row_cells in zip(rows, zip(*cells, strict=True), strict=True)]
     cut = sum(not row.bound for row in rows)
     headings = (column.heading if isinstance(column, RunColumn) else column[0] for column in columns)
     judged = [column.controls for column in columns if isinstance(column, RunColumn) and column.controls is not None]

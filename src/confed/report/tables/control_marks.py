@@ -42,19 +42,19 @@ _CONDITIONS: Mapping[str, str] = {
 
 def controls_in(summary: Summary, key: str) -> Mapping[str, Any]:
     """The controls of one view of a run; empty where none were tried."""
-    found = summary.get("controls")
-    if not isinstance(found, Mapping):
+    controls = summary.get("controls")
+    if not isinstance(controls, Mapping):
         return {}
     name = str(summary.get("deploys", "personal")) if key == "deployed" else key
-    own = found.get(name)
-    if own is None and name == "personal":
-        own = found.get("global_seen")
-    return own if isinstance(own, Mapping) else {}
+    view_controls = controls.get(name)
+    if view_controls is None and name == "personal":
+        view_controls = controls.get("global_seen")
+    return view_controls if isinstance(view_controls, Mapping) else {}
 
 
 def fails(summaries: Iterable[Summary], key: str) -> bool:
     """Whether a method's models are marked: at least half of the runs that tried controls did not beat them."""
-    passed = [bool(own.get("passed", True)) for summary in summaries if (own := controls_in(summary, key))]
+    passed = [bool(control.get("passed", True)) for summary in summaries if (control := controls_in(summary, key))]
     return bool(passed) and 2 * sum(passed) <= len(passed)
 
 
@@ -88,31 +88,31 @@ def controls_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tu
 def controls_table(study: Study) -> Table | None:
     """Every method's means over places under all conditions, a section per view; None where none were tried."""
     runs = {m: [run.summary for run in study.of(m) if run.complete] for m in study.methods}
-    there = {
+    control_names = {
         name
-        for own in runs.values()
-        for summary in own
+        for method_summaries in runs.values()
+        for summary in method_summaries
         for key in VIEWS
         for name in _stated(summary, key).get("means", {})
     }
-    if not there:
+    if not control_names:
         return None
-    names = [name for name in _CONDITIONS if name in there]
+    names = [name for name in _CONDITIONS if name in control_names]
     columns = (Column("models", words=True), Column("method", words=True))
     columns += tuple(Column(_CONDITIONS[name], unit="%") for name in names)
-    columns += (Column("p, pictures" if "permuted_image" in there else "p"),)
+    columns += (Column("p, pictures" if "permuted_image" in control_names else "p"),)
     sections: list[tuple[tuple[Cell, ...], ...]] = []
     for key, words in VIEWS.items():
         rows: list[tuple[Cell, ...]] = []
-        for method, own in runs.items():
-            stated = [found for summary in own if (found := _stated(summary, key))]
+        for method, method_summaries in runs.items():
+            stated = [statement for summary in method_summaries if (statement := _stated(summary, key))]
             if not stated:
                 continue
-            cells = [mean_sd_cell([number(found["means"].get(name)) for found in stated]) for name in names]
-            cells[0] = marked(cells[0], own, key)
-            largest = max((min(found["p"].values(), default=1.0) for found in stated), default=1.0)
-            if "permuted_image" in there:
-                largest = max((found["p"].get("permuted_image", 1.0) for found in stated), default=1.0)
+            cells = [mean_sd_cell([number(statement["means"].get(name)) for statement in stated]) for name in names]
+            cells[0] = marked(cells[0], method_summaries, key)
+            largest = max((min(statement["p"].values(), default=1.0) for statement in stated), default=1.0)
+            if "permuted_image" in control_names:
+                largest = max((statement["p"].get("permuted_image", 1.0) for statement in stated), default=1.0)
             rows.append((Cell(words), Cell(study.labels[method]), *cells, Cell(p_value(largest), largest)))
         sections.append(tuple(rows))
     notes = (
@@ -142,6 +142,6 @@ def section(study: Study) -> str:
 
 def _stated(summary: Summary, key: str) -> Mapping[str, Any]:
     """The controls of a view as the run has them, without stand-ins."""
-    found = summary.get("controls")
-    own = found.get(key) if isinstance(found, Mapping) else None
-    return own if isinstance(own, Mapping) else {}
+    controls = summary.get("controls")
+    view_controls = controls.get(key) if isinstance(controls, Mapping) else None
+    return view_controls if isinstance(view_controls, Mapping) else {}

@@ -87,12 +87,14 @@ def cost_to_target_table(study: Study) -> Table | None:
     goal = curves[reference][max(curves[reference])]
     rows: list[tuple[Cell, ...]] = []
     for method, curve in curves.items():
-        there = next((r for r in sorted(curve) if curve[r] >= goal), None)
-        if there is None:
+        round_reached = next((r for r in sorted(curve) if curve[r] >= goal), None)
+        if round_reached is None:
             rows.append((Cell(study.labels[method]), Cell(f"not in {max(curve)}"), Cell(formats.MISSING)))
             continue
-        sent = study.mean(method, partial(_sent, there))
-        rows.append((Cell(study.labels[method]), Cell(str(there), there), Cell(formats.size(sent), sent)))
+        sent = study.mean(method, partial(_sent, round_reached))
+        rows.append(
+            (Cell(study.labels[method]), Cell(str(round_reached), round_reached), Cell(formats.size(sent), sent))
+        )
     title = (
         f"Until the {judged_words(study)} mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
     )
@@ -146,8 +148,8 @@ def _count(study: Study, method: str, key: str) -> Cell:
 
     def of_client(choose: Callable[[list[float]], float], run: Run) -> float | None:
         each = run.summary.get("parameters_of", {})
-        found = [n for own in each.values() if (n := number(own.get(key))) is not None]
-        return choose(found) if found else None
+        counts = [n for client_counts in each.values() if (n := number(client_counts.get(key))) is not None]
+        return choose(counts) if counts else None
 
     value = study.mean(method, lambda run: number(run.summary.get("parameters", {}).get(key)))
     low, high = (study.mean(method, partial(of_client, choose)) for choose in (min, max))

@@ -91,10 +91,10 @@ def seed_table(
 
     sections = tuple(
         tuple(
-            found
+            seed_rows
             for method in labels
             for seed, value in sorted(of.get(method, {}).items())
-            for found in (
+            for seed_rows in (
                 row(measure, method, seed, "", value),
                 *(
                     row(measure, method, seed, place, seeds[seed])

@@ -62,11 +62,11 @@ def controls_key(runs: Sequence[Summary], view: str) -> str:
 def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[str]:
     """Note on the number of classes without positive test examples; nothing if there are none."""
     notes: dict[str, None] = {}
-    for section, found in shown:
-        empty = int(found["without_positives"]) if found and "without_positives" in found else 0
-        if not empty or found is None:
+    for section, scores in shown:
+        empty = int(scores["without_positives"]) if scores and "without_positives" in scores else 0
+        if not empty or scores is None:
             continue
-        classes = int(found.get("classes", 0))
+        classes = int(scores.get("classes", 0))
         of = f" of {classes}" if classes else ""
         text = f"{empty}{of} classes have no positive test example"
         if section.get("undefined") == "omit":
@@ -85,17 +85,17 @@ def label_tables(
     These are ``table`` and, where some run has such a level or view, ``table-coarse``, ``table-personal`` and
     ``table-unseen``.
     """
-    found = {"table": label_table(methods, cost=cost)}
-    known = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]
-    if any("coarse" in labelled[labelled["headline"]] for labelled in known):
-        found["table-coarse"] = label_table(methods, level="coarse")
+    tables = {"table": label_table(methods, cost=cost)}
+    label_summaries = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]
+    if any("coarse" in labelled[labelled["headline"]] for labelled in label_summaries):
+        tables["table-coarse"] = label_table(methods, level="coarse")
     for view in ("personal", "unseen"):
-        if any(view in labelled and labelled.get("headline") != view for labelled in known):
-            found[f"table-{view}"] = label_table(methods, view)
+        if any(view in labelled and labelled.get("headline") != view for labelled in label_summaries):
+            tables[f"table-{view}"] = label_table(methods, view)
     for level in ("top3", "flair") if every else ():
-        if any(level in labelled[labelled["headline"]] for labelled in known):
-            found[f"table-{level}"] = label_table(methods, level=level)
-    return found
+        if any(level in labelled[labelled["headline"]] for labelled in label_summaries):
+            tables[f"table-{level}"] = label_table(methods, level=level)
+    return tables
 
 
 def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: str) -> str:
@@ -128,7 +128,7 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: 
     if not view and len(by_view) > 1:
         notes.append("; ".join(f"{formats.names(who)}: {VIEWS[name]}" for name, who in by_view.items()) + ".")
     shown = [(m, m.get(view or m["headline"])) for _, m in labelled]
-    notes += without_positives([(m, found.get(level) if level and found else found) for m, found in shown])
+    notes += without_positives([(m, scores.get(level) if level and scores else scores) for m, scores in shown])
     notes += {
         "coarse": ["A coarse label's score is the largest of its labels' scores."],
         "top3": ["An example's three most probable labels count as predicted, as far as they reach the threshold."],

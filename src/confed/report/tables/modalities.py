@@ -60,22 +60,22 @@ class Row(NamedTuple):
 
 def rows_of(study: Study, method: str) -> list[Row]:
     """A method's rows; none where no matrix was made."""
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
     for run in study.of(method):
         matrix = run.summary.get("modality_matrix", {})
         for view in VIEWS:
             for place, sets in matrix.get(view, {}).items():
                 for shown, value in numbers(sets).items():
-                    found.setdefault((view, str(place)), {}).setdefault(shown, []).append(value)
+                    values.setdefault((view, str(place)), {}).setdefault(shown, []).append(value)
     order = list(VIEWS)
-    return [Row(*key, found[key]) for key in sorted(found, key=lambda key: order.index(key[0]))]
+    return [Row(*key, values[key]) for key in sorted(values, key=lambda key: order.index(key[0]))]
 
 
 def sets_of(study: Study) -> list[str]:
     """All sets of modalities that were tried, the smallest first."""
-    found = {shown for method in study.methods for row in rows_of(study, method) for shown in row.values}
-    parts = {shown: [MODALITIES.index(name) for name in shown.split("+")] for shown in found}
-    return sorted(found, key=lambda shown: (len(parts[shown]), parts[shown]))
+    modality_sets = {shown for method in study.methods for row in rows_of(study, method) for shown in row.values}
+    parts = {shown: [MODALITIES.index(name) for name in shown.split("+")] for shown in modality_sets}
+    return sorted(modality_sets, key=lambda shown: (len(parts[shown]), parts[shown]))
 
 
 def section(study: Study, tabs: Tabs) -> str:
@@ -86,9 +86,9 @@ def section(study: Study, tabs: Tabs) -> str:
         rows = rows_of(study, method)
         if rows:
             cells = [(row.label, [row.mean(shown) for shown in sets]) for row in rows]
-            own = {row.label: max(row.values, key=lambda shown: shown.count("+")) for row in rows}
+            full_set = {row.label: max(row.values, key=lambda shown: shown.count("+")) for row in rows}
             shared = sum(row.view != "personal" for row in rows)
-            panels.append((study.labels[method], page.heatmap("model of", sets, cells, own=own, sections=shared)))
+            panels.append((study.labels[method], page.heatmap("model of", sets, cells, own=full_set, sections=shared)))
     if not panels:
         return ""
     over = ", mean over seeds" if len(study.seeds) > 1 else ""
@@ -132,25 +132,27 @@ def table(study: Study) -> Table | None:
 
 def write(folder: Path) -> None:
     """Export of the table as CSV to a folder; nothing without a matrix."""
-    found = table(load(folder))
-    if found is not None:
-        write_atomically(folder / f"{FILE}.csv", to_csv(found).encode())
+    modality_table = table(load(folder))
+    if modality_table is not None:
+        write_atomically(folder / f"{FILE}.csv", to_csv(modality_table).encode())
 
 
 def drawing(study: Study) -> Drawing | None:
     """Heat maps, one per method, with one scale of shades."""
     sets = sets_of(study)
-    found = {method: rows for method in study.methods if (rows := rows_of(study, method))}
-    if not found:
+    rows_of_method = {method: rows for method in study.methods if (rows := rows_of(study, method))}
+    if not rows_of_method:
         return None
-    every = [v for rows in found.values() for row in rows for shown in sets if (v := row.mean(shown)) is not None]
+    every = [
+        v for rows in rows_of_method.values() for row in rows for shown in sets if (v := row.mean(shown)) is not None
+    ]
     scale = min(every), max(every)
-    columns = min(2, len(found))
-    lines = -(-len(found) // columns)
-    height = 0.95 + 0.3 * max(map(len, found.values()))
+    columns = min(2, len(rows_of_method))
+    lines = -(-len(rows_of_method) // columns)
+    height = 0.95 + 0.3 * max(map(len, rows_of_method.values()))
 
     def draw(figure: "Figure", palette: Palette) -> None:
-        for number, (method, rows) in enumerate(found.items()):
+        for number, (method, rows) in enumerate(rows_of_method.items()):
             axes = figure.add_subplot(lines, columns, number + 1)
             _panel(axes, palette, study.labels[method], rows, sets, scale)
 

@@ -41,7 +41,10 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
 
         ranks = best_marks(values, ranked, refused)
         shown = zip(methods, values, ranks, strict=True)
-        return (Cell(model), *(cell(model, method, list(own.values()), rank) for method, own, rank in shown))
+        return (
+            Cell(model),
+            *(cell(model, method, list(cell_values.values()), rank) for method, cell_values, rank in shown),
+        )
 
     def cell(model: str, method: str, values: Sequence[float], rank: Mark) -> Cell:
         shown = mean_sd_cell(values, rank)
@@ -134,18 +137,18 @@ def model_tables(models: ModelStudies, references: Sequence[str] | None = None) 
     Raises ``ValueError``: an unknown reference.
     """
     asked = pairs_of(models, references)
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for measure in models.measures:
         suffix = "" if measure == OVERALL else f" {measure}"
         notes = _value_notes(models) if measure == OVERALL else ()
-        found[f"models{suffix}"] = model_table(models, measure, notes)
+        tables[f"models{suffix}"] = model_table(models, measure, notes)
     for measure, cells in models.measures.items():
         suffix = "" if measure == OVERALL else f" {measure}"
         pairs = pairs_over_models(cells, asked, models.blind)
         if pairs:
-            found[f"pairs{suffix}"] = pair_table(models, pairs, measure)
-            found[f"differences{suffix}"] = difference_of_models(models, pairs, measure)
-    return found
+            tables[f"pairs{suffix}"] = pair_table(models, pairs, measure)
+            tables[f"differences{suffix}"] = difference_of_models(models, pairs, measure)
+    return tables
 
 
 def shown_first(tables: Mapping[str, Table]) -> list[str]:
@@ -214,12 +217,12 @@ def _notes(pairs: Sequence[ModelPair]) -> tuple[str, ...]:
 def _value_notes(models: ModelStudies) -> tuple[str, ...]:
     runs = [run for study in models.studies.values() for run in study.runs]
     firsts = {models.labels[m]: next((r for r in runs if r.method == m and r.complete), None) for m in models.labels}
-    there = {label: run for label, run in firsts.items() if run is not None}
+    runs_with_method = {label: run for label, run in firsts.items() if run is not None}
     notes = ["Personal: each client's own model on its own test data, mean over clients."]
     if models.kind == "deployed":
-        notes = [deployed_note({label: run.summary for label, run in there.items()})]
+        notes = [deployed_note({label: run.summary for label, run in runs_with_method.items()})]
     if models.kind == "personal":
-        notes += filter(None, [personal_note({label: run.summary for label, run in there.items()})])
+        notes += filter(None, [personal_note({label: run.summary for label, run in runs_with_method.items()})])
     if models.bounds:
         labels = formats.names([models.labels[method] for method in models.bounds])
         notes.append(f"{labels}: all data in one place, which privacy forbids; a bound, not ranked.")
@@ -233,7 +236,11 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
         f"{models.labels[a]} and {models.labels[b]}: not tested with {formats.names(both)}, where neither is shown to "
         "use its input."
         for a, b in combinations(models.labels, 2)
-        if (both := [model for model, own in models.blind.items() if a in own and b in own])
+        if (
+            both := [
+                model for model, blind_methods in models.blind.items() if a in blind_methods and b in blind_methods
+            ]
+        )
     ]
     sizes = {len(values) for of in models.measures[OVERALL].values() for values in of.values()}
     if len(sizes) > 1:

@@ -69,8 +69,8 @@ def main_tables(study: Study) -> list[Table]:
 def labelled_rows(study: Study) -> list[tuple[str, list[Summary]]]:
     """Label and summaries of a multi-label study's rows, those without a finished run too; empty for other studies."""
     rows = study.rows or study.labels
-    found = [(rows[m], [run.summary for run in study.of(m) if run.complete]) for m in rows]
-    return found if any(is_labelled(summary) for _, runs in found for summary in runs) else []
+    summaries = [(rows[m], [run.summary for run in study.of(m) if run.complete]) for m in rows]
+    return summaries if any(is_labelled(summary) for _, runs in summaries for summary in runs) else []
 
 
 def _hurt_cells(study: Study, methods: Sequence[str], kind: str) -> dict[str, Cell]:
@@ -78,10 +78,10 @@ def _hurt_cells(study: Study, methods: Sequence[str], kind: str) -> dict[str, Ce
     reference = reference_row(study)
     if reference is None:
         return {}
-    found = {m: hurting(by_seed(study, m, kind), by_seed(study, reference, kind)) for m in methods if m != reference}
+    harmed = {m: hurting(by_seed(study, m, kind), by_seed(study, reference, kind)) for m in methods if m != reference}
     return {
         m: Cell(f"{len(worse.found.clients)} of {worse.found.n}", float(len(worse.found.clients)))
-        for m, worse in found.items()
+        for m, worse in harmed.items()
         if worse is not None
     }
 
@@ -135,5 +135,5 @@ def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequen
         return []
     traits = {method: traits_of(runs[0].summary) for method, runs in done.items() if runs}
     names = {m: "CT" if t.centralised else "DT" for m, t in traits.items() if t.centralised or not t.communicates}
-    found = [f"{rows[method]} is {name}" for method, name in names.items()]
-    return [f"In the FedVQA chapter, {' and '.join(found)}."] if found else []
+    sentences = [f"{rows[method]} is {name}" for method, name in names.items()]
+    return [f"In the FedVQA chapter, {' and '.join(sentences)}."] if sentences else []

@@ -49,14 +49,14 @@ def left_out(own: BySeed, other: BySeed) -> dict[str, str]:
     A client whose b is 0 for one of several seeds is left out as a whole: without this seed, at which it gains most, it
     would seem to gain less.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for client in dict.fromkeys((*own, *other)):
         common = own.get(client, {}).keys() & other.get(client, {}).keys()
         if not common:
-            found[client] = "has no results of both"
+            reasons[client] = "has no results of both"
         elif not all(other[client][seed] for seed in common):
-            found[client] = "is at 0 with it"
-    return found
+            reasons[client] = "is at 0 with it"
+    return reasons
 
 
 def mean_improvement(own: BySeed, other: BySeed) -> dict[int, float]:
@@ -64,11 +64,11 @@ def mean_improvement(own: BySeed, other: BySeed) -> dict[int, float]:
 
     Without the clients whose b is 0 the mean of shares could have another sign than the mean of differences.
     """
-    found = improvement(own, other)
-    if not found or left_out(own, other):
+    improvements = improvement(own, other)
+    if not improvements or left_out(own, other):
         return {}
-    seeds = sorted(set[int].intersection(*map(set, found.values())))
-    return {seed: sum(values[seed] for values in found.values()) / len(found) for seed in seeds}
+    seeds = sorted(set[int].intersection(*map(set, improvements.values())))
+    return {seed: sum(values[seed] for values in improvements.values()) / len(improvements) for seed in seeds}
 
 
 def no_mean(own: BySeed, other: BySeed, label: str) -> str:
@@ -103,7 +103,7 @@ def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: 
     )
     rows = [own, *(method for method in labels if method != own and method in values)]
     sections = tuple(
-        tuple(_row(values, labels, own, method, clients) for method in part) for part in (rows[:1], rows[1:])
+        tuple(_row(values, labels, own, method, clients) for method in row_group) for row_group in (rows[:1], rows[1:])
     )
     gaps = [no_mean(values[own], values[method], labels[method]) for method in rows[1:]]
     note = (
@@ -124,20 +124,20 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
     A dash stands in the place of a client that is left out. Panels share their scale; one that would flatten the others
     has its own, and says so.
     """
-    found = {m: improvement(values[own], values[m]) for m in labels if m != own and m in values}
-    found = {method: shares for method, shares in found.items() if shares}
-    if not found:
+    improvements = {m: improvement(values[own], values[m]) for m in labels if m != own and m in values}
+    improvements = {method: shares for method, shares in improvements.items() if shares}
+    if not improvements:
         return None
     clients = list(values[own])
-    columns = min(3, len(found))
-    lines = -(-len(found) // columns)
+    columns = min(3, len(improvements))
+    lines = -(-len(improvements) // columns)
 
-    heights = {method: _height(shares) for method, shares in found.items()}
+    heights = {method: _height(shares) for method, shares in improvements.items()}
     usual = 4 * statistics.median(heights.values())
 
     def draw(figure: "Figure", palette: Palette) -> None:
         first = None
-        for number, (method, shares) in enumerate(found.items()):
+        for number, (method, shares) in enumerate(improvements.items()):
             alone = heights[method] > usual
             axes = figure.add_subplot(lines, columns, number + 1, sharey=None if alone else first)
             first = first if alone else axes
@@ -152,7 +152,7 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
             axes.axhline(0, color=palette("muted"), linewidth=0.8)
             title = f"over {labels[method]}{' (own scale)' if alone else ''}"
             style_axes(axes, palette, title, "", "relative improvement, %" if number % columns == 0 else "")
-            last = number + columns >= len(found)
+            last = number + columns >= len(improvements)
             axes.set_xticks(range(len(clients)), clients if last else [""] * len(clients), rotation=35, ha="right")
 
     return Drawing(f"relative {labels[own]}", 3.5 * columns, 2.3 * lines + 0.7, draw)

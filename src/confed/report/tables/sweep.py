@@ -61,8 +61,10 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
             axes = figure.add_subplot(1, len(panels), number + 1)
             ends: list[End] = []
             for (method, line), series in lines.items():
-                own = [(a, stage) for a, stage in zip(x, found, strict=True) if stage.line(sweep.by) == line]
-                at = [(a, list(values.values())) for a, stage in own if (values := read(stage, method)) or number]
+                line_stages = [(a, stage) for a, stage in zip(x, found, strict=True) if stage.line(sweep.by) == line]
+                at = [
+                    (a, list(values.values())) for a, stage in line_stages if (values := read(stage, method)) or number
+                ]
                 if any(values for _, values in at):
                     ends.append(_curve(axes, at, series, palette))
             style_axes(axes, palette, "", "clients" if by_clients else sweep.over, words)
@@ -84,8 +86,8 @@ def _places(sweep: Sweep, found: Sequence[Stage]) -> tuple[list[float], list[str
         return clients, [str(stage.clients) for stage in found]
     values = list(dict.fromkeys(stage.value for stage in found))
     numbers = [number_of(value) for value in values]
-    known = [float(i) if n is None else n for i, n in enumerate(numbers)]
-    places = dict(zip(values, range(len(values)) if None in numbers else known, strict=True))
+    positions = [float(i) if n is None else n for i, n in enumerate(numbers)]
+    places = dict(zip(values, range(len(values)) if None in numbers else positions, strict=True))
     return [float(places[stage.value]) for stage in found], [stage.value for stage in found]
 
 
@@ -231,8 +233,10 @@ def _notes(found: Sequence[Stage]) -> list[str]:
         "Round budgets: " + "; ".join(_by_text([(s, s.rounds) for s in found], len(found))) + ".",
     ]
     # Mostly it is the reference that is at 0, so that all methods have the same sentence.
-    said = ((stage, {stage.no_improvement(m) for m in stage.study.methods if stage.values(m)}) for stage in found)
-    notes += [f"{_named(stage)}: {text}" for stage, texts in said for text in sorted(texts) if text]
+    stage_notes = (
+        (stage, {stage.no_improvement(m) for m in stage.study.methods if stage.values(m)}) for stage in found
+    )
+    notes += [f"{_named(stage)}: {text}" for stage, texts in stage_notes for text in sorted(texts) if text]
     remarks = _remarks(found)
     warnings = [(stage, text) for stage in found for text in stage.comparison.warnings]
     gaps = (f"{_named(stage)}: {text}" for stage in found for text in stage.study.failed)
@@ -314,11 +318,11 @@ def write_sweep(root: Path) -> tuple[Table, list[Path]]:
     Raises ``ValueError``: no value has a finished run.
     """
     sweep = read_sweep(root)
-    found = stages(root, sweep)
-    table = sweep_table(sweep, found)
-    results = json.dumps(sweep_results(sweep, found), indent=1, ensure_ascii=False)
+    stage_list = stages(root, sweep)
+    table = sweep_table(sweep, stage_list)
+    results = json.dumps(sweep_results(sweep, stage_list), indent=1, ensure_ascii=False)
     paths: list[Path] = []
     for name, text in (in_files("table", table) | {"results.json": results}).items():
         write_atomically(root / name, text.encode())
         paths.append(root / name)
-    return table, paths + save_sweep_figure(root, sweep, found)
+    return table, paths + save_sweep_figure(root, sweep, stage_list)
