@@ -56,7 +56,9 @@ _HOMES = {
     "confed.registry": ("allow_code", "register_dataset", "register_model", "register_task"),
     "confed.testing": ("check_algorithm", "check_model"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF: dict[str, str] = {}
+for _home, _names in _HOMES.items():
+    _HOME_OF |= dict.fromkeys(_names, _home)
 
 __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",

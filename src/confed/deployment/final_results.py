@@ -35,7 +35,9 @@ class FinalResults:
     @property
     def of_other_models(self) -> list[str]:
         """Sites whose only results are of another model than this one."""
-        others = {name for model in self._models.values() for name, site in model["sites"].items() if site["results"]}
+        others: set[str] = set()
+        for model in self._models.values():
+            others |= {name for name, site in model["sites"].items() if site["results"]}
         return sorted(name for name in others if not self.of(name))
 
     def of(self, site: str) -> Mapping[str, Values]:

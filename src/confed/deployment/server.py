@@ -237,12 +237,10 @@ class SiteRunner(Runner):
 
     def _note_membership(self, found: Examination, final: FinalResults) -> None:
         """Over which sites the means are, with the round and the model of each, and why others are in none."""
-        took_part = Counter(
-            name
-            for line in read_jsonl(self.folder.metrics)
-            if line["event"] == "round"
-            for name in line["bytes_up"].keys() - line["errors"].keys()
-        )
+        took_part = Counter[str]()
+        for line in read_jsonl(self.folder.metrics):
+            if line["event"] == "round":
+                took_part.update(line["bytes_up"].keys() - line["errors"].keys())
         sites = [name for name in self.expected if self.participation.holds(name, self.setup.rounds)]
         missing = {n: final.reason(n) or "it was away, and has not come since" for n in sites if not final.of(n)}
         shown = {"round": final.round, "model": final.model}

@@ -293,13 +293,10 @@ def without_earlier(server: ServerState) -> tuple[ServerState, dict[int, ServerS
             older_params.setdefault(int(version), {})[group] = tensors
         else:
             slots[name] = tensors
-    earlier = {
-        version: replace(
-            server, round=version, params=groups["params"],
-            slots={name.removeprefix("slot:"): t for name, t in groups.items() if name.startswith("slot:")},
-        )
-        for version, groups in older_params.items()
-    }  # fmt: skip
+    earlier: dict[int, ServerState] = {}
+    for version, groups in older_params.items():
+        older = {name.removeprefix("slot:"): t for name, t in groups.items() if name.startswith("slot:")}
+        earlier[version] = replace(server, round=version, params=groups["params"], slots=older)
     return replace(server, slots=slots), earlier
 
 

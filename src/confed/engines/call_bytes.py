@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -96,7 +97,8 @@ class Encoded(Generic[T]):
 
 def join(parts: Sequence[bytes]) -> bytes:
     """Byte strings in one, each after its length."""
-    return b"".join(piece for field in parts for piece in (len(field).to_bytes(8, "little"), field))
+    pairs = ((len(field).to_bytes(8, "little"), field) for field in parts)
+    return b"".join(chain.from_iterable(pairs))
 
 
 def split(data: bytes) -> list[bytes]:

@@ -75,9 +75,10 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
     def start(self, workspace: Workspace) -> dict[str, ServerState]:
         """Every server's state before the first round."""
         # Distinct rules only.
-        layouts = {
-            id(scopes): scopes for scopes in (workspace.scopes(self.setup.algorithm, c) for c in self.clients(MOST))
-        }
+        layouts: dict[int, Mapping[str, Scope]] = {}
+        for client in self.clients(MOST):
+            scopes = workspace.scopes(self.setup.algorithm, client)
+            layouts[id(scopes)] = scopes
         scopes = widest(layouts.values())
         return self.setup.algorithm.init({n: t.cpu() for n, t in workspace.initial.items()}, scopes)
 

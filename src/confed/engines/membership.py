@@ -52,7 +52,8 @@ class Membership:
     def _everything(self) -> tuple[str, ...]:
         """The modalities of all clients together; empty where they are not told apart."""
         sets = {client.modalities for client in self.clients(MOST)}
-        return () if () in sets else tuple(m for m in MODALITIES if any(m in owned for owned in sets))
+        anywhere = set[str]().union(*sets)
+        return () if () in sets else tuple(modality for modality in MODALITIES if modality in anywhere)
 
     def present(self, round: int, most: int | None = None) -> list[ClientInfo]:
         """The clients, or the first ``most`` of them, that belong to the federation in a round."""

@@ -8,7 +8,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from torch import nn
 
@@ -21,7 +20,7 @@ from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.ownership import unowned
-from confed.federation.params import Scope, layout, named_tensors, tied_names
+from confed.federation.params import Scope, layout, matches_any, named_tensors, tied_names
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.specs import PlacesItself, TaskAware, frozen_names, model_spec
@@ -276,27 +275,23 @@ def changed(before: ClientState, after: ClientState) -> bool:
     """Whether an action replaced anything in the client's state."""
     if before.scalars != after.scalars or before.tensors.keys() != after.tensors.keys():
         return True
-    return any(
-        group.keys() != after.tensors[name].keys() or any(t is not after.tensors[name][n] for n, t in group.items())
-        for name, group in before.tensors.items()
-    )
+    for name, group in before.tensors.items():
+        after_group = after.tensors[name]
+        if group.keys() != after_group.keys() or any(t is not after_group[n] for n, t in group.items()):
+            return True
+    return False
 
 
 def count_parameters(workspace: Workspace, scopes: Mapping[str, Scope], carried: Sequence[str] = ()) -> dict[str, int]:
     """Numbers of values trained, sent and stored (kept on disk per client) for one client."""
-    passive = sum(
-        t.numel()
-        for n, t in workspace.tensors.items()
-        if scopes[n] is Scope.SHARED and any(fnmatchcase(n, glob) for glob in carried)
-    )
-    trained = sum(
-        t.numel()
-        for n, t in workspace.tensors.items()
-        if t.requires_grad
-        and scopes[n] in (Scope.SHARED, Scope.PRIVATE)
-        and not any(fnmatchcase(n, glob) for glob in carried)
-    )
-    counts = {s: sum(t.numel() for n, t in workspace.tensors.items() if scopes[n] is s) for s in Scope}
+    counts, passive, trained = dict.fromkeys(Scope, 0), 0, 0
+    for name, tensor in workspace.tensors.items():
+        scope, is_carried = scopes[name], matches_any(name, carried)
+        counts[scope] += tensor.numel()
+        if scope is Scope.SHARED and is_carried:
+            passive += tensor.numel()
+        elif tensor.requires_grad and scope in (Scope.SHARED, Scope.PRIVATE) and not is_carried:
+            trained += tensor.numel()
     return {
         "total": sum(t.numel() for t in workspace.tensors.values()),
         "trained": trained,

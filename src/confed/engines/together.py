@@ -143,4 +143,7 @@ def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[st
     common = [name for name in starts[0] if name not in client_names]
     copy_into([clients[0].tensors[name] for name in common], [starts[0][name] for name in common])
     device = next(iter(clients[0].tensors.values())).device
-    return [{name: values[name].to(device) for name in client_names} for values in starts]
+    loaded: list[dict[str, Tensor]] = []
+    for values in starts:
+        loaded.append({name: values[name].to(device) for name in client_names})
+    return loaded

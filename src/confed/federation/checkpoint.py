@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -224,7 +225,7 @@ def _record(path: Path, round: int) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
         named = record["servers"].keys() == record["sha256"].keys() and bool(record["servers"])
         numbers = [record["history_bytes"], *record["servers"].values()]
-        digests = [digest for groups in record["sha256"].values() for digest in groups.values()]
+        digests = list(chain.from_iterable(groups.values() for groups in record["sha256"].values()))
         sound = named and all("params" in groups for groups in record["sha256"].values())
         sound = sound and record["round"] == round and all(type(n) is int and n >= 0 for n in numbers)
         sound = sound and all(isinstance(digest, str) for digest in digests)

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable
+from itertools import chain
 
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.directory_store import at_once
@@ -38,8 +39,9 @@ class CheckpointWriter:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint soon; its tensors must not change afterwards."""
-        groups = [g for server in checkpoint.servers.values() for g in (server.params, *server.slots.values())]
-        if sum(t.nbytes for group in groups for t in group.values()) > SMALL:
+        groups = chain.from_iterable((s.params, *s.slots.values()) for s in checkpoint.servers.values())
+        tensors = chain.from_iterable(group.values() for group in groups)
+        if sum(tensor.nbytes for tensor in tensors) > SMALL:
             self.close()
             self._checkpoints.save(checkpoint)
             return

@@ -151,8 +151,10 @@ class StatePacks:
         self._index()
         for newer in [v for v in self._packs if v > version]:
             self._remove(newer)
-        left = {client: [v for v in versions if v <= version] for client, versions in self._versions.items()}
-        self._versions = {client: versions for client, versions in left.items() if versions}
+        for client, versions in list(self._versions.items()):
+            self._versions[client] = [older for older in versions if older <= version]
+            if not self._versions[client]:
+                del self._versions[client]
 
     def replace(self, client: str, version: int, data: bytes) -> None:
         """Another state in place of a client's, on disk when this returns."""
@@ -319,6 +321,11 @@ def _records(path: Path) -> Iterator[tuple[bytes, str, Place]]:
 # Manifest of the files of client states that a checkpoint needs -----------------------------------------------
 
 
+def newest_until(versions: Iterable[int], most: int) -> int:
+    """The newest version that is not newer than another; -1 where there is none."""
+    return max((version for version in versions if version <= most), default=-1)
+
+
 class CheckpointManifest:
     """Clients whose newest state lies in each file, kept up to date at a constant cost per saved state.
 
@@ -444,7 +451,7 @@ class DirectoryStore:
                 self._needed.remove(client_id, before)
             self._needed.add(client_id, self._name(client_id, self.version))
         older = [v for v in versions if v < self.version]
-        needed = {max((v for v in older if v <= kept), default=-1) for kept in self.kept}
+        needed = {newest_until(older, kept) for kept in self.kept}
         # The version before this one: a run stopped in the middle of a round saves the round before.
         needed.add(max(older, default=-1))
         for version in older:
@@ -578,10 +585,8 @@ class DirectoryStore:
 
     def _found(self, version: int) -> CheckpointManifest:
         """The files with the clients' newest states that are not newer than a version, looked for."""
-        newest = ((client, [v for v in self._versions(client) if v <= version]) for client in self.clients())
-        return CheckpointManifest(
-            (client, self._name(client, max(versions))) for client, versions in newest if versions
-        )
+        newest = ((client, newest_until(self._versions(client), version)) for client in self.clients())
+        return CheckpointManifest((client, self._name(client, number)) for client, number in newest if number >= 0)
 
     def _name(self, client_id: str, version: int) -> str:
         """The file with a client's state, relative to the folder; a pattern for those of one version."""

@@ -11,7 +11,7 @@ from confed.federation.client import Client
 from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.messages import Message
 from confed.federation.ownership import narrowed
-from confed.federation.params import Params, Scalar, copy_into
+from confed.federation.params import Params, Scalar, combined, copy_into
 from confed.federation.protocols import Batch, Controllable
 from confed.federation.randomness import generator
 from confed.federation.stages import expected_passes
@@ -94,7 +94,7 @@ class Evaluation:
         if not scores:  # a client may have no test examples
             scores.append((torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
         correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
-        kept = {name: torch.cat([batch[name] for batch in records]) for name in (records[0] if records else ())}
+        kept = combined(torch.cat, records)
         return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu(), **kept}, scalars)
 
 

@@ -132,8 +132,8 @@ def stacked(found: Sequence[Any]) -> tuple[Any, Any]:
     first = found[0]
     if isinstance(first, Tensor):
         return torch.stack(list(found)), 0
-    parts = [torch.stack([s[i] for s in found]) if isinstance(p, Tensor) else p for i, p in enumerate(first)]
-    return first.__class__(*parts), first.__class__(*(0 if isinstance(p, Tensor) else None for p in first))
+    columns = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in zip(*found, strict=True)]
+    return first.__class__(*columns), first.__class__(*(0 if isinstance(p, Tensor) else None for p in first))
 
 
 def joined(found: Sequence[Any]) -> Any:
@@ -141,8 +141,9 @@ def joined(found: Sequence[Any]) -> Any:
     first = found[0]
     if isinstance(first, Tensor):
         return torch.cat(list(found))
-    parts = (torch.cat([s[i] for s in found]) if isinstance(p, Tensor) else p for i, p in enumerate(first))
-    return first.__class__(*parts)
+    return first.__class__(
+        *(torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in zip(*found, strict=True))
+    )
 
 
 def gap(kept: Sequence[Tensor], plain: Sequence[Tensor]) -> float:

@@ -9,6 +9,7 @@ addresses, so that the name can be read back from the file's.
 """
 
 import unicodedata
+from itertools import product
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -16,9 +17,9 @@ LONGEST = 200
 """Bytes of a file name; file systems have 255, of which endings and temporary names take some."""
 
 _KEPT = frozenset("-_.+,=@() ")
-_DEVICES = frozenset(
-    ["con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in "0123456789¹²³")]
-)  # names that Windows gives to devices, with any ending
+_PORTS = frozenset(map("".join, product(("com", "lpt"), "0123456789¹²³")))
+_DEVICES = _PORTS | {"con", "prn", "aux", "nul"}
+"""Names that Windows gives to devices, with any ending."""
 
 
 _MOST = 100

@@ -16,6 +16,7 @@ import time
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -110,7 +111,7 @@ class FrozenFeatures:
         self.cut, self.store, self.tolerance = cut, store, tolerance
         self.passes: int | None = None
         self.counts = FeatureCounts(stage=model.stages[cut - 1].name)
-        self._inputs = dict.fromkeys(key for stage in model.stages[:cut] for key in stage.inputs)
+        self._inputs = dict.fromkeys(chain.from_iterable(stage.inputs for stage in model.stages[:cut]))
         self._held = list(tensors_before(model, cut))
         self._versions = [container[key]._version for container, key, _ in self._held]
         self._circumstances: dict[Hashable, int] = {}
@@ -244,7 +245,11 @@ class FrozenFeatures:
 
     def _worth(self, number: int) -> bool:
         """Whether examples are read more often than keeping them computes them: once, and once for each check."""
-        checks = 0 if number in self._settled else 1 if number in self._tried else 2
+        checks = 2
+        if number in self._settled:
+            checks = 0
+        elif number in self._tried:
+            checks = 1
         return self.passes is None or self.passes > 1 + checks
 
     def _new(self, text: str) -> int:

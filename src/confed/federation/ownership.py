@@ -6,6 +6,7 @@ whatever a method says: neither trained nor sent, so that their mean is the mean
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from confed.federation.protocols import Batch
 
@@ -23,7 +24,8 @@ MODALITIES = tuple(KEYS)
 def modalities_of(names: Iterable[str]) -> tuple[str, ...]:
     """The modalities that tensors of these names belong to, in the fixed order."""
     padded = [f".{name}" for name in names]
-    return tuple(m for m in MODALITIES if any(f".embed.{m}." in name for name in padded))
+    text = "\n".join(padded)
+    return tuple(modality for modality in MODALITIES if f".embed.{modality}." in text)
 
 
 def unowned(names: Iterable[str], modalities: Sequence[str]) -> set[str]:
@@ -34,12 +36,16 @@ def unowned(names: Iterable[str], modalities: Sequence[str]) -> set[str]:
         modalities: what the client's examples contain; empty for everything.
     """
     absent = tuple(f".embed.{m}." for m in MODALITIES if m not in modalities) if modalities else ()
-    return {name for name in names if any(absent_name in f".{name}" for absent_name in absent)}
+    unowned_names: set[str] = set()
+    for name in names:
+        if any(absent_name in f".{name}" for absent_name in absent):
+            unowned_names.add(name)
+    return unowned_names
 
 
 def owned(batch: Batch) -> tuple[str, ...]:
     """The modalities of a batch, in the fixed order."""
-    return tuple(m for m, keys in KEYS.items() if any(key in batch for key in keys))
+    return tuple(modality for modality, keys in KEYS.items() if not batch.keys().isdisjoint(keys))
 
 
 def narrowed(batches: Iterable[Batch], modalities: Sequence[str], *, complete: bool = False) -> Iterator[Batch]:
@@ -58,5 +64,5 @@ def narrowed(batches: Iterable[Batch], modalities: Sequence[str], *, complete: b
 
 def restricted(batch: Batch, modalities: Sequence[str]) -> Batch:
     """The batch without the modalities that are not named; what belongs to no modality stays."""
-    gone = {key for m in MODALITIES if m not in modalities for key in KEYS[m]}
+    gone = set(chain.from_iterable(keys for modality, keys in KEYS.items() if modality not in modalities))
     return {name: tensor for name, tensor in batch.items() if name not in gone}

@@ -1,6 +1,6 @@
 """Named parameters and their scopes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -32,7 +32,20 @@ def is_change(name: str, changes: Sequence[str]) -> bool:
         name: of the tensor.
         changes: the method's globs (:attr:`confed.federation.traits.Traits.changes`).
     """
-    return any(fnmatchcase(name, glob) for glob in changes)
+    return matches_any(name, changes)
+
+
+def matches_any(name: str, globs: Iterable[str]) -> bool:
+    """Whether a name matches one of several globs."""
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def combined(combine: Callable[[list[Tensor]], Tensor], rows: Sequence[Params]) -> dict[str, Tensor]:
+    """Tensors of several mappings with equal names, joined name by name by ``torch.cat`` or ``torch.stack``."""
+    columns: dict[str, Tensor] = {}
+    for name in rows[0] if rows else ():
+        columns[name] = combine([row[name] for row in rows])
+    return columns
 
 
 def layout(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -126,5 +127,5 @@ def _meaning_of_several(hint: Any) -> tuple[Range | None, tuple[Any, ...]]:
     if allowed is not None or not all(options for _, options in parts):
         # What is no number may be something else here; where it is used is where it is looked at.
         return allowed, ()
-    options = [option for _, meaning in parts for option in meaning]
+    options = list(chain.from_iterable(meaning for _, meaning in parts))
     return None, (*options, None) if type(None) in get_args(hint) else tuple(options)

@@ -105,7 +105,10 @@ class RobustMean:
         means: dict[str, Tensor] = {}
         for names, senders in _blocks(sent):
             if len(senders) >= self.needed:
-                means |= self._block([{name: sent[k][name] for name in names} for k in senders], precision)
+                block: list[dict[str, Tensor]] = []
+                for sender in senders:
+                    block.append({name: sent[sender][name] for name in names})
+                means |= self._block(block, precision)
         unknown = sorted(set(means) - set(start))
         if unknown:
             raise ValueError(f"updates carry names the model does not have: {unknown}")

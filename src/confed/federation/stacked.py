@@ -17,6 +17,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from confed.federation.batches import to_device
+from confed.federation.params import combined
 from confed.federation.protocols import Batch, LossPerExample, Output, Task
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.train import Objective, check_examples, step_batches, trained
@@ -53,12 +54,15 @@ def train_stacked(
         check_examples(client)
     with warnings.catch_warnings():  # of operations that are computed one client after the other
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        stack = {name: torch.stack([client_values[name] for client_values in values]) for name in values[0]}
+        stack = combined(torch.stack, values)
         learning = [name for name in trained(clients[0]) if name in stack]
         losses = _Losses(clients, objective, _per_example(task), stack)
         means = _train_stacked(clients, stack, learning, losses, passes)
     apart = {name: tensor.unbind() for name, tensor in stack.items()}
-    return [({name: parts[i] for name, parts in apart.items()}, mean) for i, mean in enumerate(means)]
+    results: list[tuple[dict[str, Tensor], float]] = []
+    for client, mean in enumerate(means):
+        results.append(({name: parts[client] for name, parts in apart.items()}, mean))
+    return results
 
 
 def _train_stacked(
@@ -247,7 +251,9 @@ class _Steps:
             self.groups += [(matrices, self.local.weight_decay, rate), (vectors, 0.0, rate)]
         moments = 0 if self.local.optimizer == "sgd" and not self.local.momentum else 1
         moments += self.local.optimizer != "sgd"
-        self.moments = [{name: torch.zeros_like(t) for name, t in stack.items()} for _ in range(moments)]
+        self.moments: list[dict[str, Tensor]] = []
+        for _ in range(moments):
+            self.moments.append({name: torch.zeros_like(tensor) for name, tensor in stack.items()})
 
     def take(
         self, own: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rows: Tensor | None, number: int
@@ -257,11 +263,14 @@ class _Steps:
             gradients = _clipped(gradients, self.clip)
         moments = self.moments
         if rows is not None:
-            moments = [{name: tensor[rows] for name, tensor in moment.items()} for moment in moments]
+            selected: list[dict[str, Tensor]] = []
+            for moment in self.moments:
+                selected.append({name: tensor[rows] for name, tensor in moment.items()})
+            moments = selected
         for group, decay, rate in self.groups:
             if names := [name for name in group if name in gradients]:
                 values, slopes = [own[name] for name in names], [gradients[name] for name in names]
-                own_moments = [[moment[name] for name in names] for moment in moments]
+                own_moments = [list(map(moment.__getitem__, names)) for moment in moments]
                 self._step(values, slopes, own_moments, decay, rate, number)
         if rows is not None:
             for whole, part in zip(self.moments, moments, strict=True):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from confed.federation.batches import to_device
 from confed.federation.evaluate import Tallies, Tally
+from confed.federation.params import combined
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.stacked import alike
 from confed.federation.stacked_passes import StackedPasses
@@ -36,7 +37,7 @@ def evaluate_stacked(
     Returns:
         Each client's tallies, and its counts where the task has some.
     """
-    stack = {name: torch.stack([own[name] for own in values]) for name in values[0]}
+    stack = combined(torch.stack, values)
     device = next(iter(stack.values())).device
     everyone, streams = list(range(len(values))), [iter(examples) for examples in batches]
     counts = [dict[str, Tensor]() for _ in everyone]

@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from confed.federation.feature_states import joined, stacked
+from confed.federation.params import combined
 from confed.federation.protocols import Batch, Output
 from confed.federation.stages import staged_part
 
@@ -126,11 +127,10 @@ class _Product(torch.autograd.Function):
         (g,), (x, weight) = grad_outputs, ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         wide = weight.shape[1] > weight.shape[2]
-        return (
-            torch.bmm(g, weight) if of_x else None,
-            (torch.bmm(x.mT, g).mT if wide else torch.bmm(g.mT, x)) if of_weight else None,
-            g.sum(1) if of_bias and ctx.biased else None,
-        )
+        gradient = None
+        if of_weight:
+            gradient = torch.bmm(x.mT, g).mT if wide else torch.bmm(g.mT, x)
+        return torch.bmm(g, weight) if of_x else None, gradient, g.sum(1) if of_bias and ctx.biased else None
 
 
 def _normalised(layer: nn.LayerNorm, clients: int, weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class StackedPasses:
             each: their batches, of equal shapes.
             task: what the model was told to answer.
         """
-        batch = {name: torch.cat([examples[name] for examples in each]) for name in each[0]}
+        batch = combined(torch.cat, each)
         states = self._states(each)
         shapes = tuple((name, tensor.ndim) for name, tensor in batch.items())
         key = (id(task), self.model.training, tuple(own), shapes)

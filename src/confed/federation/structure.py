@@ -177,7 +177,8 @@ def private_head(model: nn.Module, wanted: tuple[str, ...], method: str, *, opti
                 f"algorithm.head must name submodules with trained tensors, got {module_name!r}; the model has "
                 f"{modules}"
             )
-    if all(name.startswith(tuple(f"{module_name}." for module_name in head)) for name in trained):
+    beginnings = tuple(f"{module_name}." for module_name in head)
+    if all(name.startswith(beginnings) for name in trained):
         raise ValueError(f"algorithm.head must leave something to share, got {head}, which is all that is trained")
     return head
 

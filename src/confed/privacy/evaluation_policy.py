@@ -18,6 +18,7 @@ site; a client's update with noise protects all of them, and so each. N itself i
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Literal
 
 from confed.federation.messages import Message
@@ -105,7 +106,8 @@ class EvaluationPolicy:
             return message
         sums = _sums(message.scalars)
         large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
-        for view, begin in {(name.partition(":")[0], begin) for name in sums for begin in TOGETHER}:
+        views = {name.partition(":")[0] for name in sums}
+        for view, begin in product(views, TOGETHER):
             if any(name.startswith(f"{view}:{begin}") for name in sums.keys() - large.keys()):
                 large = {name: pair for name, pair in large.items() if not name.startswith(f"{view}:{begin}")}
         if not large:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from itertools import chain
 from typing import get_args
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.client import Client, SignatureCheck
 from confed.federation.messages import Call, Exchange, Message, Reply
-from confed.federation.params import Params, Scope
+from confed.federation.params import Params, Scope, matches_any
 from confed.federation.randomness import generator
 from confed.federation.secure_sum import LEAST
 from confed.federation.update_privacy import STATISTICS, UpdatePrivacy
@@ -75,7 +75,7 @@ class ValueBound:
         for name, tensor in params.items():
             if not tensor.is_floating_point() or not tensor.numel():
                 continue
-            most = self.most * (SUMMED if any(fnmatchcase(name, glob) for glob in self.sums) else 1.0)
+            most = self.most * (SUMMED if matches_any(name, self.sums) else 1.0)
             low, high = (float(end) for end in tensor.detach().aminmax())
             if not (-most <= low and high <= most):  # a NaN is in no range
                 return f"{name!r} holds values from {low:.3g} to {high:.3g}, and {most:.3g} is the most in this run"
@@ -163,7 +163,9 @@ def check(algorithm: Algorithm) -> None:
 
 def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) -> None:
     """Check that the protections fit the tensors that clients send."""
-    clients = Counter(tuple(n for n, scope in scopes.items() if scope is Scope.SHARED) for scopes in layouts)
+    clients = Counter[tuple[str, ...]]()
+    for scopes in layouts:
+        clients[tuple(name for name, scope in scopes.items() if scope is Scope.SHARED)] += 1
     senders: Counter[str] = Counter()
     for names, count in clients.items():
         senders.update(dict.fromkeys(names, count))
@@ -265,7 +267,7 @@ def protect(
         answers = exchange(calls)  # at once, so that clients begin
         if not any(call.action == UPDATE for call in calls):
             return answers
-        among = Counter(name for call in calls for name in call.expects or ())
+        among = Counter(chain.from_iterable(call.expects or () for call in calls))
         return _noised(algorithm, privacy, zip(calls, answers, strict=True), among, (seed, round))
 
     return ask

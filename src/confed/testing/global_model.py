@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from confed.engines.local import Simulation
 from confed.engines.perform import Setup, Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, Message
-from confed.federation.params import Scope, copy_into
+from confed.federation.params import Scope, copy_into, matches_any
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.testing.trial import ContractViolation, Recording, toy, undisturbed
@@ -77,7 +76,7 @@ def _scores_of_file(setup: Setup, servers: Mapping[str, ServerState], number: in
     if noisy:
         scopes, passive = workspace.scopes(setup.algorithm, info), setup.algorithm.traits.aggregates
         kept = [name for name in workspace.initial if scopes[name] is Scope.PRIVATE and name not in given]
-        values |= _noise({name: values[name] for name in kept if not any(fnmatchcase(name, p) for p in passive)})
+        values |= _noise({name: values[name] for name in kept if not matches_any(name, passive)})
     copy_into([workspace.tensors[name] for name in values], list(values.values()))
     workspace.set_task(setup.task_of(info.id))
     network = setup.algorithm.deployed_model(workspace.model.eval())

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ class SuperLinkGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See Flower's ``Grid``: the replies that have arrived whole."""
-        return [m for number in message_ids for m in self._pull(number)]
+        return list(chain.from_iterable(map(self._pull, message_ids)))
 
     def _pull(self, number: str) -> list[Message]:
         messages: list[Message] = []

@@ -6,6 +6,7 @@ sent beside the message, and each is checked as if it had come alone.
 """
 
 from collections.abc import Mapping
+from itertools import chain
 
 from confed.engines.flower.private_api import ProtoMessage
 
@@ -27,6 +28,7 @@ def detach(bare: ProtoMessage) -> dict[str, bytes]:
     if not bare.HasField("content"):
         return {}
     records = [item.array_record for item in bare.content.items if item.key == PIECES]
-    pieces = {item.key: item.value.data for record in records for item in record.items}
+    items = chain.from_iterable(record.items for record in records)
+    pieces = {item.key: item.value.data for item in items}
     bare.content.ClearField("items")
     return pieces

@@ -45,8 +45,12 @@ def version_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> st
 
 def hardware_differences(found: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """What differs between processes in ways that last digits depend on: name -> the different values."""
-    values = {name: list(dict.fromkeys(one.get(name, "") for one in found)) for name in HARDWARE}
-    return {name: different for name, different in values.items() if len(different) > 1}
+    differences: dict[str, list[str]] = {}
+    for name in HARDWARE:
+        values = list(dict.fromkeys(process.get(name, "") for process in found))
+        if len(values) > 1:
+            differences[name] = values
+    return differences
 
 
 def _source() -> str:
@@ -87,12 +91,16 @@ def better_left(
     if not busy_until or len(waiting) > len(others):
         return False
     first = mine.of(waiting[0])
-    paces = {number: [pace.of(call) for call in waiting] for number, pace in others.items()}
-    if first is None or any(seconds is None for every in paces.values() for seconds in every):
+    paces: dict[int, list[float]] = {}
+    for number, pace in others.items():
+        seconds = [pace.of(call) for call in waiting]
+        paces[number] = [value for value in seconds if value is not None]
+        if len(paces[number]) < len(seconds):
+            return False
+    if first is None:
         return False
-    paces_of_node = {number: [seconds or 0.0 for seconds in every] for number, every in paces.items()}
-    without = _makespan(paces_of_node, busy_until, range(len(waiting)))
-    return without < max(first, _makespan(paces_of_node, busy_until, range(1, len(waiting))))
+    without = _makespan(paces, busy_until, range(len(waiting)))
+    return without < max(first, _makespan(paces, busy_until, range(1, len(waiting))))
 
 
 def _makespan(seconds: Mapping[int, Sequence[float]], busy_until: Mapping[int, float], calls: Sequence[int]) -> float:

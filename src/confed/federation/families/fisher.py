@@ -24,7 +24,6 @@ as much. A site that reports a large F decides the mean: the server cannot check
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 import torch
@@ -36,7 +35,7 @@ from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply
-from confed.federation.params import Params
+from confed.federation.params import Params, matches_any
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.specs import Contrasting
 from confed.federation.state import ServerState
@@ -175,13 +174,8 @@ def informed(tensors: Params, left_out: Sequence[str] = ()) -> list[str]:
         tensors: what a client sends.
         left_out: globs of tensors that only the server computes.
     """
-    return [
-        name
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point()
-        and not name.endswith(STATISTICS)
-        and not any(fnmatchcase(name, glob) for glob in left_out)
-    ]
+    floating = [n for n, t in tensors.items() if t.is_floating_point() and not n.endswith(STATISTICS)]
+    return [name for name in floating if not matches_any(name, left_out)]
 
 
 def diagonal_information(client: Client, names: Sequence[str], examples: int) -> dict[str, Tensor]:

@@ -151,7 +151,7 @@ def change_for(server: ServerState, client: str) -> dict[str, Tensor]:
     holds = since is not None and int(since) == server.round - 1
     tensors: dict[str, Tensor] = {}
     for target in lora_layers(server.params) if server.round else ():  # D starts at 0
-        stacked = {name: server.slots[_LAST].get(name) for name in (f"{target}.{part}" for part in STACKED)}
+        stacked = {f"{target}.{part}": server.slots[_LAST].get(f"{target}.{part}") for part in STACKED}
         known = {name: t for name, t in stacked.items() if holds and t is not None}
         tensors |= known or {f"{target}.{ADDED}": server.params[f"{target}.{ADDED}"]}
     return tensors

@@ -130,7 +130,7 @@ class Half:
         if not self.waiting:
             raise ValueError(f"client {client.info.id!r} was sent gradients, and no batch is on its way")
         oldest = self.waiting.popleft()
-        shapes, came = ({name: tuple(t.shape) for name, t in side.items()} for side in (oldest.cut, gradients))
+        shapes, came = _shapes(oldest.cut), _shapes(gradients)
         if came != shapes:
             raise ValueError(f"client {client.info.id!r} needs gradients of the shapes {shapes}, got {came}")
         roots = [(t, gradients[name].to(t)) for name, t in oldest.cut.items() if t.requires_grad]
@@ -252,14 +252,17 @@ def stored(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -
     return moments
 
 
+def _shapes(tensors: Params) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def restored(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], moments: Params) -> None:
     """Gives a new optimiser the moments that :func:`stored` took from another."""
     # Where the whole step is one kernel, it counts on the device; otherwise in main memory.
-    beside = {
-        id(p): group.get("fused") or group.get("capturable")
-        for group in optimizer.param_groups
-        for p in group["params"]
-    }
+    beside: dict[int, bool] = {}
+    for group in optimizer.param_groups:
+        on_device = bool(group.get("fused") or group.get("capturable"))
+        beside |= {id(parameter): on_device for parameter in group["params"]}
     for key, value in moments.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters[name]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 
 import torch
 
@@ -120,7 +121,7 @@ def _unmask(client: Client, message: Message) -> Message:
     by = _names(message.scalars["confirmed"]) if tags else []
     given = member.unmask(_names(message.scalars["survivors"]), dict(zip(by, tags, strict=True)))
     forget(client.state)
-    flat = [share for shares in given.values() for share in shares.values()]
+    flat = list(chain.from_iterable(shares.values() for shares in given.values()))
     return Message({"shares": stacked(flat) if flat else torch.zeros(0, SHARE, dtype=torch.uint8)})
 
 

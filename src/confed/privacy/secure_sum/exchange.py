@@ -21,6 +21,7 @@ import json
 import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,9 +77,12 @@ class Tally:
                 f"only {len(given)} clients took the masks off secure aggregation {self.plan.label!r}, "
                 f"{self.plan.threshold} must"
             )
-        holders = {name: i for i, name in enumerate((n for n in self.plan.members if n in self._keys), start=1)}
+        with_keys = (member for member in self.plan.members if member in self._keys)
+        holders = {name: number for number, name in enumerate(with_keys, start=1)}
         first = sorted(given, key=holders.__getitem__)[: self.plan.threshold]
-        dropped = {name: self._lost_key(name, {holders[h]: given[h][name][-1] for h in first}) for name in self._gone()}
+        dropped: dict[str, Any] = {}
+        for name in self._gone():
+            dropped[name] = self._lost_key(name, {holders[holder]: given[holder][name][-1] for holder in first})
         found: dict[int, Integers] = {}
         for block, total in self._totals.items():
             senders = self.senders(block)
@@ -207,9 +211,9 @@ class _Round:
                 f"keys; {'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
             )
         keyed = list(key_messages)
-        public = {
-            key_name: torch.stack([m.tensors[key_name] for m in key_messages.values()]) for key_name in ("seal", "mask")
-        }
+        public: dict[str, Tensor] = {}
+        for key_name in ("seal", "mask"):
+            public[key_name] = torch.stack([message.tensors[key_name] for message in key_messages.values()])
         if signed:
             public["signatures"] = _padded([m.tensors["signature"] for m in key_messages.values()])
         announced = Message(public, {"members": json.dumps(keyed)})
@@ -280,8 +284,11 @@ class _Round:
     def _masked(self, name: str) -> Params:
         """A client's blocks as they will come."""
         kind, sent = torch.int32 if self.plan.bits == 32 else torch.int64, self.sent[name]
-        lengths = {b: sum(sent[n].numel() for n in self.plan.blocks[b].names) for b in self.plan.of(name)}
-        return {f"{PREFIX}{block}": torch.zeros((), dtype=kind).expand(length) for block, length in lengths.items()}
+        masked: Params = {}
+        for block in self.plan.of(name):
+            length = sum(sent[member].numel() for member in self.plan.blocks[block].names)
+            masked[f"{PREFIX}{block}"] = torch.zeros((), dtype=kind).expand(length)
+        return masked
 
     # The mean -------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
 from confed.federation.secure_sum import COARSEST, LEAST, SecureSum
@@ -71,7 +72,7 @@ class Plan:
             )
         if not 0 < self.reach < math.inf:
             raise ValueError(f"the reach of secure aggregation must be positive and finite, got {self.reach}")
-        times = Counter(name for block in self.blocks for name in block.names)
+        times = Counter(chain.from_iterable(block.names for block in self.blocks))
         if twice := [name for name, count in times.items() if count > 1]:
             raise ValueError(f"an aggregation must name every tensor once, got {twice[0]!r} {times[twice[0]]} times")
         if self.least < LEAST:
