@@ -161,7 +161,9 @@ class CreamFL(Algorithm):
 
     def modalities(self, client: str) -> tuple[str, ...]:
         """What a client reads, by the names in messages."""
-        return (PICTURES,) if client in self.pictures_only else (TEXTS,) if client in self.texts_only else BOTH
+        if client in self.pictures_only:
+            return (PICTURES,)
+        return (TEXTS,) if client in self.texts_only else BOTH
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """W of zeros, where there are clients of one modality; nothing is drawn."""

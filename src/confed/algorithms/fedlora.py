@@ -238,7 +238,9 @@ class FedLoRA(FisherWeighted):
 
     def rules(self, client: ClientInfo) -> Rules:
         """Heads are private, A and B as the policy says, the rest of what is trained is shared."""
-        a = Scope.FROZEN if self.train == "B" else Scope.PRIVATE if self.share == "B" else Scope.SHARED
+        a = Scope.PRIVATE if self.share == "B" else Scope.SHARED
+        if self.train == "B":
+            a = Scope.FROZEN
         b = Scope.PRIVATE if self.share == "A" else Scope.SHARED
         return {**head_rules(self.head, "FedLoRA"), "*.lora_A.*": a, "*.lora_B.*": b, "*": Scope.SHARED}
 

@@ -6,6 +6,7 @@ given with it, shows what a model does that has no backdoor.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,7 @@ def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool,
         accuracy: dict[str, float] = {}
         counted = np.concatenate([without_target(drawn[place], key.target) for place in places])
         for variant in VARIANTS:
-            right, given = scores(victim, [b for place in places for b in batches[place, variant]])
+            right, given = scores(victim, list(chain.from_iterable(batches[place, variant] for place in places)))
             accuracy[variant] = float(right.mean())
             success[variant] = attack_success(given.numpy(), target, counted) if counted.any() else None
         return Opened(victim.name, victim.label, model, bad, poisoned, success, accuracy, len(counted))

@@ -385,7 +385,7 @@ def _drawing(rows: Sequence[Attacked], labels: Sequence[str]) -> Drawing:
         for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
             heights = [100 * row.accuracy(name) for name in CONDITIONS]
             places = np.arange(len(CONDITIONS)) + (i - (len(rows) - 1) / 2) * width
-            hatch = "" if row.threat == "whole model" else "//" if row.threat == "activations" else ".."
+            hatch = {"whole model": "", "activations": "//"}.get(row.threat, "..")
             axes.bar(places, heights, 0.92 * width, label=label, color=palette(f"m{i % HUES + 1}"), hatch=hatch,
                      edgecolor=palette("card"), linewidth=0)  # fmt: skip
             for x, height in zip(places, heights, strict=True):
@@ -525,7 +525,8 @@ def trojan(
         victim = open_victim(folder, client, name)
         questions = draw_questions(victim, examples, seed)
         key = "regions" if "regions" in questions.batch else "image"
-        settings = Trojan((8.0 if key == "image" else 0.5) if eps is None else eps, steps)
+        usual = 8.0 if key == "image" else 0.5
+        settings = Trojan(usual if eps is None else eps, steps)
         if key == "image" and 0 < settings.eps < 1:
             raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
         rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)

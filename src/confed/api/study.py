@@ -357,7 +357,8 @@ def _carry_out(folder: Path, workers: int | None, progress: Shown) -> Outcome:
         if found is not None:
             in_this_session(found.recipe, shown)  # each run of a study computes in one process, this one where alone
             alone = bool(found.recipe.session_only) or found.recipe.run.device != "cpu"
-            workers = workers if workers is not None and not found.recipe.session_only else 1 if alone else free_cores()
+            if workers is None or found.recipe.session_only:
+                workers = 1 if alone else free_cores()
         outcome = run_study(folder, shown, workers or 1)
     if not outcome.summaries:
         raise ValueError(f"no run could be made: {next(iter(outcome.errors.values()), 'the study has none')}")

@@ -7,6 +7,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _runs(root: Path) -> list[dict[str, Any]]:
-    return [row for folder in (sorted(root.iterdir()) if root.is_dir() else ()) for row in _folder(folder)]
+    return list(chain.from_iterable(_folder(folder) for folder in (sorted(root.iterdir()) if root.is_dir() else ())))
 
 
 def _folder(folder: Path) -> list[dict[str, Any]]:
@@ -187,7 +188,7 @@ def _folder(folder: Path) -> list[dict[str, Any]]:
     try:
         kind = kind_of(folder)
         if kind == "sweep":
-            return [row for point in read_sweep(folder).points for row in _folder(folder / point.folder)]
+            return list(chain.from_iterable(_folder(folder / point.folder) for point in read_sweep(folder).points))
         if kind == "study":
             index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
             states = [_state(run) for run in run_folders(folder)]

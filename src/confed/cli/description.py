@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def describe_name(name: str, kind: str = "") -> list[Description]:
     if not descriptions and ":" in name:
         return [makers[_own_kind(name, kind)](name)]
     if not descriptions:
-        every = [one for listed in names_of_kind.values() for one in listed]
+        every = list(chain.from_iterable(names_of_kind.values()))
         near = get_close_matches(name.casefold(), every, 4, 0.5) or [n for n in every if name.casefold() in n][:4]
         hint = f"; did you mean {', '.join(near)}?" if near else "; `confed list` shows what there is"
         raise ValueError(f"no {kind or 'method, model, dataset, task or recipe'} is called {name!r}{hint}")
@@ -172,7 +173,7 @@ def _row(recipe: Packaged, method: str) -> str:
 
 def _command(recipe: Packaged, *words: str) -> str:
     given = [f"data.{key}={'DIR' if key == 'root' else key.upper()}" for key in recipe.missing]
-    modules = dict.fromkeys(module_name for word in words for module_name in re.findall(r"([\w.]+):\w", word))
+    modules = dict.fromkeys(chain.from_iterable(re.findall(r"([\w.]+):\w", word) for word in words))
     return " ".join(["confed run", recipe.name, *given, *words, *(f"--allow-code {name}" for name in modules)])
 
 

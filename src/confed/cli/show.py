@@ -94,7 +94,8 @@ def page(one: "Description", width: int) -> Iterator[str]:
 def _settings(listed: "Sequence[Setting]", width: int) -> Iterator[str]:
     """Two lines or more per setting: name, default and type; what it means."""
     for one in listed:
-        value = "must be given" if one.required else f"= {one.default}" if one.default else "not set"
+        default = f"= {one.default}" if one.default else "not set"
+        value = "must be given" if one.required else default
         head = f"{one.name} (table)" if one.kind == "table" else f"{one.name} {value}   {one.kind}"
         first, *rest = _wrapped(head, width, after=" " * 6)
         name = escape(one.name)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -287,7 +288,7 @@ def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table]
     from confed.report.statistics.over_models import pairs_over_models
     from confed.report.tables.models import model_tables, pairs_of, shown_first
 
-    finished = [path for row in sweep.models for path in (root / row).glob("*/seed-*/summary.json")]
+    finished = list(chain.from_iterable((root / row).glob("*/seed-*/summary.json") for row in sweep.models))
     finished_methods = {name_of_file(path.parent.parent.name) for path in finished}
     for absent in [name for name in sweep.references if name not in finished_methods]:
         complain(f"reference {absent!r} has no finished run", "note")

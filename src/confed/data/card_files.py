@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,8 +95,8 @@ def merged(cards: Sequence[Card]) -> Card:
         given = [value for card in cards if (value := getattr(card, key))]
         values[key] = _agreed(given, key) if given else getattr(cards[0], key)
     for key in ("answers", "words"):
-        values[key] = tuple(dict.fromkeys(name for card in cards for name in getattr(card, key)))
-    values["types"] = tuple(sorted({name for card in cards for name in card.types}))
+        values[key] = tuple(dict.fromkeys(chain.from_iterable(getattr(card, key) for card in cards)))
+    values["types"] = tuple(sorted(set(chain.from_iterable(card.types for card in cards))))
     for key in ("clients", "places", "coarse"):
         values[key] = _united([getattr(card, key) for card in cards], key)
     if len({not client.modalities for client in values["clients"].values()}) > 1:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -50,7 +51,7 @@ def _features(pictures: np.ndarray | Pictures, row: int) -> np.ndarray:
         picture = pictures[row].astype(np.float64) / 255
     except ValueError:  # examples of a picture that cannot be read are left out later
         return np.full(6 * _GRID**2, np.nan)
-    cells = [cell for band in np.array_split(picture, _GRID) for cell in np.array_split(band, _GRID, axis=1)]
+    cells = list(chain.from_iterable(np.array_split(band, _GRID, axis=1) for band in np.array_split(picture, _GRID)))
     flat = [cell.reshape(-1, 3) for cell in cells if cell.size] or [np.zeros((1, 3))]
     flat += [flat[-1]] * (_GRID**2 - len(flat))
     return np.concatenate([np.concatenate([cell.mean(axis=0), cell.std(axis=0)]) for cell in flat])

@@ -105,7 +105,7 @@ class _Parts:
     def of(self, content: Any) -> tuple[str | None, ...]:
         """Parts of one turn's content."""
         parts: list[str | None] = []
-        for one in [content] if isinstance(content, str) else content if isinstance(content, list) else [None]:
+        for one in as_list(content) if isinstance(content, str | list) else [None]:
             if isinstance(one, dict) and one.get("type") in ("image", "image_url"):
                 self._show(_path(one))
                 parts.append(None)
@@ -197,11 +197,21 @@ def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return answers
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, one thing as a list of one, and None as none."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
 def _paths(entry: Mapping[str, Any]) -> list[str]:
     """Pictures that stand beside the turns."""
     given = entry.get("images") or entry.get("image")
-    listed = [] if given is None else given if isinstance(given, list) else [given]
-    paths = [one if isinstance(one, str) else _path(one) if isinstance(one, dict) else "" for one in listed]
+    listed = as_list(given)
+    paths: list[str] = []
+    for picture in listed:
+        path = _path(picture) if isinstance(picture, dict) else ""
+        paths.append(picture if isinstance(picture, str) else path)
     if not all(paths):
         raise ValueError(f"expected paths of pictures as 'images', got {given!r:.80}")
     return paths

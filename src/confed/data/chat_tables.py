@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -51,7 +52,7 @@ class Prompts:
         self._tokenizer = tokenizer
         self._learned = {id(examples): _each(examples, _given(examples), tokenizer) for examples in train}
         self._asked = {id(examples): _each(examples, None, tokenizer) for examples in other}
-        everything = [row for examples in (*self._learned.values(), *self._asked.values()) for row in examples]
+        everything = list(chain.from_iterable((*self._learned.values(), *self._asked.values())))
         self._width = max((len(prompt) for prompt, _ in everything), default=0)
         answers = [answers for prompt, answers in everything if answers]
         self._most = max(map(len, answers), default=1)

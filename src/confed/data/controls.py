@@ -6,6 +6,7 @@ model that ignores it does not. The answers asked for stay as they are.
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,7 +98,7 @@ def controls_of(table: "Table") -> tuple[str, ...]:
     """
     if not len(table):
         return ()
-    had = {name for modality_set in table.sets() for name in modality_set}
+    had = set(chain.from_iterable(table.sets()))
     modalities = [name for name in MODALITIES if name in had]
     controls = [PERMUTED + name for name in modalities if not (name == "text" and "choices" in table.columns)]
     controls = [control for control in controls if len(table.inputs(control.removeprefix(PERMUTED)).unique(dim=0)) > 1]

@@ -8,6 +8,7 @@ serves every model.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -359,16 +360,19 @@ class FederatedDataset:
             object.__setattr__(self, "answer_sets", pools)
 
     @property
+    def parts(self) -> list[Examples]:
+        """Training, validation and test examples of all clients."""
+        return list(chain.from_iterable(split.roles.values() for split in self.clients.values()))
+
+    @property
     def captioned(self) -> bool:
         """Whether texts are to be written about pictures, of which there are some to compare with."""
-        parts = [examples for s in self.clients.values() for examples in (s.train, s.validation, s.test)]
-        return any(examples.captions is not None for examples in (*parts, *self.unseen.values()))
+        return any(examples.captions is not None for examples in (*self.parts, *self.unseen.values()))
 
     @property
     def conversed(self) -> bool:
         """Whether answers end conversations, of several turns or with any number of pictures."""
-        parts = [examples for s in self.clients.values() for examples in (s.train, s.validation, s.test)]
-        return any(examples.conversations is not None for examples in (*parts, *self.unseen.values()))
+        return any(examples.conversations is not None for examples in (*self.parts, *self.unseen.values()))
 
     def answer_set(self, client: str) -> tuple[str, ...]:
         """Answer set of a client, in which labels are positions."""

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -27,8 +28,8 @@ def faults(dataset: FederatedDataset | LabelDataset) -> list[str]:
 def _of_questions(dataset: FederatedDataset) -> Iterator[str]:
     clients = dict(list(dataset.clients.items())[:CLIENTS])
     yield from _empty({name: {role: len(e) for role, e in split.roles.items()} for name, split in clients.items()})
-    trained = Counter(answer for split in clients.values() for answer in split.train.answers)
-    tested = Counter(answer for split in clients.values() for answer in split.test.answers)
+    trained = Counter(chain.from_iterable(split.train.answers for split in clients.values()))
+    tested = Counter(chain.from_iterable(split.test.answers for split in clients.values()))
     unknown = {answer: count for answer, count in tested.items() if answer not in trained}
     if unknown:
         share = sum(unknown.values()) / max(sum(tested.values()), 1)

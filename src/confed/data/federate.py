@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -138,7 +139,7 @@ class AnswerTable:
 
 def words(questions: Iterable[str]) -> tuple[str, ...]:
     """The distinct words of the questions: runs of letters, digits and apostrophes, lower-case, sorted."""
-    return tuple(sorted({word for text in set(questions) for word in re.findall(r"\w+(?:'\w+)*", text.lower())}))
+    return tuple(sorted(set(chain.from_iterable(re.findall(r"\w+(?:'\w+)*", text.lower()) for text in set(questions)))))
 
 
 def _deal(

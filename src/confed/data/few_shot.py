@@ -7,6 +7,7 @@ accuracies is 2 b n / (b + n).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -126,7 +127,7 @@ def with_other_sets(
     Every other set is a place, asked about among its own classes. A class with the name of a known one is that class.
     """
     answers, places = list(dataset.answers), dict(dataset.unseen)
-    learned = {answer for split in dataset.clients.values() for answer in split.train.answers}
+    learned = set(chain.from_iterable(split.train.answers for split in dataset.clients.values()))
     told: list[str] = []
     for pool in pools:
         _check_classes(pool)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -182,7 +183,7 @@ def encode_labels(
             dataset.check(name, examples)
     if sizes is None and len(parts) == len(dataset.clients):
         sizes = np.array([len(train) for train, _, _ in parts.values()], dtype=np.int64)
-    everything = [*(examples for roles in parts.values() for examples in roles), *dataset.unseen.values()]
+    everything = [*chain.from_iterable(parts.values()), *dataset.unseen.values()]
     types = _kinds(dataset, everything)
     encoder = _Encoder(tokenizer, types)
 
@@ -203,7 +204,7 @@ def encode_labels(
 
 def kinds_of(dataset: LabelDataset) -> tuple[str, ...]:
     """The names of the kinds of examples of the first thousand clients and of unseen places, sorted."""
-    parts = [examples for roles in _looked_at(dataset).values() for examples in roles]
+    parts = list(chain.from_iterable(_looked_at(dataset).values()))
     return _kinds(dataset, [*parts, *dataset.unseen.values()])
 
 

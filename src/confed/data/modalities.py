@@ -6,6 +6,7 @@ An example's *set* is what it has, written like "image+audio" in the fixed order
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -56,7 +57,9 @@ def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
     """Modalities of each client, in the fixed order; by default those of its examples."""
     if dataset.modalities:
         return {name: sort_modalities(dataset.modalities[name], f"client {name!r}") for name in dataset.clients}
-    return dict.fromkeys(dataset.clients, modalities_in(e for s in dataset.clients.values() for e in _roles(s)))
+    return dict.fromkeys(
+        dataset.clients, modalities_in(chain.from_iterable(_roles(s) for s in dataset.clients.values()))
+    )
 
 
 def check_ownership(dataset: FederatedDataset) -> None:

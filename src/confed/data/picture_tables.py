@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,7 +45,7 @@ class LeftOut:
     examples: Mapping[str, Mapping[str, int]]
 
     def __str__(self) -> str:
-        total = sum(count for roles in self.examples.values() for count in roles.values())
+        total = sum(chain.from_iterable(roles.values() for roles in self.examples.values()))
         sentence = f"{len(self.pictures)} of {self.of} pictures cannot be read and are left out with {total} examples"
         return f"{sentence} ({by_place(self.examples)})" if total else sentence
 

@@ -68,7 +68,7 @@ def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
 
     Raises ``ValueError``: a picture cannot be read (the message names it).
     """
-    parts = [part for s in dataset.clients.values() for part in (s.train, s.validation, s.test)]
+    parts = dataset.parts
     tables: dict[int, np.ndarray] = {}
     for files in {id(part.images): part.images for part in (*parts, *dataset.unseen.values())}.values():
         table = tables[id(files)] = empty_table(len(files), files.shape[1])

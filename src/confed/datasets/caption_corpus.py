@@ -204,10 +204,10 @@ def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus
     def new(text: str) -> bool:
         return seen is None or seen.is_new(text)
 
-    shards = [file for ending in ("*.tar", "*.parquet") for file in (root / "pairs").glob(ending)]
+    shards = list(chain.from_iterable((root / "pairs").glob(ending) for ending in ("*.tar", "*.parquet")))
     if not shards:
         raise ValueError(f"caption_corpus: expected shards of pictures with captions in {root / 'pairs'}, found none")
-    for shown in islice((pair for file in sorted(shards) for pair in shard_pairs(file)), most):
+    for shown in islice(chain.from_iterable(shard_pairs(file) for file in sorted(shards)), most):
         if len(caption_words(shown.caption)) > words:
             corpus.long += 1
         elif new(shown.caption):
@@ -219,7 +219,7 @@ def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus
         if new(text):
             corpus.texts += chunks(text, words)
     numbers: dict[str, int] = {}
-    for story in islice((story for file in _lines(root / "documents") for story in story_lines(file)), most):
+    for story in islice(chain.from_iterable(story_lines(file) for file in _lines(root / "documents")), most):
         parts = turns_of(story.pieces, words, turns)
         if parts and new(" ".join(text for turn in parts for _, text in turn)):
             corpus.documents += [
@@ -232,7 +232,7 @@ def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus
 
 
 def _lines(folder: Path) -> Iterator[Path]:
-    yield from sorted(file for ending in ("*.jsonl", "*.jsonl.zst") for file in folder.glob(ending))
+    yield from sorted(chain.from_iterable(folder.glob(ending) for ending in ("*.jsonl", "*.jsonl.zst")))
 
 
 def _pictures(root: Path, corpus: _Corpus, size: int) -> ShardPictures | _Both:

@@ -12,6 +12,7 @@ examples unseen places have. Of clients it says names, modalities, and their own
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def card_of(dataset: Dataset, name: str) -> Card:
     seen = next((e.images for e in parts if e.images.shape[1] > 0), None)
     regions = next((e.regions for e in parts if e.regions is not None), None)
     return Card(
-        name, False, dataset.answers, tuple(sorted({t for e in parts for t in e.types} | {*dataset.types})),
+        name, False, dataset.answers, tuple(sorted({*dataset.types}.union(*(e.types for e in parts)))),
         tuple(dict.fromkeys(dataset.words)),
         {
             client: CardClient(
@@ -178,7 +179,7 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
     parts: list[Examples] = list(dataset.unseen.values())
     for split in dataset.clients.values():
         parts += (split.train, split.validation, split.test)
-    _check_names({t for e in parts for t in e.types}, card.types, "question type")
+    _check_names(set(chain.from_iterable(e.types for e in parts)), card.types, "question type")
     _check_names({*dataset.words}, card.words, "word")
     _check_sizes((e.images.shape for e in parts), card)
     owned = modalities_of(dataset)

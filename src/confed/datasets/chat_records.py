@@ -9,6 +9,7 @@ that split where they have none of their own. Columns of other names are mapped 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat
@@ -74,8 +75,8 @@ def chat_records(
     """
     folder = Path(root)
     check_columns(columns or {})
-    records = [record for file in _files(folder, files) for record in _of(file, columns, question)]
-    names = list(dict.fromkeys(picture for record in records for picture in record.pictures))
+    records = list(chain.from_iterable(_of(file, columns, question) for file in _files(folder, files)))
+    names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
     places = [_place(folder, name) for name in names]
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed

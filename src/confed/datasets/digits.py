@@ -224,7 +224,8 @@ def digits(
     """
     _check(train=train, validation=validation, test=test, noise=noise, pause=pause, rate=rate, seed=seed)
     source = read_digits(Path(root))
-    unseen = unseen if unseen is not None else "theo" if "theo" in source.speakers else source.speakers[-1]
+    if unseen is None:
+        unseen = "theo" if "theo" in source.speakers else source.speakers[-1]
     if unseen not in source.speakers:
         raise ValueError(f"unseen must be one of {', '.join(source.speakers)}, got {unseen!r}")
     sizes: dict[str, int] = dict(zip(_ROLES, (train, validation, test), strict=True))

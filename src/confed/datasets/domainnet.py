@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -110,11 +111,7 @@ def domainnet(
         max_test=max_test,
         seed=seed,
     )
-    parts = [
-        examples
-        for domain in chosen
-        for examples in (splits[domain].train, splits[domain].validation, splits[domain].test)
-    ]
+    parts = list(chain.from_iterable(splits[domain].roles.values() for domain in chosen))
     kept = _keep([*parts, *tests.values()], Path(root), rows)
     clients = {domain: Split(*kept[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}
     facts = {

@@ -7,7 +7,7 @@ has it under ``data/``. *Packed*: ``images.npz``, ``questions.jsonl.gz``, ``imag
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -126,10 +126,10 @@ def _examples(parts: Mapping[str, _Part], image_size: int) -> tuple[Examples, np
     examples = Examples(
         table,
         np.array(image_index, dtype=np.int64),
-        [question for role_rows in parts.values() for question in role_rows.questions],
-        [answer for role_rows in parts.values() for answer in role_rows.answers],
-        [kind for role_rows in parts.values() for kind in role_rows.types],
-        [name for role_rows in parts.values() for name in role_rows.names],
+        list(chain.from_iterable(role_rows.questions for role_rows in parts.values())),
+        list(chain.from_iterable(role_rows.answers for role_rows in parts.values())),
+        list(chain.from_iterable(role_rows.types for role_rows in parts.values())),
+        list(chain.from_iterable(role_rows.names for role_rows in parts.values())),
     )
     roles = np.repeat(list(parts), [len(role_rows.questions) for role_rows in parts.values()])
     return (

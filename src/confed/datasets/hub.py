@@ -18,7 +18,7 @@ import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
 from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat
-from confed.data.chat_files import ChatRecord, asking, chat_record
+from confed.data.chat_files import ChatRecord, as_list, asking, chat_record
 from confed.data.examples import FederatedDataset
 from confed.data.picture_files import check_unreadable
 from confed.data.pictures import empty_table, read_picture, resize
@@ -90,7 +90,8 @@ def hub(
     check_unreadable(unreadable, "decoded")
     session = isinstance(source, Tables)
     name = source.name if isinstance(source, Tables) else source
-    folder = Path.cwd() if session else Path(name).resolve() if Path(name).is_dir() else None
+    local = Path(name).resolve() if Path(name).is_dir() else None
+    folder = Path.cwd() if session else local
     table = _Table(image_size, folder, session)
     mapped = dict(columns or {})
     check_columns(mapped)
@@ -135,7 +136,8 @@ class _Table:
 
     def add(self, picture: Any, where: str) -> str:
         """The picture's name in the table."""
-        content = picture.get("bytes") if isinstance(picture, dict) else picture if isinstance(picture, bytes) else None
+        content = picture.get("bytes") if isinstance(picture, dict) else picture
+        content = content if isinstance(content, bytes) else None
         path = picture.get("path") if isinstance(picture, dict) else picture
         if content is None and isinstance(path, str) and path:
             content = self._read(path) or path.encode()  # which cannot be decoded, and is counted with those
@@ -221,7 +223,7 @@ def _records(
                 entry[key] = as_text(entry[key])
         shown = entry.pop("images", None) or entry.pop("image", None)
         entry.pop("image", None)
-        pictures = shown if isinstance(shown, list) else [] if shown is None else [shown]
+        pictures = as_list(shown)
         record = chat_record(
             {**asking(entry, question), "images": [table.add(picture, place) for picture in pictures]},
             place,

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -225,7 +226,7 @@ def share_captions(
         client: _divided(client, dealt[rows], records, kinds, pictures, sharing, tested=len(tested) == 0)
         for client, rows in shares.items()
     }
-    told = [caption for row in (free if len(free) else trained).tolist() for caption in records[row].captions]
+    told = list(chain.from_iterable(records[row].captions for row in (free if len(free) else trained).tolist()))
     places: dict[str, Examples] = {}
     if len(tested):
         shown = free if len(free) else trained
@@ -235,7 +236,7 @@ def share_captions(
         "pictures": f"{len(records)}, of which {len(dealt)} belong to clients, {len(tested)} are the test of all",
         "public": f"the captions of {len(free)} pictures" if len(free) else "none",
     }
-    public = [caption for row in free.tolist() for caption in records[row].captions]
+    public = list(chain.from_iterable(records[row].captions for row in free.tolist()))
     return FederatedDataset(
         name, ("caption",), clients, places, known_words(told, min_count), facts, public=public
     )  # fmt: skip
@@ -285,7 +286,7 @@ def _divided(
     if not len(train):
         raise ValueError(f"{client!r} has {len(rows)} pictures and none is left to train on: take fewer clients")
     index = np.repeat(train, [len(records[row].captions) for row in train.tolist()])
-    texts = [caption for row in train.tolist() for caption in records[row].captions]
+    texts = list(chain.from_iterable(records[row].captions for row in train.tolist()))
     names = [f"{records[row].name}#{k}" for row in train.tolist() for k in range(len(records[row].captions))]
     return Split(
         Examples(pictures, index, texts, ["caption"] * len(texts), kinds[index].tolist(), names, present={}),
@@ -323,7 +324,8 @@ def _asked(
 def _pictures(root: Path, names: Sequence[str], size: int) -> NamedPictures:
     """The named pictures."""
     archive = root / "images.tar"
-    source = archive if archive.is_file() else root / "images" if (root / "images").is_dir() else root
+    unpacked = root / "images" if (root / "images").is_dir() else root
+    source = archive if archive.is_file() else unpacked
     pictures = open_pictures(source, PackedTexts.of(names), size)
     lost = next((name for row, name in enumerate(names) if not pictures.present(row)), None)
     if lost is not None:

@@ -6,7 +6,7 @@ benchmark of questions. One client more has texts alone. Nothing is read from fi
 """
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -134,7 +134,7 @@ def scene_captions(
         )
     if reader:
         text_captions = [_captions(scene, None, "train", -(-2 * texts // len(seen)), test_seed, seed) for scene in seen]
-        told = [text for several in zip(*text_captions, strict=True) for text in several][: 2 * texts]
+        told = list(chain.from_iterable(zip(*text_captions, strict=True)))[: 2 * texts]
         nothing = _texts(READER, [])
         splits[READER] = Split(_texts(READER, told), nothing, nothing)
     places: dict[str, Examples] = {}
@@ -147,11 +147,11 @@ def scene_captions(
         "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
         "unseen": "places that nobody trains in, described in all ways alike" if places else "none",
     }
-    public = [
-        text
-        for scene in SCENES
-        for text in _captions(scene, None, "public", -(-_PUBLIC // len(SCENES)), test_seed, test_seed)
-    ]
+    public = list(
+        chain.from_iterable(
+            _captions(scene, None, "public", -(-_PUBLIC // len(SCENES)), test_seed, test_seed) for scene in SCENES
+        )
+    )
     return FederatedDataset(
         "scene_captions", ("caption",), splits, places, tell_words(), facts,
         modalities=owned if reader else {}, mixture=tuple(mixture), public=public,

@@ -9,6 +9,8 @@ seen either. Protocols of federated prompt learning: classes are divided in base
 new ones (:mod:`confed.data.few_shot`).
 """
 
+from itertools import chain
+
 import numpy as np
 
 from confed.data.examples import FederatedDataset
@@ -101,7 +103,7 @@ def scene_classes(
         np.concatenate([pictures for pictures, *_ in parts]),
         np.concatenate([labels for _, labels, *_ in parts]).astype(np.int64),
         np.array([role for _, labels, _, role, _ in parts for _ in labels]),
-        [name for _, _, names, _, _ in parts for name in names],
+        list(chain.from_iterable(names for _, _, names, _, _ in parts)),
         np.array([style for *_, labels, _, _, style in parts for _ in labels]),
     )
     facts = {"origin": "drawn by the package itself: single coloured things"}

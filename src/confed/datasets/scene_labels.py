@@ -13,6 +13,7 @@ benchmark's drawing styles. Three styles belong to no client, and "newcomers" ar
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -86,7 +87,7 @@ RELATED = 0.5
 EVEN = 0.1
 """Share of the common taste in a client's, so that no client lacks a thing altogether."""
 
-_TRIPLES = tuple(triple for theme in SCENES for triple in RELATIONS[theme])
+_TRIPLES = tuple(chain.from_iterable(RELATIONS[theme] for theme in SCENES))
 _PAIRS = tuple((noun, colour) for noun in NOUNS for colour in THINGS[noun])
 FINE: tuple[str, ...] = (*(f"{colour} {noun}" for noun, colour in _PAIRS), *map(" ".join, _TRIPLES))
 COARSE: tuple[str, ...] = (*NOUNS, ON, LEFT)

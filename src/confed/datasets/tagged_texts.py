@@ -9,6 +9,7 @@ wanted, ``labels.txt`` with one label a line.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -159,7 +160,7 @@ def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:
     ]
     for row in range(number):
         graph = objects(next(streams[int(choose.integers(len(SCENES)))]), 0)
-        found = {word for thing in graph for word in (thing.noun, thing.colour)}
+        found = set(chain.from_iterable((thing.noun, thing.colour) for thing in graph))
         tags = tuple(tag for tag in TAGS if tag in found)
         yield LabelRecord(
             Path("captions"), row, f"caption/{role}/{row:06d}", tags, text=caption(graph, choose), split=role

@@ -417,8 +417,8 @@ def ask(
     given = {"question": question, "image2": image2 is not None, "choices": choices, "text": text, "known": known}
     if error := unwanted(kind, given | {"attention": attention, "top": top}):
         raise ValueError(error)
-    pictures = [] if image is None else [image] if isinstance(image, PictureSource) else list(image)
-    asked = [] if question is None else [question] if isinstance(question, str) else list(question)
+    pictures = [image] if isinstance(image, PictureSource) else list(image or ())
+    asked = [question] if isinstance(question, str) else list(question or ())
     if kind == "conversations":
         shown = pictures if image2 is None else [*pictures, image2]
         return Talk(run, shown, client, shared=shared).asked(asked)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -346,8 +347,8 @@ class _Trial:
                 f"{len(strange)} of {total} test questions have an answer that the run's models cannot give and count "
                 f"as wrong: {_some(list(dict.fromkeys(strange)))}"
             )
-        questions = [text for examples in parts.values() for text in examples.questions]
-        unknown = unknown_words(self.run.tokenizer, [word for text in questions for word in _words(text)])
+        questions = list(chain.from_iterable(examples.questions for examples in parts.values()))
+        unknown = unknown_words(self.run.tokenizer, list(chain.from_iterable(_words(text) for text in questions)))
         if unknown:
             hit = sum(any(word in unknown for word in _words(text)) for text in questions)
             notes.append(f"{hit} of {total} test questions have a word that the run's models do not know: "
@@ -398,7 +399,7 @@ def _not_learned(
     learned_parts = [
         examples for one in data for name in one.clients for examples in list(one.clients[name].roles.values())[:2]
     ]
-    wanted = {text for examples in parts.values() for text in texts(examples)}
+    wanted = set(chain.from_iterable(texts(examples) for examples in parts.values()))
     learned = {
         (text, seen(examples, row))
         for examples in learned_parts
@@ -455,7 +456,10 @@ def _places_of(run_data: RunData) -> tuple[dict[str, TableData], dict[str, list[
         if sum(map(len, tables)):
             test = concatenate_tables([table for table in tables if len(table)]) if more else tables[0]
             places[client] = TableData(*client_data.tables[:2], test) if more else client_data
-            names[client] = [*data.clients[client].test.names, *(n for name in more for n in data.unseen[name].names)]
+            names[client] = [
+                *data.clients[client].test.names,
+                *chain.from_iterable(data.unseen[name].names for name in more),
+            ]
     return places, names
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 BLEU = "bleu/"
@@ -65,7 +66,7 @@ class Cider:
         for captions in references:
             if not captions:
                 raise ValueError("every picture of the corpus must have a reference caption at least, one has none")
-            document_counts.update({gram for caption in captions for gram in _grams(caption)})
+            document_counts.update(set(chain.from_iterable(_grams(caption) for caption in captions)))
             pictures += 1
         if not pictures:
             raise ValueError("CIDEr needs a corpus of at least one picture with captions, got none")

@@ -14,6 +14,7 @@ state-dict keys stay as they are and a copy of the model owns copies of its adap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -134,7 +135,7 @@ class AdapterBank:
         """For the duration of a ``with`` block, which adapters count and how much; blocks may be nested."""
         if not weights:
             raise ValueError("using needs at least one mapping of adapters to weights, got none")
-        for name in (name for blend in weights for name in blend):
+        for name in chain.from_iterable(weights):
             if name not in self._names:
                 raise ValueError(f"no adapter is called {name!r}; there are {', '.join(self._names) or 'none'}")
         return self._switched(tuple(dict(blend) for blend in weights))

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class AnswerTokenizer:
 
 def words_of(answers: Sequence[str]) -> tuple[str, ...]:
     """The words of answers in order, without repetitions: what a word tokenizer must know to write them."""
-    return tuple(dict.fromkeys(word for answer in answers for word in re.findall(r"[^\W_]+", answer.lower())))
+    return tuple(dict.fromkeys(chain.from_iterable(re.findall(r"[^\W_]+", answer.lower()) for answer in answers)))
 
 
 # Tokenizers of captions: words of a list ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ The answer is the one whose u_LTA is the most similar to v_NHA. In the paper S =
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
@@ -85,7 +86,7 @@ class AnswerProjection(nn.Module):
     @staticmethod
     def vocabulary(answers: Sequence[str], words: int) -> tuple[str, ...]:
         """The distinct words of the answers' first ``words`` words, in order of appearance."""
-        return tuple(dict.fromkeys(word for answer in answers for word in answer_words(answer)[:words]))
+        return tuple(dict.fromkeys(chain.from_iterable(answer_words(answer)[:words] for answer in answers)))
 
     def forward(self, label: Tensor) -> Tensor:
         """v_APN, (B, H), of the answers with these labels, int64 (B,); equal answers have exactly equal rows."""

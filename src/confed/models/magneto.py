@@ -9,6 +9,7 @@ pre-norm layer. With N layers, the values of W_V, W_O, W_1 and W_2 start larger 
 """
 
 import math
+from itertools import chain
 from typing import Literal, get_args
 
 import torch
@@ -109,7 +110,11 @@ class EncoderLayer(nn.Module):
             nn.init.xavier_uniform_(part, 1 / math.sqrt(2))
         nn.init.xavier_uniform_(out.weight)
         nn.init.zeros_(out.bias)
-        for tensor in (parts[2], value_bias, *(t for layer in (out, *inner) for t in (layer.weight, layer.bias))):
+        for tensor in (
+            parts[2],
+            value_bias,
+            *chain.from_iterable((layer.weight, layer.bias) for layer in (out, *inner)),
+        ):
             tensor.mul_(gain)
 
 

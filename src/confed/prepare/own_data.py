@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
             entries.append(entry)
             question = question or ("" if asking(entry, QUESTION) is entry else QUESTION)
             records.append(chat_record(asking(entry, question), f"{file}, row {row}", f"{file.stem}/{row}"))
-    shown = list(dict.fromkeys(picture for record in records for picture in record.pictures))
+    shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
     picture_places = [_place(folder, name) for name in shown]
     absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
     if len(absent) == len(shown):
@@ -124,7 +124,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
             f"{next(iter(files))}: expected pictures below {folder} or its folder images/, found none; {what}"
         )
     single = all(len(r.turns) == 2 and len(r.turns[0].parts) == 2 and r.turns[0].parts[0] is None for r in records)
-    names = {name for entry in entries for name in entry}
+    names = set(chain.from_iterable(entries))
     called = by_likelihood(names)
     cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
     taken = next((name for name in cells if says_owners(cells[name])), "")

@@ -195,7 +195,9 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
 def _task_of(data: Any, name: str) -> str:
     """The task that fits data: theirs, as far as the object, or what its function says to return, tells."""
     if isinstance(data, FederatedDataset):
-        return "captioning" if data.captioned else "chat" if data.conversed else "vqa"
+        if data.captioned:
+            return "captioning"
+        return "chat" if data.conversed else "vqa"
     labelled = isinstance(data, LabelDataset)
     if not labelled and name:
         labelled = signature(NAMED["data"][name]).return_annotation is LabelDataset

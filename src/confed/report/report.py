@@ -5,6 +5,7 @@ the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def clients(study: Study) -> int:
 
 def _taking_part(study: Study) -> tuple[str, ...]:
     """The clients that a summary names; across machines those that have a site, as the data may have more."""
-    sites = {name for run in study.runs for name in run.summary.get("federation", {})}
+    sites = set(chain.from_iterable(run.summary.get("federation", {}) for run in study.runs))
     return tuple(name for name in study.clients if name in sites) if sites else study.clients
 
 
@@ -99,7 +100,9 @@ def listed(names: Sequence[str]) -> str:
     """Names joined as in a sentence."""
     if any("," in name for name in names):
         return formats.names(names)
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _modal(study: Study) -> bool:

@@ -73,5 +73,7 @@ def _scaled(number: float, units: tuple[str, ...], gap: str) -> str:
     # 999.5 would be rounded to 1000 of a unit, so the next unit starts there.
     while abs(number) >= 999.5 and step < len(units) - 1:
         number, step = number / 1000, step + 1
-    digits = 0 if step == 0 or abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2
+    digits = 1 if abs(number) >= 9.995 else 2
+    if step == 0 or abs(number) >= 99.95:
+        digits = 0
     return f"{number:.{digits}f}{gap}{units[step]}"

@@ -14,6 +14,7 @@ multi-label data they are C-AP, the mean average precision over labels, of the v
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from confed.results.headline import is_labelled, label_value
 from confed.results.runs import Run, Study, average, counted, numbers
@@ -115,7 +116,8 @@ def _converged(study: Study, longer: Study | None) -> Gate:
     sentence += ", ".join(f"{row} {values[row]:+.1f}" for row in worst)
     sentence += f"; not run: {', '.join(missing)}" if missing else ""
     # One row that moves fails the gate, and a row that was not looked at leaves it open.
-    return Gate("b", asked, sentence, False if failed else None if missing else True, values)
+    passed = None if missing else True
+    return Gate("b", asked, sentence, False if failed else passed, values)
 
 
 def _ordered(study: Study, rows: Rows) -> Gate:
@@ -139,7 +141,8 @@ def _ordered(study: Study, rows: Rows) -> Gate:
         values[f"{one} - {adapters}"] = difference
         parts.append(f"{study.labels[one]} {difference:+.1f} to {study.labels[adapters]}")
         verdicts.append(difference <= -ADAPTED if least is None else difference >= least)
-    verdict = False if False in verdicts else None if None in verdicts else True
+    verdict = None if None in verdicts else True
+    verdict = False if False in verdicts else verdict
     text = "; ".join(parts)
     return Gate("c", asked, text if values else f"not judged: {text}", verdict, values)
 
@@ -152,7 +155,7 @@ def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
     if not runs:
         return Gate("e", asked, f"not judged: {_lacking(study, rows, 'centralised')}")
     values: dict[str, float] = {}
-    for name in dict.fromkeys(name for run in runs for name in _controls(run)):
+    for name in dict.fromkeys(chain.from_iterable(_controls(run) for run in runs)):
         if name == "words" and modal:
             continue
         margins = [margin for run in runs if (margin := _margin(run, name)) is not None]

@@ -63,7 +63,9 @@ def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
         return str(metric_of_place[place])
     typed = [key.partition("/")[0] for key in values if "/" in key]
     headline_metrics = [name for name in HEADLINES if name in values]
-    return typed[0] if typed else headline_metrics[0] if len(headline_metrics) == 1 else SEVERAL
+    if typed:
+        return typed[0]
+    return headline_metrics[0] if len(headline_metrics) == 1 else SEVERAL
 
 
 def metrics_of(run: Run) -> dict[str, str]:

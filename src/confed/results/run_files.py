@@ -10,6 +10,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def provisional(
     """What is known of a run that did not write its summary; its test results are not."""
     section = recipe.get("run", {})
     tail = folder.name.removeprefix("seed-")
-    clients = dict.fromkeys(c for line in rounds for c in [*line.get("loss", {}), *line.get("errors", {})])
+    clients = dict.fromkeys(chain.from_iterable([*line.get("loss", {}), *line.get("errors", {})] for line in rounds))
     places = {view: dict.fromkeys(p for e in evaluations for p in e.get(view, {})) for view in ("personal", "unseen")}
     return {
         "algorithm": recipe.get("algorithm", {}).get("name", folder.name),

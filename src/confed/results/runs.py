@@ -7,6 +7,7 @@ missing. Values that are absent or not finite are None.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +172,12 @@ class Study:
     @property
     def clients(self) -> tuple[str, ...]:
         """All clients, in order."""
-        return tuple(dict.fromkeys(client for run in self.runs for client in run.clients))
+        return tuple(dict.fromkeys(chain.from_iterable(run.clients for run in self.runs)))
 
     @property
     def scenes(self) -> tuple[str, ...]:
         """All unseen places, in order."""
-        return tuple(dict.fromkeys(scene for run in self.runs for scene in run.scenes))
+        return tuple(dict.fromkeys(chain.from_iterable(run.scenes for run in self.runs)))
 
     @property
     def failed(self) -> tuple[str, ...]:

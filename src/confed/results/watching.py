@@ -88,7 +88,8 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
     ]
     mean = average(seconds[1:] or seconds)  # the first round also warms caches
     losses = loss(run)
-    state: State = "finished" if run.complete else "running" if at_work or _held(place) else "stopped"
+    state: State = "running" if at_work or _held(place) else "stopped"
+    state = "finished" if run.complete else state
     return RunState(
         name,
         state,

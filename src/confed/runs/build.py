@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +311,7 @@ def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str
     """The modalities that any client has."""
     if isinstance(owned, tuple):
         return owned
-    return sort_modalities((name for client_modalities in owned.values() for name in client_modalities), "a client")
+    return sort_modalities(chain.from_iterable(owned.values()), "a client")
 
 
 def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
@@ -347,9 +348,9 @@ def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -
 def _reading(task: ComparesCaptions, run_data: RunData) -> Any:
     """A task that compares what a model writes with what people wrote of all validation and test examples."""
     dataset = run_data.questions
-    asked = [examples for split in dataset.clients.values() for examples in (split.validation, split.test)]
+    asked = list(chain.from_iterable((split.validation, split.test) for split in dataset.clients.values()))
     parts = [*asked, *dataset.unseen.values()]
-    captions = [captions_of for examples in parts for captions_of in right_answers(examples)]
+    captions = list(chain.from_iterable(right_answers(examples) for examples in parts))
     # Where all examples are at other sites, texts are compared with captions there.
     return task.reading(run_data.tokenizer, [("nothing",) * 10] if dataset.elsewhere is not None else captions)
 

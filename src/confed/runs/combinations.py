@@ -173,17 +173,22 @@ def combination(
 ) -> Combination:  # fmt: skip
     """The combination of a recipe, or of a model's name and data before the task is known."""
     name = recipe if isinstance(recipe, str) else recipe.sections["model"]["name"]
-    labelled = isinstance(dataset, LabelDataset)
+    if isinstance(dataset, LabelDataset):
+        targets, heads, conversed = "labels", "", False
+    else:
+        targets, conversed = "captions" if dataset.captioned else "answers", dataset.conversed
+        heads = "answer sets" if dataset.answer_sets else ""
+        heads = "tasks" if dataset.tasks else heads
     return Combination(
         name,
         dataset.name,
         "" if isinstance(recipe, str) else recipe.sections["task"]["name"],
         model_spec(models[name]),
         TaskSpec() if task is None else task_spec(task),
-        "labels" if labelled else "captions" if dataset.captioned else "answers",
-        "" if labelled else "tasks" if dataset.tasks else "answer sets" if dataset.answer_sets else "",
+        targets,
+        heads,
         reads_answers,
-        conversed=not labelled and dataset.conversed,
+        conversed=conversed,
     )
 
 

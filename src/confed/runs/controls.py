@@ -21,6 +21,7 @@ average precision of all places' examples together is under each condition, and 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def _of_view(
 ) -> dict[str, Any]:
     place_tensors = {place: examined.results[view, place, place][1] for place in places}
     right = {place: _scores(tensors) for place, tensors in place_tensors.items()}
-    names = list(dict.fromkeys(name for kept in places.values() for name in kept))
+    names = list(dict.fromkeys(chain.from_iterable(places.values())))
     shown = {name: {p: _scores(kept[name]) for p, kept in places.items() if name in kept} for name in names}
     blind = {name: floors.scores(name, view, places) for name in ("constant", "words")}
     blind = {name: scores for name, scores in blind.items() if scores}
@@ -129,7 +130,7 @@ def _over_classes(
     truth = torch.cat([tensors["labels"] for tensors in own.values()])
     right = torch.cat([tensors["probabilities"] for tensors in own.values()])
     conditions: dict[str, np.ndarray] = {}
-    for name in dict.fromkeys(name for kept in places.values() for name in kept):
+    for name in dict.fromkeys(chain.from_iterable(places.values())):
         if all(name in kept for kept in places.values()):
             conditions[name] = torch.cat([kept[name]["probabilities"] for kept in places.values()]).numpy()
     conditions["constant"] = constant.numpy()

@@ -33,7 +33,7 @@ class Source:
         self.modal = isinstance(dataset, FederatedDataset) and is_modal(dataset)
         self.parts: list[Examples] = []
         if isinstance(dataset, FederatedDataset):
-            self.parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
+            self.parts = dataset.parts
             self.parts += list(dataset.unseen.values())
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class RunData:
         if isinstance(self.dataset, LabelDataset):
             pictures = next(iter(self.dataset.clients.values())).train.pictures
             return {} if pictures is None else {"picture_size": tuple(pictures.shape[1:3])}
-        parts = [e for s in self.dataset.clients.values() for e in (s.train, s.validation, s.test)]
+        parts = self.dataset.parts
         found: dict[str, Any] = {}
         for table in (*parts, *self.dataset.unseen.values()):
             if table.images.shape[1] > 0:
@@ -126,7 +127,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
     tokens = _answer_tokens(tokenizer, dataset.answers, written=prompts is not None)
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
     parts = source.parts
-    types = tuple(sorted({t for part in parts for t in part.types} | {*dataset.types}))
+    types = tuple(sorted(set(chain.from_iterable(part.types for part in parts)) | {*dataset.types}))
     width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
     pictures: dict[int, Tensor | StoredPictures] = {}
     regions = source.regions if model_spec(models[options["name"]]).reads == "regions" else None
@@ -216,7 +217,7 @@ def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
         for table in tables.values():
             yield from table.texts or ()
         return
-    parts = [part for split in dataset.clients.values() for part in (split.train, split.validation, split.test)]
+    parts = list(chain.from_iterable((split.train, split.validation, split.test) for split in dataset.clients.values()))
     for part in (*parts, *dataset.unseen.values()):
         yield from part.questions
         for question, offered in zip(part.questions, part.choices or (), strict=part.choices is not None):
@@ -260,7 +261,7 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
         for name, e in clients.items()
     }
     texts = {text for given in people.values() for row in given for text in row}
-    texts |= {answer for examples in clients.values() for answer in examples.answers}
+    texts |= set(chain.from_iterable(examples.answers for examples in clients.values()))
     ids, mask = tokenizer.questions(list(texts))
     cut = zip(texts, ids.tolist(), mask.sum(1).tolist(), strict=True)
     tokens_of = {text: tuple(row[:length]) for text, row, length in cut}
@@ -274,7 +275,7 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
         name: [learned(row, label) for row, label in zip(given, clients[name].answers, strict=True)]
         for name, given in people.items()
     }
-    each = [answers for given in rows.values() for answers in given]
+    each = list(chain.from_iterable(rows.values()))
     k = max(map(len, each), default=1)
     t = max((len(tokens) for answers in each for tokens, _ in answers), default=2)
 

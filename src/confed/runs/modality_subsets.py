@@ -5,7 +5,7 @@ owner's data taught it to read. Examples that lack one of a set's modalities hav
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] |
 
     What its owner does not have its model has never learned to read.
     """
-    there = {name for own in sets_at(data) for name in own}
+    there = set(chain.from_iterable(sets_at(data)))
     left = [name for name in MODALITIES if name in there and name in owned]
     if not owned or len(left) == len(there):
         return {}

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def _left_out(run_data: RunData) -> dict[str, Any]:
         return {}
     parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
     tables = list({id(examples.table): examples.table for examples in parts}.values())
-    names = [name for table in tables for name in table.unreadable]
+    names = list(chain.from_iterable(table.unreadable for table in tables))
     digest = hashlib.sha256(json.dumps([[*table.unreadable] for table in tables]).encode())
     for table in tables:
         digest.update(table.names.values.tobytes())
@@ -112,7 +113,7 @@ def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
     """As :func:`_left_out`; the examples are told by their names, in the order of clients and roles."""
     if dataset.unreadable is None:
         return {}
-    parts = [examples for s in dataset.clients.values() for examples in (s.train, s.validation, s.test)]
+    parts = dataset.parts
     parts += dataset.unseen.values()
     names = sorted(dataset.unreadable.pictures)
     content = [names, [[*examples.names] for examples in parts]]

@@ -6,6 +6,7 @@ Where the method filters answers (FedP³), training questions follow, with the a
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,8 @@ def gallery(
         if not rows:
             continue
         groups = data.tables[2].groups(torch.tensor(rows))
-        rows, batches = [row for group in groups for row in group.tolist()], list(map(data.tables[2].batch, groups))
+        rows = list(chain.from_iterable(group.tolist() for group in groups))
+        batches = list(map(data.tables[2].batch, groups))
         answers = run_data.dataset.answers
         if task is not None:
             answers = run_data.dataset.answer_set(name)
@@ -199,7 +201,7 @@ def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count
             continue
         table = run_data.clients[name].tables[0]
         groups = table.groups(torch.tensor(rows))
-        rows, batches = [row for group in groups for row in group.tolist()], list(map(table.batch, groups))
+        rows, batches = list(chain.from_iterable(group.tolist() for group in groups)), list(map(table.batch, groups))
         student, teacher = (
             torch.cat([_logits(path, workspace, without_answers(batch)) for batch in batches])
             for path in (personal, shared)
@@ -240,9 +242,7 @@ def _usual(run_data: RunData) -> set[str]:
     """The modalities that some client has; nothing where all examples have a picture and a text."""
     if not is_modal(run_data.questions):
         return set()
-    return {
-        modality for client_modalities in modalities_of(run_data.questions).values() for modality in client_modalities
-    }
+    return set(chain.from_iterable(modalities_of(run_data.questions).values()))
 
 
 def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:

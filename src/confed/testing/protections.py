@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -139,7 +140,7 @@ class _Trial:
             outcome = run(setup, lambda s: _Lying(s, lies))
         except Exception as error:
             raise self.violation(f"a run with it ends with {type(error).__name__}: {error}") from error
-        if failed := [error for errors in outcome.errors for error in errors.values()]:
+        if failed := list(chain.from_iterable(errors.values() for errors in outcome.errors)):
             raise self.violation(f"clients fail with it: {failed[0]}")
         return outcome
 

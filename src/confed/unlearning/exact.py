@@ -32,6 +32,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,7 +120,7 @@ def begin(
     checkpoints = Checkpoints(folder.checkpoint)
     checkpoints.store.begin(done)
     # Whoever never took part has a file too, with the model that stands in for its own.
-    trained = {name for line in read_jsonl(old.metrics) for name in line.get("loss", ())}
+    trained = set(chain.from_iterable(line.get("loss", ()) for line in read_jsonl(old.metrics)))
     for number in range(len(new.population)):
         info = new.population.info(number)
         path = old.personal_model(info.id)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from zlib import crc32
 
@@ -130,8 +131,10 @@ def assemble(
     splits = {client: Split(**{role: table.examples(r) for role, r in roles.items()}) for client, roles in kept.items()}
     # A word that no client trains on is unknown to a tokenizer of words, as it would be in use.
     parts = [s.train for s in splits.values()]
-    spoken = words([*(q for p in parts for q in p.questions), *(t for p in parts for o in p.choices or () for t in o)])
-    union = tuple(dict.fromkeys(answer for client_answers in answer_sets.values() for answer in client_answers))
+    choices = chain.from_iterable(part.choices or () for part in parts)
+    questions = chain.from_iterable(part.questions for part in parts)
+    spoken = words([*questions, *chain.from_iterable(choices)])
+    union = tuple(dict.fromkeys(chain.from_iterable(answer_sets.values())))
     described = {**(facts or {}), **counts, "pictures seen in training": _seen(splits), **floors(splits)}
     return FederatedDataset(name, union, splits, {}, spoken, described, answer_sets=answer_sets, tasks=tasks)
 

@@ -9,6 +9,7 @@ mostly yes, no and numbers). Two of the originals have ten annotators, and so ha
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -128,7 +129,7 @@ DOMAINS: Mapping[str, Domain] = {
     ),
 }  # fmt: skip
 
-_OWN_WORDS = {word for domain in DOMAINS.values() for word in words_of(domain.templates)}
+_OWN_WORDS = set(chain.from_iterable(words_of(domain.templates) for domain in DOMAINS.values()))
 DOMAIN_WORDS: tuple[str, ...] = (*WORDS, *sorted((_OWN_WORDS | {UNANSWERABLE}) - set(WORDS)))
 
 

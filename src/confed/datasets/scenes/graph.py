@@ -8,6 +8,7 @@ another.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ OWN_NOUNS: Mapping[str, tuple[str, ...]] = {
     "home": ("cup", "chair", "cat"),
     "commercial": ("shelf", "till", "bag"),
 }
-NOUNS = GENERAL_NOUNS + tuple(noun for scene in SCENES for noun in OWN_NOUNS[scene])
+NOUNS = GENERAL_NOUNS + tuple(chain.from_iterable(OWN_NOUNS[scene] for scene in SCENES))
 COLOURS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink")
 SIZES = ("small", "large")
 

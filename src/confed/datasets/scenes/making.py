@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -160,7 +161,7 @@ def make_scene(
 
 def scene_answers(scene: str) -> tuple[str, ...]:
     """The answers that questions about a scene's pictures can have."""
-    foreign = {noun for nouns in OWN_NOUNS.values() for noun in nouns} - {*OWN_NOUNS[scene]}
+    foreign = set(chain.from_iterable(OWN_NOUNS.values())) - {*OWN_NOUNS[scene]}
     return tuple(answer for answer in ANSWERS if answer not in foreign)
 
 

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -281,9 +282,9 @@ def _ceilings(tests: Mapping[str, Made]) -> dict[str, float]:
 def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """All answers: of the clients' answer sets, of all training answers where these stand for them, or plain ones."""
     if pools:
-        return tuple(dict.fromkeys(a for pool in pools.values() for a in pool))
+        return tuple(dict.fromkeys(chain.from_iterable(pools.values())))
     if kind.pools:
-        return tuple(sorted({answer for made in clients.values() for answer in made["train"].examples.answers}))
+        return tuple(sorted(set(chain.from_iterable(made["train"].examples.answers for made in clients.values()))))
     if not knobs.own_answers:
         return ANSWERS
     answers_of_scene = {scene: own_answers(scene, knobs.own_answers, knobs.test_seed) for scene in SCENES}
@@ -292,7 +293,7 @@ def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str
     }
     return (
         *(a for a in ANSWERS if a in plain),
-        *(word for words in answers_of_scene.values() for word in words.values()),
+        *chain.from_iterable(words.values() for words in answers_of_scene.values()),
     )
 
 

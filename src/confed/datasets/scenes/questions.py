@@ -8,6 +8,7 @@ supplement).
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -72,7 +73,7 @@ def words_of(templates: Templates) -> set[str]:
 
 def _words() -> tuple[str, ...]:
     plain = words_of(TEMPLATES)
-    answers = {word for answer in ANSWERS for word in answer.split()}
+    answers = set(chain.from_iterable(answer.split() for answer in ANSWERS))
     return tuple(sorted(plain | answers)) + tuple(sorted(WORDING_SHIFT.values()))
 
 
@@ -147,7 +148,8 @@ class Balance:
         family, arguments = program
         counts, total = self._answers[family], self.families[family]
         if family == "count":
-            return counts[answer] + 1 <= max(COUNT_CAP * (total + 1), 1 if total < 3 else 2 if total < 6 else 0)
+            early = 1 if total < 3 else 2
+            return counts[answer] + 1 <= max(COUNT_CAP * (total + 1), early if total < 6 else 0)
         if family not in BINARY:
             return True
         if 2 * counts[answer] > total:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -67,13 +68,15 @@ def read(text: str, forms: Forms) -> Statement:
         text = text.replace(quadrant, quadrant.replace(" ", "-"))
     skeleton, arguments = [], []
     for word in text.split():
-        letter = (
-            "C" if word in COLOURS
-            else "N" if word in NOUNS
-            else "K" if word.isdigit()
-            else "Q" if word.replace("-", " ") in QUADRANTS
-            else ""
-        )  # fmt: skip
+        letter = ""
+        if word in COLOURS:
+            letter = "C"
+        elif word in NOUNS:
+            letter = "N"
+        elif word.isdigit():
+            letter = "K"
+        elif word.replace("-", " ") in QUADRANTS:
+            letter = "Q"
         skeleton.append(letter or word)
         arguments += [word.replace("-", " ")] if letter else []
     shape = " ".join(skeleton)
@@ -114,8 +117,12 @@ def entails(statement: Statement, visible: Sequence[Object], hidden: int) -> str
     number, colour = int(arguments[0]), arguments[1]
     count = sum(o.colour == colour for o in visible)  # the whole picture has as many, or one more
     if family == "at_least":
-        return "entailed" if count >= number else "neutral" if count + 1 >= number else "contradicted"
-    return "contradicted" if count > number else "neutral" if count + 1 > number else "entailed"
+        if count >= number:
+            return "entailed"
+        return "neutral" if count + 1 >= number else "contradicted"
+    if count > number:
+        return "contradicted"
+    return "neutral" if count + 1 > number else "entailed"
 
 
 def propose_about_two(
@@ -221,7 +228,7 @@ def _choice(client: str, role: str, number: int, knobs: Knobs) -> Made:
     for row, (truth, family, picture) in enumerate(rows):
         graph = objects(made.tags, picture)
         wrong = [answer for answer in _ALIKE[family] if answer != truth]
-        near = {word for o in graph for word in (o.colour, o.noun)}
+        near = set(chain.from_iterable((o.colour, o.noun) for o in graph))
         luck = rng.random(len(wrong)) - np.array([0.5 * (answer in near) for answer in wrong])
         chosen = [wrong[i] for i in np.argsort(luck)[: CHOICES - 1]]
         place = row % CHOICES if row % (2 * CHOICES) < CHOICES else CHOICES - 1 - row % CHOICES

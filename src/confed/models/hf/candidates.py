@@ -33,10 +33,8 @@ def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how:
     from transformers import GenerationConfig
 
     end_tokens = body.generation_config.eos_token_id
-    ends = {
-        *([] if end_tokens is None else end_tokens if isinstance(end_tokens, list) else [end_tokens]),
-        tokenizer.tokenizer.eos_token_id,
-    }
+    listed = end_tokens if isinstance(end_tokens, list) else [end_tokens]
+    ends = {*listed, tokenizer.tokenizer.eos_token_id}
     config = GenerationConfig(
         max_new_tokens=how.max_new_tokens, num_beams=how.beams, length_penalty=how.length_penalty, do_sample=False,
         eos_token_id=sorted(filter(None, ends)) or None, pad_token_id=tokenizer.pad, use_cache=True,

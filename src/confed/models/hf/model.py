@@ -18,6 +18,7 @@ NeurIPS 2022). Connector, picture encoder, embeddings and output layer stay bf16
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -213,7 +214,9 @@ def encoded(body: Any, inputs: Mapping[str, Tensor], examples: int) -> PictureSt
     """What picture encoder and connector make of pictures."""
     features = body.get_image_features(**inputs, return_dict=True)
     pooled = features.pooler_output
-    each = _LIST if not isinstance(pooled, Tensor) else pooled.shape[1] if pooled.ndim == 3 else _FLAT
+    each = _LIST
+    if isinstance(pooled, Tensor):
+        each = pooled.shape[1] if pooled.ndim == 3 else _FLAT
     levels = [_rows(pooled), *map(_rows, features.get("deepstack_features") or ())]
     tokens = len(levels[0])
     if tokens % examples:
@@ -277,7 +280,7 @@ class TransformersAdapter(Finetunable):
             top=(f"{language}.layers.{len(layers) - 1}.",),
             hosts=[Host(layer, width) for layer in layers] if "language" in parts else [],
             reduction=reduction,
-            lora=tuple(name for part_name in parts for name in layers_of_part[part_name]),
+            lora=tuple(chain.from_iterable(layers_of_part[part_name] for part_name in parts)),
             ia3=tuple(n for n in layers_of_part["language"] if n.endswith((".k_proj", ".v_proj"))),
             ia3_inputs=tuple(n for n in layers_of_part["language"] if n.endswith((".down_proj", ".fc2"))),
             prompts={"text": width} if "language" in parts else {},

@@ -12,7 +12,7 @@ filled in: :meth:`LiteralEncoder.mark` puts a private character in place of ever
 import re
 from collections.abc import Sequence
 from inspect import signature
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -58,12 +58,12 @@ class LiteralEncoder:
         loose = any(
             self._numbers & {*ids} for piece, ids in zip(parts, spelled, strict=True) if self._marks.search(piece)
         )
-        if loose or [i for piece in plain for i in self._encoded(piece)] != self._encoded("".join(plain)):
+        if loose or list(chain.from_iterable(self._encoded(piece) for piece in plain)) != self._encoded("".join(plain)):
             raise ValueError(
                 f"its text has {self._unmarked(marked[0])!r}, a control token of the model that its tokenizer cannot "
                 "read as text: leave it out"
             )
-        return [number for ids in spelled for number in ids]
+        return list(chain.from_iterable(spelled))
 
     def _parts(self, text: str) -> list[str]:
         """A text, divided at control tokens into parts with marks, which have no control tokens, and parts without."""

@@ -1,6 +1,7 @@
 """Learning curves by round, by bytes sent and by time."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from confed.report.figures.annotate import End, at_ends
@@ -182,7 +183,7 @@ def _line(
     axes: "Axes", runs: Sequence[Curve], series: SeriesStyle, scale: float, bands: bool, palette: Palette
 ) -> tuple[float, float] | None:
     """Mean over seeds, with a band from the lowest to the highest if asked for; returns the last point."""
-    rounds = sorted({r for curve in runs for r in curve})
+    rounds = sorted(set(chain.from_iterable(runs)))
     if not rounds:
         return None
     at = [[scale * curve[r] for curve in runs if r in curve] for r in rounds]

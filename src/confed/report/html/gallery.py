@@ -1,6 +1,7 @@
 """HTML gallery of samples: a card per sample and method, and a table of all methods side by side."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from confed.report.html.answer_cards import AnswerCards
@@ -31,14 +32,14 @@ def gallery(study: Study, tabs: Tabs, store: ImageStore, *, labels: bool = False
         for m, method_samples in samples.items()
     ]
     shown = cards.shown(study, samples) if len(panels) > 1 else 0
-    return cards.introduction([s for method_samples in samples.values() for s in method_samples]) + tabs(panels, shown)
+    return cards.introduction(list(chain.from_iterable(samples.values()))) + tabs(panels, shown)
 
 
 def _glance(cards: Cards, samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str]) -> str:
     """A row per sample, a column per method."""
     keyed = {m: {cards.key(sample): sample for sample in method_samples} for m, method_samples in samples.items()}
     rows: list[tuple[str, str, list[str]]] = []
-    for key in dict.fromkeys(key for method_samples in keyed.values() for key in method_samples):
+    for key in dict.fromkeys(chain.from_iterable(keyed.values())):
         sample = next(method_samples[key] for method_samples in keyed.values() if key in method_samples)
         rows.append(
             (
@@ -46,5 +47,5 @@ def _glance(cards: Cards, samples: Mapping[str, Sequence[Sample]], labels: Mappi
                 [cards.cell(method_samples[key]) if key in method_samples else "" for method_samples in keyed.values()],
             )
         )
-    heading = cards.heading([sample for method_samples in samples.values() for sample in method_samples])
+    heading = cards.heading(list(chain.from_iterable(samples.values())))
     return component("glance", heading, [labels[m] for m in keyed], rows, cards.note, template="gallery")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from confed.results import format as formats
@@ -139,7 +139,7 @@ def heatmap(
     """A table of fractions in percent whose cells are shaded from the smallest value to the largest."""
     ranges = [[value for _, values in rows if (value := values[i]) is not None] for i in range(len(columns))]
     if not by_column:
-        ranges = [[value for column_range in ranges for value in column_range]] * len(columns)
+        ranges = [list(chain.from_iterable(ranges))] * len(columns)
 
     def shade(value: float | None, present: Sequence[float]) -> float | None:
         if value is None:

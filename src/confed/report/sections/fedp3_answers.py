@@ -71,5 +71,6 @@ def _answer(entry: Mapping[str, Any], truth: str) -> str:
 def _percent(share: float) -> str:
     """A probability; small ones keep their first digit, for the filter often picks improbable answers."""
     value = 100 * share
-    text = f"{value:.1f} %" if value >= 0.1 else f"{value:.1g} %" if value >= 1e-3 else "≈ 0"
+    text = f"{value:.1f} %" if value >= 0.1 else f"{value:.1g} %"
+    text = text if value >= 1e-3 else "≈ 0"
     return text.replace(" ", "\N{NO-BREAK SPACE}")

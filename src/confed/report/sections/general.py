@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from confed.metrics.fairness import across_clients
 from confed.report.figures import bars as plots
@@ -227,7 +228,7 @@ def question_types(study: Study, tabs: Tabs) -> str:
     for view, title in {**judging, **VIEWS}.items():
         by_method = {m: _by_type(study.of(m), view) for m in study.methods}
         by_method = {m: values for m, values in by_method.items() if values}
-        kinds = types_in_order(kind for values in by_method.values() for kind in values)
+        kinds = types_in_order(chain.from_iterable(by_method.values()))
         if not kinds:
             continue
         if study.single:
@@ -414,6 +415,6 @@ def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
     """Type -> mean over seeds and the places where it occurs, without clients that left."""
     keys = [(run, str(run.summary.get("deploys", "personal")) if view == "deployed" else view) for run in runs]
     tables = [values for run, key in keys for place, values in _by_place(run, key).items() if place not in run.left]
-    kinds = dict.fromkeys(kind for values in tables for kind in values)
+    kinds = dict.fromkeys(chain.from_iterable(tables))
     averages = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
     return {kind: value for kind, value in averages.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from confed.report.figures.style import HUES, Drawing, Palette
@@ -122,7 +123,7 @@ def busy_table(study: Study) -> Table | None:
     spans_of_method = {method: spans for method, spans in _by_method(study).items() if spans}
     if not spans_of_method:
         return None
-    every = [span for spans in spans_of_method.values() for span in spans]
+    every = list(chain.from_iterable(spans_of_method.values()))
     parties = _ordered(every, study.clients)
     rows: list[tuple[Cell, ...]] = []
     for method, spans in spans_of_method.items():

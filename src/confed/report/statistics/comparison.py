@@ -11,6 +11,7 @@ It reads the p-values of a comparison and computes none: whatever it says of a p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -321,7 +322,8 @@ def compare(
     """Comparison of methods over the runs in some folders."""
     if not folders:
         raise ValueError("folders must name at least one run or study, got none")
-    return compare_runs([run for folder in folders for run in load(Path(folder)).runs], reference, margin, headline)
+    runs = chain.from_iterable(load(Path(folder)).runs for folder in folders)
+    return compare_runs(list(runs), reference, margin, headline)
 
 
 def compare_runs(

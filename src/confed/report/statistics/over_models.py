@@ -5,6 +5,7 @@ A model counts once, with its mean over seeds, so that n models give n pairs. Di
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from confed.metrics.statistics import PairedT, UnpairedT, Wilcoxon, holm, paired_t, unpaired_t, wilcoxon
 from confed.report.statistics.comparable import refusals
@@ -84,7 +85,7 @@ class ModelStudies:
 
         Raises ``ValueError``: an unknown method.
         """
-        every = [run for study in self.studies.values() for run in study.runs]
+        every = list(chain.from_iterable(study.runs for study in self.studies.values()))
         methods = {m: dict(enumerate(run for run in every if run.method == m)) for m in self.labels}
         return baseline_methods({method: runs for method, runs in methods.items() if runs}, asked)
 
@@ -94,7 +95,7 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
     if not studies:
         raise ValueError("studies must hold at least one, got none")
     # What is deployed is decided for all runs together: one table has one kind of value.
-    every = with_deployed_of([run for study in studies.values() for run in study.runs], headline_key)
+    every = with_deployed_of(list(chain.from_iterable(study.runs for study in studies.values())), headline_key)
     found: dict[str, Study] = {}
     for label, study in studies.items():
         runs, every = tuple(every[: len(study.runs)]), every[len(study.runs) :]

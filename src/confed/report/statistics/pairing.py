@@ -10,6 +10,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ class Scores:
 
     def strict(self, run: Run) -> bool:
         """Whether all scores of a run's test examples are known and 0 or 1."""
-        rows = [rows for places in self._views(run).values() for rows in places.values()]
+        rows = list(chain.from_iterable(places.values() for places in self._views(run).values()))
         return bool(rows) and all(bool(np.isin(r.scores, (0, 1)).all()) for r in rows)
 
     def differences(self, pairs: Sequence[tuple[Run, Run]], view: str) -> dict[str, np.ndarray] | str:
@@ -198,7 +199,7 @@ class Scores:
         score_pairs = [(self.of(a, view), self.of(b, view)) for a, b in pairs]
         if any(not rows for pair in score_pairs for rows in pair):
             return "predictions of both on test examples are missing"
-        sides = [side for pair in score_pairs for side in pair]
+        sides = list(chain.from_iterable(score_pairs))
         if any(side.keys() != sides[0].keys() for side in sides):
             return "they were tested at other places"
         strata: dict[str, np.ndarray] = {}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from confed.report.statistics.comparison import Comparison, compare_runs
@@ -101,7 +101,7 @@ def _corrected(found: Sequence[Stage]) -> list[Stage]:
     """The same values with their differences, corrected together."""
     stage_pairs = [[pair for pair in stage.comparison.pairs if pair.measure == stage.measure] for stage in found]
     tests = sum(math.comb(len(stage.comparison.values.get(stage.measure, {})), 2) for stage in found)
-    together = iter(corrected([pair for pairs in stage_pairs for pair in pairs], tests))
+    together = iter(corrected(list(chain.from_iterable(stage_pairs)), tests))
     stages: list[Stage] = []
     for stage, pairs in zip(found, stage_pairs, strict=True):
         tested = against([*islice(together, len(pairs))], stage.comparison.references[0])

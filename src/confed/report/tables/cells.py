@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 
 from confed.data.picture_tables import by_place
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, holm, mean, paired_t
@@ -24,7 +24,7 @@ def _examples(summary: Summary) -> Mapping[str, Mapping[str, int]]:
 
 def mark_excluded(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
     """Cells with the mark behind the text of those whose client or place lacks examples in some run."""
-    lacking = {place for summary in summaries for place in _examples(summary)}
+    lacking = set(chain.from_iterable(_examples(summary) for summary in summaries))
     return [
         replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and place in lacking else cell
         for cell, place in zip(cells, places, strict=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -70,7 +71,7 @@ class Context:
     @property
     def runs(self) -> list[Run]:
         """The runs of all methods."""
-        return [run for row in self.rows for run in row.runs]
+        return list(chain.from_iterable(row.runs for row in self.rows))
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def bytes_up(run: Run) -> float | None:
     What travels after the last round (fine-tuning, say) is not counted.
     """
     rounds = [numbers(line.get("bytes_up")) for line in run.rounds if line.get("event") == "round"]
-    return average([value for clients in rounds for value in clients.values()])
+    return average(list(chain.from_iterable(clients.values() for clients in rounds)))
 
 
 def _view(name: str) -> Callable[[Sequence[Summary]], str]:

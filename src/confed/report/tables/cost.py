@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from confed.report.tables.table import Cell, Column, Table, joined
 from confed.results import format as formats
@@ -30,7 +31,7 @@ def by_backbone(tables: Mapping[str, Table]) -> Table:
             columns, wanted = (", ".join(c.full_title for c in t.columns) for t in (table, first))
             raise ValueError(f"the table of {other} must have the columns of {name}'s ({wanted}), got {columns}")
     together = joined("backbone", tables)
-    notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
+    notes = dict.fromkeys(chain.from_iterable(table.notes for table in tables.values()))
     sections = tuple(filter(None, together.sections))
     return replace(together, title=first.title.removesuffix(f" ({name})"), sections=sections, notes=tuple(notes))
 

@@ -1,6 +1,7 @@
 """Tables of paired differences between methods: overall, and per client."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from confed.metrics.equivalence import Equivalence
 from confed.metrics.resampling import Bootstrap
@@ -43,17 +44,16 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
 
     None without predictions, or if there is only one place.
     """
-    places = list(dict.fromkeys(place for d in found for place in d.by_place))
+    places = list(dict.fromkeys(chain.from_iterable(d.by_place for d in found)))
     found = [d for d in found if d.by_place and d.reference == reference]
     if len(places) < 2 or not found:
         return None
     columns = (
         Column("measure", words=True),
         Column("method", words=True),
-        *(
-            column
+        *chain.from_iterable(
+            (Column("won:lost", place, words=True), Column("p", place), Column("p uncorrected", place))
             for place in places
-            for column in (Column("won:lost", place, words=True), Column("p", place), Column("p uncorrected", place))
         ),
     )
     columns = tuple(Column(c.title, c.group, words=c.words, detail=c.title == "p uncorrected") for c in columns)
@@ -61,7 +61,7 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
     for measure, words in MEASURES.items():
         rows: list[tuple[Cell, ...]] = []
         for d in (d for d in found if d.measure == measure):
-            cells = [cell for place in places for cell in _won(d, place)]
+            cells = list(chain.from_iterable(_won(d, place) for place in places))
             rows.append((Cell(words.words), Cell(labels[d.method]), *cells))
         sections.append(tuple(rows))
     notes = (
@@ -131,7 +131,8 @@ def _row(
         gap = Cell("reference" if is_reference else formats.MISSING)
         return (*start, gap, *(Cell("") for _ in range(width - len(start) - 1)))
     t, e = found.over_seeds, found.equivalence
-    mark = ", not tested" if found.refused else "*" if found.significant else ""
+    mark = "*" if found.significant else ""
+    mark = ", not tested" if found.refused else mark
     return (
         *start,
         Cell(formats.points(found.points) + mark, 100 * found.points),

@@ -1,6 +1,7 @@
 """Headline table of a study: quality and cost, one row per method."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from confed.report.tables.cells import left_clients_note, left_out_note
@@ -60,9 +61,9 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     if not methods or not all(runs for _, runs in methods):
         raise ValueError(f"every method must have at least one run, got {[(m, len(runs)) for m, runs in methods]}")
     rows = in_order([method_row(label, runs) for label, runs in methods])
-    every = [summary for _, runs in methods for summary in runs]
-    clients = list(dict.fromkeys(client for summary in every for client in summary.get("clients", ())))
-    clients = clients or list(dict.fromkeys(c for summary in every for c in numbers(summary.get("personal"))))
+    every = list(chain.from_iterable(runs for _, runs in methods))
+    clients = list(dict.fromkeys(chain.from_iterable(summary.get("clients", ()) for summary in every)))
+    clients = clients or list(dict.fromkeys(chain.from_iterable(numbers(summary.get("personal")) for summary in every)))
     many = len(clients) > MANY_PLACES
     columns = columns_of("results", Context(rows, clients))
     firsts = {label: runs[0] for label, runs in methods}
@@ -93,8 +94,8 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds:
     sizes = {label: len(runs) for label, runs in methods}
     if len(set(sizes.values())) > 1:
         notes.append("Seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
-    notes += left_clients_note([summary for _, runs in methods for summary in runs])
-    notes += left_out_note(summary for _, runs in methods for summary in runs)
+    notes += left_clients_note(list(chain.from_iterable(runs for _, runs in methods)))
+    notes += left_out_note(chain.from_iterable(runs for _, runs in methods))
     if bounds:
         notes.append("Below the rule: all data in one place, which privacy forbids; a bound, not ranked.")
     if many:

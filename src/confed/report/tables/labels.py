@@ -6,6 +6,7 @@ places where clients have no test examples, or the clients' own models where a m
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from confed.report.tables.cells import missing_sites_note
@@ -99,7 +100,7 @@ def label_tables(
 
 
 def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: str) -> str:
-    every = [summary for _, runs in methods for summary in runs]
+    every = list(chain.from_iterable(runs for _, runs in methods))
     recipe = next((str(summary["recipe"]) for summary in every if summary.get("recipe")), "")
     seeds = max((len(runs) for _, runs in methods), default=0)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
@@ -115,7 +116,7 @@ def _headlines(summaries: Iterable[Summary]) -> set[str]:
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:
     labelled = [(label, s["multilabel"]) for label, runs in methods for s in runs[:1] if is_labelled(s)]
-    notes = missing_sites_note(s for _, runs in methods for s in runs)
+    notes = missing_sites_note(chain.from_iterable(runs for _, runs in methods))
     notes += [
         "C: means over classes; C-F1 is the harmonic mean of C-P and C-R. O: over all pairs of example and label. AP: "
         "average precision; P, R and F1 at the probability "

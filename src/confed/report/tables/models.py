@@ -5,7 +5,7 @@ BiCSL's table 2 is one: seven models, centralised and split contrastive learning
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 
 from confed.metrics.statistics import smallest_p
 from confed.report.statistics.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
@@ -61,7 +61,7 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
         some = "" if len(common) == len(models.studies) else f" of {len(common)}"
         sections.append(((Cell(f"mean{some}"), *(mean_sd_cell([means.get(method)]) for method in models.labels)),))
     columns = (Column("model", words=True), *(Column(label, unit="%") for label in models.labels.values()))
-    runs = [run for study in models.studies.values() for run in study.runs]
+    runs = list(chain.from_iterable(study.runs for study in models.studies.values()))
     seeds = max((len(values) for of in cells.values() for values in of.values()), default=0)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     of = "" if measure == OVERALL else f", questions of type {measure}"
@@ -215,7 +215,7 @@ def _notes(pairs: Sequence[ModelPair]) -> tuple[str, ...]:
 
 
 def _value_notes(models: ModelStudies) -> tuple[str, ...]:
-    runs = [run for study in models.studies.values() for run in study.runs]
+    runs = list(chain.from_iterable(study.runs for study in models.studies.values()))
     firsts = {models.labels[m]: next((r for r in runs if r.method == m and r.complete), None) for m in models.labels}
     runs_with_method = {label: run for label, run in firsts.items() if run is not None}
     notes = ["Personal: each client's own model on its own test data, mean over clients."]

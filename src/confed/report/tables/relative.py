@@ -7,6 +7,7 @@ is large whatever a is, so that here the accuracies themselves stand beside it.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from confed.metrics.statistics import mean_sd
@@ -91,7 +92,7 @@ def improvement_cell(values: Sequence[float]) -> Cell:
 
 def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: str) -> Table:
     """Results of every method at each client, and the relative improvement of one of them."""
-    clients = list(dict.fromkeys(client for of in values.values() for client in of))
+    clients = list(dict.fromkeys(chain.from_iterable(values.values())))
     many = len(clients) > MANY
     columns = (
         Column("method", words=True),
@@ -170,7 +171,7 @@ def _row(values: Values, labels: Mapping[str, str], own: str, method: str, clien
     for client in clients:
         cells.append(mean_sd_cell(list(values[method].get(client, {}).values())))
         cells.append(improvement_cell(list(shares.get(client, {}).values())) if method != own else Cell(""))
-    seeds = sorted({seed for of in values[method].values() for seed in of})
+    seeds = sorted(set(chain.from_iterable(values[method].values())))
     means = [average([of.get(seed) for of in values[method].values()]) for seed in seeds]
     shared = list(mean_improvement(values[own], values[method]).values())
     cells += [mean_sd_cell(means), improvement_cell(shared) if method != own else Cell("")]

@@ -192,11 +192,11 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
         reference = method == stage.comparison.references[0]
         return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(7)))
     t, b = d.over_seeds, d.over_examples
+    mark = "*" if d.significant else ""
+    mark = ", not tested" if d.refused else mark
     return (
         *start,
-        Cell(
-            formats.points(d.points) + (", not tested" if d.refused else "*" if d.significant else ""), 100 * d.points
-        ),
+        Cell(formats.points(d.points) + mark, 100 * d.points),
         improvement_cell(list(stage.improvement(method).values())),
         _interval(t.low, t.high) if t else Cell(formats.MISSING),
         p_cell(t.p if t else None),

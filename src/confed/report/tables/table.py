@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Literal
 
 from confed.system.packages import pandas
@@ -87,7 +87,7 @@ class Table:
     @property
     def rows(self) -> tuple[tuple[Cell, ...], ...]:
         """The rows of all sections."""
-        return tuple(row for section in self.sections for row in section)
+        return tuple(chain.from_iterable(self.sections))
 
     def without_empty(self) -> "Table":
         """The table without columns that say nothing: of tests over seeds, say, where there is one seed."""
