@@ -197,10 +197,11 @@ def context_gradients(model: nn.Module, task: Task, batch: Batch, context: Tenso
     client_texts = texts.detach().expand(count, -1, -1).clone().requires_grad_()
     scores = reads.similarity_scores(torch.einsum("bd,bkd->bk", features, client_texts))
     whole = scores_of(scores, classes, batch, reads.class_count)
-    losses = [
-        task.loss(Output(whole[i : i + 1], features[i : i + 1]), {name: t[i : i + 1] for name, t in batch.items()})
-        for i in range(count)
-    ]
+    losses: list[Tensor] = []
+    for i in range(count):
+        losses.append(
+            task.loss(Output(whole[i : i + 1], features[i : i + 1]), {name: t[i : i + 1] for name, t in batch.items()})
+        )
     (towards,) = torch.autograd.grad(torch.stack(losses).sum(), client_texts)
     return torch.stack([torch.autograd.grad(texts, context, one, retain_graph=True)[0] for one in towards])
 

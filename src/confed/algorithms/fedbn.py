@@ -47,7 +47,11 @@ class FedBN(Algorithm):
         trained = set(named_tensors(model)) - frozen
         modules: dict[str, nn.Module] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
         norm_layers = [name for name, module in modules.items() if isinstance(module, kinds)]
-        norms = tuple(name for name in norm_layers if any(n.startswith(f"{name}.") for n in trained))
+        items: list[str] = []
+        for name in norm_layers:
+            if any(n.startswith(f"{name}.") for n in trained):
+                items.append(name)
+        norms = tuple(items)
         if norms:
             return replace(self, norms=norms)
         what = "batch-normalisation" if self.layers == "batch" else "normalisation"

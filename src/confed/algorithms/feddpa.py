@@ -26,7 +26,7 @@ models do not have, are the client's own and learn in both trainings.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -251,7 +251,9 @@ class _Weighing(nn.Module):
         blends = [{self._adapter: 1 - a, LOCAL: a} for a in weights]
         if model_spec(self.model).writes == "answers":
             # Such a model splits a batch as it sees fit while it compares answers.
-            rows = [branches.begin({name: t[i : i + 1] for name, t in batch.items()}) for i in range(len(blends))]
+            rows: list[Any] = []
+            for i in range(len(blends)):
+                rows.append(branches.begin({name: t[i : i + 1] for name, t in batch.items()}))
             outputs = [branches.run(row, blend) for row, blend in zip(rows, blends, strict=True)]
             return Output(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
         # One chunk per example: each has weights of its own.

@@ -183,7 +183,10 @@ def _others(tables: Sequence[Rows], seen: set[tuple[int, int]], seed: int) -> Ba
     for number, table in enumerate(tables, 1):
         order = _order(table, seed, number)
         parts.append(table.batch(order[torch.isin(order, fresh(table, seen))][:share]))
-    return {key: torch.cat([client_columns[key] for client_columns in parts])[:OWN] for key in parts[0]}
+    result: dict[str, Tensor] = {}
+    for key in parts[0]:
+        result[key] = torch.cat([client_columns[key] for client_columns in parts])[:OWN]
+    return result
 
 
 def _seen(victim: Victim, batch: Batch) -> _Seen:

@@ -216,7 +216,9 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
         rows = [row for name, row in chosen if name == place]
         parts.append(test_table(victim, place).batch(torch.tensor(rows)))
         names += [test_examples(victim, place).names[row] for row in rows]
-    batch = {key: torch.cat([client_columns[key] for client_columns in parts]) for key in parts[0]}
+    batch: dict[str, Tensor] = {}
+    for key in parts[0]:
+        batch[key] = torch.cat([client_columns[key] for client_columns in parts])
     return Questions(batch, tuple(names), tuple(chosen))
 
 

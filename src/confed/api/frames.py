@@ -31,13 +31,12 @@ def history_frame(run: Run) -> "DataFrame":
 
 def evaluations_frame(run: Run) -> "DataFrame":
     """A row per evaluated round, view, place and metric; see :attr:`confed.api.run.Run.evaluations`."""
-    rows = [
-        (int(line["round"]), view, str(place), metric, value)
-        for line in run.evaluations
-        for view in VIEWS
-        for place, metrics in (line.get(view) or {}).items()
-        for metric, value in numbers(metrics).items()
-    ]
+    rows: list[tuple[int, str, str, str, float]] = []
+    for line in run.evaluations:
+        for view in VIEWS:
+            for place, metrics in (line.get(view) or {}).items():
+                for metric, value in numbers(metrics).items():
+                    rows.append((int(line["round"]), view, str(place), metric, value))
     return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
 
 

@@ -45,4 +45,7 @@ def _kept() -> dict[str, tuple[Path, list[Path]]]:
     from confed.data.ml_files.integrity import cache_folder
 
     folders = {kind: cache_folder().parent / kind for kind in KINDS}
-    return {kind: (folder, [p for p in folder.rglob("*") if p.is_file()]) for kind, folder in folders.items()}
+    result: dict[str, tuple[Path, list[Path]]] = {}
+    for kind, folder in folders.items():
+        result[kind] = (folder, [p for p in folder.rglob("*") if p.is_file()])
+    return result

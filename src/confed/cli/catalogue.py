@@ -45,11 +45,11 @@ def listing(
     if contract:
         from confed.testing import contract as checks
 
-        return [
-            {"name": name, "check": check, "verdict": verdict}
-            for name in registry.algorithms.names()
-            for check, verdict in checks(name)
-        ]
+        result: list[dict[str, str]] = []
+        for name in registry.algorithms.names():
+            for check, verdict in checks(name):
+                result.append({"name": name, "check": check, "verdict": verdict})
+        return result
     rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "methods": lambda: [_algorithm(name) for name in registry.algorithms.names()],
         "models": _models,

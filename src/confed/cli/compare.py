@@ -255,7 +255,11 @@ def _planned(
         return rows_of_study(loaded)
     points = points_of_models(loaded, models_of(loaded, models))
     recipes = recipes_of(name, overrides, points, methods, headline, values)
-    return {t: r for p in points for t, r in rows_of_study(recipes[p.folder][0], p.title).items()}
+    result: dict[str, Recipe] = {}
+    for p in points:
+        for t, r in rows_of_study(recipes[p.folder][0], p.title).items():
+            result[t] = r
+    return result
 
 
 def _opened(

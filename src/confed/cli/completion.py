@@ -57,7 +57,11 @@ def _those(kind: str) -> Callable[[str], list[str]]:
 
 def complete_anything(incomplete: str) -> list[str]:
     """Names of methods, models, datasets, tasks, recipes and sections."""
-    every = [name for kind, names in _known().items() if kind != "keys" for name in names]
+    every: list[str] = []
+    for kind, names in _known().items():
+        if kind != "keys":
+            for name in names:
+                every.append(name)
     return sorted({name for name in every if name.startswith(incomplete)})
 
 

@@ -83,7 +83,10 @@ def _of_modalities(rows: Sequence[dict[str, Any]]) -> "RichTable":
     """A line per place: what it has, and how much of it in training / validation / test."""
     from rich.table import Table
 
-    kinds = [kind for kind in ("questions", "pictures", "sounds", "series") if any(row[kind] for row in rows)]
+    kinds: list[str] = []
+    for kind in ("questions", "pictures", "sounds", "series"):
+        if any(row[kind] for row in rows):
+            kinds.append(kind)
     table = Table("place", "modalities", *kinds, box=None, pad_edge=False)
     places = dict.fromkeys(row["place"] for row in rows)
     for place in places:

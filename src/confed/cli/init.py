@@ -84,7 +84,9 @@ def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[
                 f"recipe is written: {error}{ways}"
             ) from error
     roles = ("train", "validation", "test")
-    counts = [sum(len(dataset.clients[name].roles[role]) for name in dataset.clients) for role in roles]
+    counts: list[int] = []
+    for role in roles:
+        counts.append(sum(len(dataset.clients[name].roles[role]) for name in dataset.clients))
     numbers = ", ".join(f"{count} {role}" for count, role in zip(counts, roles, strict=True))
     return f"{len(dataset.clients)} clients, examples: {numbers}", [str(warning.message) for warning in told]
 

@@ -65,7 +65,10 @@ def _totals(plans: "Mapping[str, RunPlan]", seeds: int, workers: int, beside: bo
     from confed.runs.plan import makespan
 
     # As runs are made: all rows of the first seed, then of the second.
-    cells = [plan.seconds() for _ in range(seeds) for plan in plans.values()]
+    cells: list[float] = []
+    for _ in range(seeds):
+        for plan in plans.values():
+            cells.append(plan.seconds())
     side = makespan(cells, workers) if beside else seeds * sum(plan.seconds(workers) for plan in plans.values())
     return {
         "cells": len(cells),

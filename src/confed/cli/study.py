@@ -295,10 +295,9 @@ def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table]
     references = _present(sweep, finished_methods)
     studies, paths = write_models(root, sweep.models, references)
     pairs, tables = pairs_of(studies, references), model_tables(studies, references)
-    tests = {
-        measure: [asdict(pair) for pair in pairs_over_models(cells, pairs)]
-        for measure, cells in studies.measures.items()
-    }
+    tests: dict[str, list[dict[str, Any]]] = {}
+    for measure, cells in studies.measures.items():
+        tests[measure] = [asdict(pair) for pair in pairs_over_models(cells, pairs)]
     result = {"kind": studies.kind, "values": studies.measures, "pairs": tests}
     return result, [tables[name] for name in shown_first(tables)], paths
 

@@ -117,15 +117,16 @@ class MixedData(TableData):
     def _mixed(self, chosen: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         train = self._train
         assert isinstance(train, ModalTable)
-        parts = [
-            (beginning(source, number), train.batch(alike))
-            for source, rows in enumerate(chosen)
-            for number, alike in enumerate(train.groups(torch.tensor(rows, dtype=torch.int64)))
-        ]
+        parts: list[tuple[str, dict[str, Tensor]]] = []
+        for source, rows in enumerate(chosen):
+            for number, alike in enumerate(train.groups(torch.tensor(rows, dtype=torch.int64))):
+                parts.append((beginning(source, number), train.batch(alike)))
         if len(parts) == 1:
             return parts[0][1]
         common = ("index", "label", "type")  # the first key says how many rows there are
-        batch = {name: torch.cat([kind_batch[name] for _, kind_batch in parts]) for name in common}
+        batch: dict[str, Tensor] = {}
+        for name in common:
+            batch[name] = torch.cat([kind_batch[name] for _, kind_batch in parts])
         for prefix, kind_batch in parts:
             batch |= {f"{prefix}{name}": tensor for name, tensor in kind_batch.items() if name not in common}
         return batch
@@ -144,11 +145,17 @@ def with_captions(table: ModalTable, examples: Examples, tokenizer: Tokenizer, t
     if not turns:
         return replace(table, columns=columns)
     before = [tuple(own) for own in examples.before or ((),) * len(examples)]
-    texts = [own[k].text if k < len(own) else "" for own in before for k in range(turns)]
+    texts: list[str] = []
+    for own in before:
+        for k in range(turns):
+            texts.append(own[k].text if k < len(own) else "")
     text, mask = tokenizer(texts)
     mask = mask * torch.tensor([bool(t.strip()) for t in texts], dtype=torch.int64).unsqueeze(1)
     shape = (len(examples), turns)
-    pictures = [own[k].picture if k < len(own) else -1 for own in before for k in range(turns)]
+    pictures: list[int] = []
+    for own in before:
+        for k in range(turns):
+            pictures.append(own[k].picture if k < len(own) else -1)
     numbers = torch.tensor(pictures, dtype=torch.int64).view(shape)
     columns |= {
         "before_text": (text * mask).view(*shape, text.shape[-1]),

@@ -30,12 +30,18 @@ def asked(question: str) -> Conversation:
 
 def pictures_shown(conversation: Sequence[Said]) -> int:
     """Number of picture parts."""
-    return sum(piece is None for turn in conversation for piece in turn.parts)
+    result = 0
+    for turn in conversation:
+        for piece in turn.parts:
+            result += piece is None
+    return result
 
 
 def transcript(conversation: Sequence[Said]) -> str:
     """A conversation for people to read; of one turn its texts alone."""
-    spoken = [" ".join("[picture]" if piece is None else piece for piece in turn.parts) for turn in conversation]
+    spoken: list[str] = []
+    for turn in conversation:
+        spoken.append(" ".join("[picture]" if piece is None else piece for piece in turn.parts))
     if len(spoken) == 1:
         return " ".join(piece for piece in conversation[0].parts if piece) or spoken[0]
     return "\n".join(f"{turn.role}: {text}" for turn, text in zip(conversation, spoken, strict=True))

@@ -93,11 +93,16 @@ def _given(examples: Examples) -> list[dict[str, float]]:
     """Answers to learn of each example, the most frequent first, with the share of the people who gave each."""
     if examples.annotations is None:
         return [{answer: 1.0} for answer in examples.answers]
-    counts = [Counter(text for text in row if text.strip()) for row in examples.annotations]
-    return [
-        {text: n / sum(answer_counts.values()) for text, n in answer_counts.most_common(MOST_ANSWERS)} or {answer: 1.0}
-        for answer_counts, answer in zip(counts, examples.answers, strict=True)
-    ]
+    counts: list[Counter[str]] = []
+    for row in examples.annotations:
+        counts.append(Counter(text for text in row if text.strip()))
+    result: list[dict[str, float]] = []
+    for answer_counts, answer in zip(counts, examples.answers, strict=True):
+        result.append(
+            {text: n / sum(answer_counts.values()) for text, n in answer_counts.most_common(MOST_ANSWERS)}
+            or {answer: 1.0}
+        )
+    return result
 
 
 def _each(

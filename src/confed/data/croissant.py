@@ -91,7 +91,10 @@ def write_croissant(dataset: FederatedDataset | LabelDataset, folder: Path, sour
             placed = {"client": "" if unseen else place, "place": place, "split": "test" if unseen else role}
             records = _labelled(examples, archive) if isinstance(examples, LabelExamples) else _asked(examples, archive)
             rows += [placed | row for row in records]
-    used = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
+    used: list[str] = []
+    for name in _COLUMNS:
+        if any(row.get(name) for row in rows):
+            used.append(name)
     _write_table(folder / _TABLE, used, rows)
     if not archive.count:
         (folder / _PICTURES).unlink()

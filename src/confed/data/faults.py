@@ -101,10 +101,11 @@ def _of_labels(dataset: LabelDataset) -> Iterator[str]:
     names = [name for name, _ in zip(dataset.clients, range(CLIENTS), strict=False)]
     splits = {name: dataset.clients[name] for name in names}
     yield from _empty({name: {role: len(e) for role, e in split.roles.items()} for name, split in splits.items()})
-    counts = {
-        role: sum((split.roles[role].counts() for split in splits.values()), np.zeros(len(dataset.labels), np.int64))
-        for role in ("train", "test")
-    }
+    counts = {}
+    for role in ("train", "test"):
+        counts[role] = sum(
+            (split.roles[role].counts() for split in splits.values()), np.zeros(len(dataset.labels), np.int64)
+        )
     for label in [name for name, train in zip(dataset.labels, counts["train"], strict=True) if not train][:1]:
         none = int((counts["train"] == 0).sum())
         yield f"{none} of {len(dataset.labels)} labels have no training example, such as {label!r}"
@@ -112,10 +113,9 @@ def _of_labels(dataset: LabelDataset) -> Iterator[str]:
     if rare:
         few = f"fewer than {RARE} training examples"
         yield f"{len(rare)} of {len(dataset.labels)} labels have {few}, such as {rare[0]!r}"
-    bare = sum(
-        not split.roles["train"].table.labels_of(row)
-        for split in splits.values()
-        for row in split.roles["train"].rows.tolist()
-    )
+    bare = 0
+    for split in splits.values():
+        for row in split.roles["train"].rows.tolist():
+            bare += not split.roles["train"].table.labels_of(row)
     if bare:
         yield f"{bare} training examples have no label"

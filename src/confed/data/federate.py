@@ -105,7 +105,9 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
             for hits, table in ((pooled, everyone), (client_hits, alone)):
                 hits["majority"] += answer == table.majority
                 hits["question"] += answer == table.by_question.get(question, table.majority)
-    sizes = [sum(len(split.roles[role]) for split in clients.values()) for role in ("train", "validation", "test")]
+    sizes: list[int] = []
+    for role in ("train", "validation", "test"):
+        sizes.append(sum(len(split.roles[role]) for split in clients.values()))
 
     def shares(kind: str) -> str:
         together, alone = pooled[kind] / max(total, 1), client_hits[kind] / max(total, 1)

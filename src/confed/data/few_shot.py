@@ -100,7 +100,9 @@ def few_shot(
     named = tuple(pool.classes[label] for label in base)
     offered = dict.fromkeys(splits, named)
     if offer == "own":
-        offered = {c: tuple(n for n in named if n in set(split.train.answers)) for c, split in splits.items()}
+        offered: dict[str, tuple[str, ...]] = {}
+        for c, split in splits.items():
+            offered[c] = tuple(n for n in named if n in set(split.train.answers))
     told = {client: _offering(split, offered[client]) for client, split in splits.items()}
     places = {place: replace(part, offered=named) for place, part in elsewhere.items()}
     if len(base) < len(pool.classes):
@@ -210,7 +212,9 @@ def _examples(pool: ClassPool, domains: np.ndarray) -> Examples:
 def _offering(split: Split, classes: tuple[str, ...]) -> Split:
     offered = set(classes)
     parts = (split.train, split.validation, split.test)
-    kept = [examples.take([i for i, answer in enumerate(examples.answers) if answer in offered]) for examples in parts]
+    kept: list[Examples] = []
+    for examples in parts:
+        kept.append(examples.take([i for i, answer in enumerate(examples.answers) if answer in offered]))
     return Split(*(replace(examples, offered=classes) for examples in kept))
 
 

@@ -104,7 +104,9 @@ def label_facts(clients: Mapping[str, LabelSplit], unseen: Iterable[LabelExample
     clients weighted by their training rows: 0 where all are alike.
     """
     splits = list(clients.values())
-    sizes = [sum(len(split.roles[role]) for split in splits) for role in ("train", "validation", "test")]
+    sizes: list[int] = []
+    for role in ("train", "validation", "test"):
+        sizes.append(sum(len(split.roles[role]) for split in splits))
     elsewhere = list(unseen)
     tests = [split.test for split in splits] + elsewhere
     positives, count = sum((examples.counts() for examples in tests), np.zeros(1)), sum(map(len, tests))
@@ -172,10 +174,9 @@ def _by_chance(
 ) -> Owners:
     """Fewer rows than clients: each group goes to a client drawn by its share of the class of the group's first row."""
     units = np.arange(len(other)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    held = {
-        c: np.array([(classes[client_rows] == c).sum() for client_rows in owners.values()], float)
-        for c in np.unique(other)
-    }
+    held = {}
+    for c in np.unique(other):
+        held[c] = np.array([(classes[client_rows] == c).sum() for client_rows in owners.values()], float)
     sizes = np.array([len(client_rows) for client_rows in owners.values()], float)
     result = np.empty(len(other), dtype=np.int64)
     for unit in range(int(units.max()) + 1):

@@ -264,7 +264,9 @@ def pool_labels(tables: Sequence[LabelTable]) -> LabelTable:
     first = tables[0]
     if any(t.columns.keys() != first.columns.keys() or (t.images is None) != (first.images is None) for t in tables):
         raise ValueError("multi-label examples put together must all be pictures or texts, and all have kinds or none")
-    columns = {name: torch.cat([table.columns[name] for table in tables]) for name in first.columns}
+    columns: dict[str, Tensor] = {}
+    for name in first.columns:
+        columns[name] = torch.cat([table.columns[name] for table in tables])
     parts: dict[tuple[int, int], LabelTable] = {}
     starts: dict[tuple[int, int], int] = {}
     index: list[Tensor] = []

@@ -66,7 +66,10 @@ class ModalTable(Table):
     def sets(self) -> list[tuple[str, ...]]:
         """See :class:`Table`; none without examples."""
         kinds: list[list[bool]] = torch.unique(self.present, dim=0).tolist() if len(self) else []
-        return [tuple(name for name, present in zip(MODALITIES, kind, strict=True) if present) for kind in kinds]
+        result: list[tuple[str, ...]] = []
+        for kind in kinds:
+            result.append(tuple(name for name, present in zip(MODALITIES, kind, strict=True) if present))
+        return result
 
     def groups(self, rows: Tensor) -> list[Tensor]:
         """See :class:`Table`."""

@@ -36,7 +36,10 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     if not tables:
         return dataset
     lost = {key: _unreadable(images) for key, images in tables.items()}
-    names = [tables[key].names[row] for key, rows in lost.items() for row in sorted(rows)]
+    names: list[str] = []
+    for key, rows in lost.items():
+        for row in sorted(rows):
+            names.append(tables[key].names[row])
     count = sum(map(len, tables.values()))
     if not names:
         return replace(dataset, unreadable=LeftOut((), count, {}))

@@ -227,7 +227,9 @@ def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
 
 def _size(held: Mapping[str, Any]) -> tuple[float, float] | None:
     """(height, width) in pixels."""
-    sizes = [next((float(np.max(held[key])) for key in keys if key in held), 0.0) for keys in (_HEIGHT, _WIDTH)]
+    sizes: list[float] = []
+    for keys in (_HEIGHT, _WIDTH):
+        sizes.append(next((float(np.max(held[key])) for key in keys if key in held), 0.0))
     return (sizes[0], sizes[1]) if min(sizes) > 0 else None
 
 

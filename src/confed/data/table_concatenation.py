@@ -37,7 +37,9 @@ def _pool(tables: Sequence[Table]) -> Table:
             offsets[key] = sum(_pictures(part) for part in parts)
             parts.append(table)
         index.append(table.image_index + offsets[key])
-    columns = {name: torch.cat([table.columns[name] for table in tables]) for name in tables[0].columns}
+    columns: dict[str, Tensor] = {}
+    for name in tables[0].columns:
+        columns[name] = torch.cat([table.columns[name] for table in tables])
     soft = [table.targets for table in tables if table.targets is not None]
     if 0 < len(soft) < len(tables):
         raise ValueError(

@@ -74,10 +74,11 @@ def _frame(frame: Any) -> _Frame:
     names = [str(name) for name in frame.columns]
     filled = [frame.iloc[:, column].notna().tolist() for column in range(len(names))]
     cells = [frame.iloc[:, column].tolist() for column in range(len(names))]
-    records = [
-        {name: _cell(cells[column][row]) if filled[column][row] else None for column, name in enumerate(names)}
-        for row in range(len(frame))
-    ]
+    records: list[dict[str, Any | None]] = []
+    for row in range(len(frame)):
+        records.append(
+            {name: _cell(cells[column][row]) if filled[column][row] else None for column, name in enumerate(names)}
+        )
     return _Frame(names, dict.fromkeys(names), records)
 
 

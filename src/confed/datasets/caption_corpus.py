@@ -266,10 +266,11 @@ def _divided(
     if not len(train) or shots > len(train):
         raise ValueError(f"{client!r} has {len(train)} pictures to train on, which are too few: take fewer clients")
     shift = len(corpus.places)
-    turns = [
-        [Turn(turn.picture + shift if turn.picture >= 0 else -1, turn.text) for turn in corpus.documents[row]]
-        for row in documents.tolist()
-    ]
+    turns: list[list[Turn]] = []
+    for row in documents.tolist():
+        turns.append(
+            [Turn(turn.picture + shift if turn.picture >= 0 else -1, turn.text) for turn in corpus.documents[row]]
+        )
     sizes = len(train), len(texts), len(turns)
     shown = np.repeat([True, False, True], sizes)
     sentences = [*(corpus.captions[row] for row in train.tolist()), *(corpus.texts[row] for row in texts.tolist())]
@@ -296,10 +297,9 @@ def _asked(
 ) -> Examples:
     """Pictures to be described, each behind a few that are described already."""
     rng = generator(0, "corpus shots", client)
-    before = [
-        [Turn(p, corpus.captions[p]) for p in rng.choice(shown, shots, replace=False).tolist()]
-        for _ in range(len(rows))
-    ]
+    before: list[list[Turn]] = []
+    for _ in range(len(rows)):
+        before.append([Turn(p, corpus.captions[p]) for p in rng.choice(shown, shots, replace=False).tolist()])
     captions_of = [(corpus.captions[row],) for row in rows.tolist()]
     return Examples(
         pictures, rows, [""] * len(rows), ["caption"] * len(rows), [kind_of(captions) for captions in captions_of],

@@ -304,7 +304,11 @@ def _counts(sizes: Mapping[str, int], alpha: float | None) -> dict[tuple[str, st
     shares: dict[str, np.ndarray] = {}
     for names in (seeing, others):
         shares |= zip(names, label_shares(len(names), 10, alpha, rng), strict=True)
-    return {(name, role): label_counts(size, shares[name]) for name in OWNED for role, size in sizes.items()}
+    result: dict[tuple[str, str], np.ndarray] = {}
+    for name in OWNED:
+        for role, size in sizes.items():
+            result[(name, role)] = label_counts(size, shares[name])
+    return result
 
 
 def _deal_pictures(
@@ -313,7 +317,10 @@ def _deal_pictures(
     """Each picture to one client and role, or to the unseen places; test pictures first, for all seeds the same."""
     seeing = [name for name, owned in OWNED.items() if "image" in owned]
     fixed = [(_PLACE, "test"), *((name, "test") for name in seeing)]
-    free = [(name, role) for name in seeing for role in ("train", "validation")]
+    free: list[tuple[str, str]] = []
+    for name in seeing:
+        for role in ("train", "validation"):
+            free.append((name, role))
     wanted = {**counts, (_PLACE, "test"): unseen}
     dealt: _Dealt = {key: [] for key in (*fixed, *free)}
     for digit in range(10):

@@ -287,7 +287,10 @@ def _divided(
         raise ValueError(f"{client!r} has {len(rows)} pictures and none is left to train on: take fewer clients")
     index = np.repeat(train, [len(records[row].captions) for row in train.tolist()])
     texts = list(chain.from_iterable(records[row].captions for row in train.tolist()))
-    names = [f"{records[row].name}#{k}" for row in train.tolist() for k in range(len(records[row].captions))]
+    names: list[str] = []
+    for row in train.tolist():
+        for k in range(len(records[row].captions)):
+            names.append(f"{records[row].name}#{k}")
     return Split(
         Examples(pictures, index, texts, ["caption"] * len(texts), kinds[index].tolist(), names, present={}),
         _asked(client, np.sort(validation), train, records, kinds, pictures, sharing.shots),
@@ -308,10 +311,9 @@ def _asked(
     if shots > len(shown):
         raise ValueError(f"shots must be at most {len(shown)}, the pictures to show at {place!r}, got {shots}")
     rng = generator(0, "caption shots", place)
-    before = [
-        [Turn(p, records[p].captions[int(rng.integers(len(records[p].captions)))]) for p in chosen]
-        for chosen in (rng.choice(shown, shots, replace=False).tolist() for _ in rows)
-    ]
+    before: list[list[Turn]] = []
+    for chosen in (rng.choice(shown, shots, replace=False).tolist() for _ in rows):
+        before.append([Turn(p, records[p].captions[int(rng.integers(len(records[p].captions)))]) for p in chosen])
     return Examples(
         pictures, rows, [""] * len(rows), ["caption"] * len(rows), kinds[rows].tolist(),
         [records[row].name for row in rows.tolist()],

@@ -72,7 +72,11 @@ def _one(*words: str) -> str:
 def tell_words() -> tuple[str, ...]:
     """Every word that captions may contain, in order."""
     things = [Object(cell, "thing", "any", "large") for cell in range(GRID * GRID)]
-    told = {word for thing in things for way in WAYS for word in tell([thing, thing], way).split()}
+    told: set[str] = set()
+    for thing in things:
+        for way in WAYS:
+            for word in tell([thing, thing], way).split():
+                told.add(word)
     return (*sorted((told | {"a", "an", *_NUMBERS, *SIZES}) - {"any", "thing"}), *COLOURS, *NOUNS)
 
 
@@ -206,7 +210,9 @@ def _training(scene: str, told: Told, captions: int, texts: list[str], documents
     index = np.repeat(np.arange(count), captions)
     said = [told.caption(picture) for picture in index.tolist()]
     chosen = [rng.choice(count, _TURNS + 1, replace=False).tolist() for _ in range(documents)]
-    before = [[Turn(p, told.caption(p)) for p in row[:-1]] for row in chosen]
+    before: list[list[Turn]] = []
+    for row in chosen:
+        before.append([Turn(p, told.caption(p)) for p in row[:-1]])
     last = np.array([row[-1] for row in chosen], dtype=np.int64)
     total = len(said) + len(texts) + documents
     shown = np.ones(total, dtype=bool)

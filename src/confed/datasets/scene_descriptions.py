@@ -66,7 +66,11 @@ def scene_descriptions(
             place(scene, way, "test", test, references),
         )
     places = {scene: place(scene, None, "test", test, references) for scene in unseen}
-    texts = {text for s in splits.values() for examples in (s.train, s.validation) for text in examples.answers}
+    texts: set[str] = set()
+    for s in splits.values():
+        for examples in (s.train, s.validation):
+            for text in examples.answers:
+                texts.add(text)
     facts = {
         "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
         "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
@@ -80,7 +84,9 @@ def scene_descriptions(
 def _described(scene: str, role: str, told: Told, question: str, said: int) -> Examples:
     """Pictures of one role with what people say of them, the first of it as the answer."""
     count = len(told.tags)
-    everything = [tuple(told.caption(picture) for _ in range(said)) for picture in range(count)]
+    everything: list[tuple[str, ...]] = []
+    for picture in range(count):
+        everything.append(tuple(told.caption(picture) for _ in range(said)))
     people = everything if role == "train" else [tuple(dict.fromkeys(descriptions)) for descriptions in everything]
     return Examples(
         told.pictures, np.arange(count), [question] * count, [descriptions[0] for descriptions in people],

@@ -45,7 +45,10 @@ def bayes_ceilings(
 
         sum over o of max over a of P(a) p(o | a),    p(o | a) = product over facts f of p(o_f | a_f).
     """
-    return {place: _ceiling([_told(name, errors[name]) for name in owned[place]], shares[place]) for place in owned}
+    result: dict[str, float] = {}
+    for place in owned:
+        result[place] = _ceiling([_told(name, errors[name]) for name in owned[place]], shares[place])
+    return result
 
 
 def _told(modality: str, errors: np.ndarray) -> np.ndarray:
@@ -63,7 +66,9 @@ def _ceiling(told: Sequence[np.ndarray], shares: np.ndarray) -> float:
     """The sum of the formula above for one place."""
     facts = len(told[0])
     # What all modalities tell of one fact together, (2, outcomes); outcomes with equal ratios are one.
-    joint = [_merged(reduce(_both, (each[fact] for each in told))) for fact in range(facts)]
+    joint = []
+    for fact in range(facts):
+        joint.append(_merged(reduce(_both, (each[fact] for each in told))))
     # p(o | a) for all pairs of answers and outcomes, built fact by fact: (2^F, outcomes).
     likelihood = reduce(np.kron, joint)
     return float((np.asarray(shares, np.float64)[:, None] * likelihood).max(axis=0).sum())
@@ -277,7 +282,11 @@ def _distorted(style: _Style, number: int, strength: float, facts: int) -> _Styl
     x, y, z = axis / np.linalg.norm(axis)
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
     turned = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross  # Rodrigues' rotation
-    words = [word for pairs in (FACTS[:facts], _SAID[:facts]) for pair in pairs for word in pair]
+    words: list[str] = []
+    for pairs in (FACTS[:facts], _SAID[:facts]):
+        for pair in pairs:
+            for word in pair:
+                words.append(word)
     changed = rng.permutation(len(words))[: round(strength * len(words))]
     # Each stands for the next one, the last for the first, so that nothing is lost.
     others = {words[k]: words[after] for k, after in zip(changed, np.roll(changed, -1), strict=True)}
@@ -380,7 +389,12 @@ def _caption(fact: np.ndarray, gone: np.ndarray, style: _Style, rng: np.random.G
 
 def _words(facts: int) -> tuple[str, ...]:
     """Words of the captions; all that there are where clients may put other words for them."""
-    texts = " ".join(word for pairs in (FACTS[:facts], _SAID[:facts]) for pair in pairs for word in pair)
+    items: list[str] = []
+    for pairs in (FACTS[:facts], _SAID[:facts]):
+        for pair in pairs:
+            for word in pair:
+                items.append(word)
+    texts = " ".join(items)
     return tuple(sorted({"there", "was", *texts.split()}))
 
 

@@ -14,6 +14,7 @@ and ``series/NAME.csv``, each with a header of channels, the same for all files,
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -96,7 +97,8 @@ def sensor_series(
             client_rows["validation"] = [row for i, row in enumerate(client_rows["train"]) if i in chosen]
             client_rows["train"] = [row for i, row in enumerate(client_rows["train"]) if i not in chosen]
     if series is not None and standardise:
-        steps = [numbers[r.values["series"]] for n in clients for r in parts[n]["train"] if r.values["series"]]
+        training = chain.from_iterable(parts[name]["train"] for name in clients)
+        steps = [numbers[row.values["series"]] for row in training if row.values["series"]]
         series = _standardised(series, steps)
     splits = {name: Split(*(examples(parts[name][role]) for role in _ROLES)) for name in clients}
     for name, split in splits.items():

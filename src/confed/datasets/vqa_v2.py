@@ -161,12 +161,11 @@ def _table(
         raise ValueError(f"{features.file} lacks {len(lacking)} pictures that questions are about, first {lacking[0]}")
     if not folders:
         return row_of, NoPictures(len(numbers))
-    columns = {
-        image_number(name): path
-        for folder in folders
-        for name, path in find_pictures(Path(folder)).items()
-        if name.rpartition("_")[2].isdigit()
-    }
+    columns: dict[int, Path] = {}
+    for folder in folders:
+        for name, path in find_pictures(Path(folder)).items():
+            if name.rpartition("_")[2].isdigit():
+                columns[image_number(name)] = path
     lacking = [image for image in numbers if image not in columns]
     if lacking:
         raise ValueError(f"{', '.join(folders)}: {len(lacking)} pictures are missing, first {lacking[0]}")

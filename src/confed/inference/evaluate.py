@@ -350,7 +350,9 @@ class _Trial:
         questions = list(chain.from_iterable(examples.questions for examples in parts.values()))
         unknown = unknown_words(self.run.tokenizer, list(chain.from_iterable(_words(text) for text in questions)))
         if unknown:
-            hit = sum(any(word in unknown for word in _words(text)) for text in questions)
+            hit = 0
+            for text in questions:
+                hit += any(word in unknown for word in _words(text))
             notes.append(f"{hit} of {total} test questions have a word that the run's models do not know: "
                          f"{_some(sorted(unknown))}")  # fmt: skip
         tokenizer = self.run.tokenizer
@@ -370,7 +372,10 @@ def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> t
     alike = [data for data in learned_from if isinstance(data, LabelDataset) == labelled]
     splits: dict[str, Any] = {name: dataset.clients[name] for name in dataset.clients}
     roles = ("train", "validation") if used == "all" else ()
-    further = {f"{name}{_PART}{role}": split.roles[role] for name, split in splits.items() for role in roles}
+    further: dict[str, Any] = {}
+    for name, split in splits.items():
+        for role in roles:
+            further[f"{name}{_PART}{role}"] = split.roles[role]
     fresh = _not_learned(further, alike, *((_label_texts, _label_seen) if labelled else (_texts, _seen)))
     if isinstance(dataset, LabelDataset):
         chosen = replace(dataset, clients={name: _joined(name, split, fresh) for name, split in splits.items()})

@@ -372,10 +372,11 @@ def _products(g: Matchup) -> tuple[tuple[float, ...], ...]:
     """W with q(x - y) = Σ_lk W[l][k] x^l y^k."""
     q = _polynomial(g)
     size = len(q)
-    return tuple(
-        tuple((-1.0) ** k * math.comb(row + k, k) * q[row + k] if row + k < size else 0.0 for k in range(size))
-        for row in range(size)
-    )
+    items: list[tuple[float, ...]] = []
+    for row in range(size):
+        filled = [(-1.0) ** k * math.comb(row + k, k) * q[row + k] for k in range(size - row)]
+        items.append((*filled, *[0.0] * row))
+    return tuple(items)
 
 
 @lru_cache
@@ -405,7 +406,9 @@ def sorted_error(g: Matchup = "logistic") -> float:
     derivative = [power * value for power, value in enumerate(q)][1:]
     grid = [j / 2000 for j in range(2001)]  # q' and g' are even
     exact = [slope(x) for x in grid]
-    close = [sum(value * x**power for power, value in enumerate(derivative)) for x in grid]
+    close: list[float | int] = []
+    for x in grid:
+        close.append(sum(value * x**power for power, value in enumerate(derivative)))
     return max(abs(a - b) for a, b in zip(exact, close, strict=True)) / min(exact)
 
 

@@ -99,4 +99,8 @@ def flair_metrics(
     values = label_counts(probabilities, truth, mask, strict=True).summary("zero")
     values["C-AP"] = float(binned_average_precision(bins).mean())
     values["O-AP"] = float(binned_average_precision(bins.sum(1, keepdims=True))[0])
-    return {f"{kind}-{name}": values[f"{kind}-{name}"] for kind in "CO" for name in ("AP", "P", "R", "F1")}
+    result: dict[str, float] = {}
+    for kind in "CO":
+        for name in ("AP", "P", "R", "F1"):
+            result[f"{kind}-{name}"] = values[f"{kind}-{name}"]
+    return result

@@ -15,7 +15,11 @@ _PREFIX = "calibration/"
 
 def calibration_names(bins: int = 15) -> list[str]:
     """All names that :func:`calibration_tally` can give."""
-    return [f"{_PREFIX}{i:02d}/{quantity}" for i in range(bins) for quantity in ("confidence", "correct")]
+    result: list[str] = []
+    for i in range(bins):
+        for quantity in ("confidence", "correct"):
+            result.append(f"{_PREFIX}{i:02d}/{quantity}")
+    return result
 
 
 def calibration_tally(
@@ -50,12 +54,12 @@ def calibration_tally(
         name: torch.bincount(bin_of, weights=row, minlength=bins).tolist()
         for name, row in (("confidence", host[0]), ("correct", host[1]))
     }
-    return {
-        f"{_PREFIX}{i:02d}/{name}": (rows[i], float(counts[i]))
-        for i in range(bins)
-        if counts[i]
-        for name, rows in sums.items()
-    }
+    result = {}
+    for i in range(bins):
+        if counts[i]:
+            for name, rows in sums.items():
+                result[f"{_PREFIX}{i:02d}/{name}"] = (rows[i], float(counts[i]))
+    return result
 
 
 def expected_calibration_error(tally: Mapping[str, tuple[float, float]]) -> float:

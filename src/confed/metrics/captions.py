@@ -119,7 +119,9 @@ def bleu_tally(captions: Sequence[str], references: Sequence[Sequence[str]]) -> 
     if not captions:
         return {}
     deepest = max(map(len, references))
-    streams = [[" ".join(caption_words(r[k])) if k < len(r) else None for r in references] for k in range(deepest)]
+    streams: list[list[str | None]] = []
+    for k in range(deepest):
+        streams.append([" ".join(caption_words(r[k])) if k < len(r) else None for r in references])
     metric = load_sacrebleu().BLEU(tokenize="none", smooth_method="none", max_ngram_order=ORDER)
     score = metric.corpus_score([" ".join(caption_words(caption)) for caption in captions], streams)
     pairs = zip(score.counts, score.totals, strict=True)
@@ -160,7 +162,11 @@ def load_sacrebleu() -> Any:
 
 def _grams(caption: str) -> Counter[Gram]:
     words = caption_words(caption)
-    return Counter(tuple(words[i : i + n]) for n in range(1, ORDER + 1) for i in range(len(words) - n + 1))
+    items: list[tuple[str, ...]] = []
+    for n in range(1, ORDER + 1):
+        for i in range(len(words) - n + 1):
+            items.append(tuple(words[i : i + n]))
+    return Counter(items)
 
 
 def _likeness(own: tuple[list[dict[Gram, float]], int], other: tuple[list[dict[Gram, float]], int]) -> float:

@@ -78,11 +78,11 @@ class LabelCounts:
         per_class = [mean_over_classes(values, self.positives, undefined) for values in (self.precision, self.recall)]
         hits = self.true_positives.sum()
         overall = [float(ratio(hits, counts.sum())) for counts in (self.predicted, self.positives)]
-        return {
-            f"{kind}-{name}": value
-            for kind, (p, r) in (("C", per_class), ("O", overall))
-            for name, value in (("P", p), ("R", r), ("F1", float(ratio(2 * p * r, p + r))))
-        }
+        result: dict[str, float] = {}
+        for kind, (p, r) in (("C", per_class), ("O", overall)):
+            for name, value in (("P", p), ("R", r), ("F1", float(ratio(2 * p * r, p + r)))):
+                result[f"{kind}-{name}"] = value
+        return result
 
 
 def mean_over_classes(
@@ -227,7 +227,11 @@ def multilabel_metrics(
     per_class = class_average_precision(probabilities, truth, mask)
     values["C-AP"] = mean_over_classes(per_class, counts.positives, undefined)
     values["O-AP"] = overall_average_precision(probabilities, truth, mask)
-    return {f"{kind}-{name}": values[f"{kind}-{name}"] for kind in "CO" for name in ("AP", "P", "R", "F1")}
+    result: dict[str, float] = {}
+    for kind in "CO":
+        for name in ("AP", "P", "R", "F1"):
+            result[f"{kind}-{name}"] = values[f"{kind}-{name}"]
+    return result
 
 
 def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:

@@ -145,11 +145,10 @@ class Albef(GenerativeAnswerer):
         """
         width, config = self.config.width, self.config
         texts = {"text_encoder": config.text_layers, "text_decoder.bert": config.decoder_layers}
-        written = [
-            self.get_submodule(f"{encoder_name}.encoder.layer.{i}")
-            for encoder_name, n in texts.items()
-            for i in range(n)
-        ]
+        written: list[nn.Module] = []
+        for encoder_name, n in texts.items():
+            for i in range(n):
+                written.append(self.get_submodule(f"{encoder_name}.encoder.layer.{i}"))
         norms: list[Any] = [layer.output for layer in written]
         return Places(
             heads=(self.answer_head,),
@@ -243,7 +242,11 @@ def _vision(config: AlbefConfig) -> "ViTModel":
 
 def _initialise(model: nn.Module, std: float, rng: torch.Generator) -> None:
     """Matrices, embeddings and tokens from N(0, std), biases 0, normalisations 1 and 0."""
-    norms = {id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
+    norms: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            for p in module.parameters():
+                norms.add(id(p))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.is_meta:

@@ -181,10 +181,12 @@ class Pieces:
     def decode(self, tokens: Tensor) -> list[str]:
         """The texts of token ids, int64 (N, L), up to the end token; special tokens are left out."""
         shift = len(SPECIAL_TOKENS)
-        return [
-            str(self._model.DecodeIds([number - shift for number in _behind_start(row) if number >= shift]))
-            for row in tokens.tolist()
-        ]
+        result: list[str] = []
+        for row in tokens.tolist():
+            result.append(
+                str(self._model.DecodeIds([number - shift for number in _behind_start(row) if number >= shift]))
+            )
+        return result
 
     def save(self, directory: Path | str) -> None:
         """Writes :data:`PIECES`, which is this tokenizer's file again."""

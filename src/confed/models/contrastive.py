@@ -73,7 +73,9 @@ class AnswerProjection(nn.Module):
         # The positions of an answer's words in the vocabulary, -1 after the last one. What everybody knows is no
         # part of a model's state.
         row_of = {word: row for row, word in enumerate(vocabulary)}
-        spelt = [[row_of[word] for word in answer_words(answer)[:words]] for answer in answers]
+        spelt: list[list[int]] = []
+        for answer in answers:
+            spelt.append([row_of[word] for word in answer_words(answer)[:words]])
         # One position after the longest answer represents all further ones, which are the same to a maximum.
         positions = min(words, max(map(len, spelt)) + 1)
         tokens = torch.tensor([row + [-1] * (positions - len(row)) for row in spelt], dtype=torch.int64)

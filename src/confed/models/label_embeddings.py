@@ -244,7 +244,9 @@ def embed_labels(
             vectors = F.normalize(_in_chunks(encode, prompts), dim=1)
         else:
             pattern = template.removesuffix(".")
-            rows = [_in_chunks(encode, [prompt(name, pattern) for name in names[label]]) for label in labels]
+            rows: list[Tensor] = []
+            for label in labels:
+                rows.append(_in_chunks(encode, [prompt(name, pattern) for name in names[label]]))
             vectors = torch.stack([row.mean(0) for row in rows])
     _check_different(labels, vectors)
     positive, negative = F.normalize(encode(states), dim=1)

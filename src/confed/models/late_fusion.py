@@ -46,7 +46,11 @@ class LateFusion(nn.Module):
     def frozen(self) -> set[str]:
         """Names of the parameters that do not learn, such as fixed word vectors."""
         parts = {name: module for name, module in self.embed.items() if isinstance(module, ModalTransformer)}
-        return {f"embed.{name}.{still}" for name, module in parts.items() for still in module.frozen}
+        result: set[str] = set()
+        for name, module in parts.items():
+            for still in module.frozen:
+                result.add(f"embed.{name}.{still}")
+        return result
 
     def forward(self, batch: Batch) -> Output:
         """Log-probabilities of the answers (B, C), and the mean of the networks' features (B, d_model).

@@ -22,12 +22,12 @@ class Constants(nn.Module):
 
 def constant_names(model: nn.Module) -> set[str]:
     """Names of the buffers in a model that are constants."""
-    return {
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if isinstance(module, Constants)
-        for name, _ in module.named_buffers()
-    }
+    result: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, Constants):
+            for name, _ in module.named_buffers():
+                result.add(f"{path}.{name}")
+    return result
 
 
 class FrozenBatchNorm2d(Constants):

@@ -76,7 +76,10 @@ class MCAN(RegionModel):
 
     def places(self) -> Places:
         """What can be finetuned; adapters sit in front of the last layer normalisation of every block."""
-        blocks = [cast(_Block, block) for stack in (self.encoder, self.decoder) for block in stack]
+        blocks: list[_Block] = []
+        for stack in (self.encoder, self.decoder):
+            for block in stack:
+                blocks.append(cast(_Block, block))
         last = self.layers - 1
         return Places(
             heads=(self.answer_head,),

@@ -124,15 +124,21 @@ class MMNasNet(RegionModel):
         With "top", the operations learn from the last attention on.
         """
         parts = {"encoder": self.encoder, "decoder": self.decoder}
-        kinds = {name: [cast(_Operation, one).kind for one in operations] for name, operations in parts.items()}
-        last = {
-            name: max(i for i, kind in enumerate(operation_kinds) if kind != "FFN")
-            for name, operation_kinds in kinds.items()
-        }
-        top = [
-            f"{name}.{i}." for name, operation_kinds in kinds.items() for i in range(last[name], len(operation_kinds))
-        ]
-        norms = [one for operations in parts.values() for one in operations if cast(_Operation, one).kind == "FFN"]
+        kinds: dict[str, list[str]] = {}
+        for name, operations in parts.items():
+            kinds[name] = [cast(_Operation, one).kind for one in operations]
+        last: dict[str, int] = {}
+        for name, operation_kinds in kinds.items():
+            last[name] = max(i for i, kind in enumerate(operation_kinds) if kind != "FFN")
+        top: list[str] = []
+        for name, operation_kinds in kinds.items():
+            for i in range(last[name], len(operation_kinds)):
+                top.append(f"{name}.{i}.")
+        norms: list[nn.Module] = []
+        for operations in parts.values():
+            for one in operations:
+                if cast(_Operation, one).kind == "FFN":
+                    norms.append(one)
         return Places(
             heads=(self.answer_head,),
             top=(*top, "flat_text.", "flat_regions.", "norm."),

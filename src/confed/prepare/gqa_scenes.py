@@ -205,7 +205,10 @@ def _select(
     sources: Mapping[str, Sequence[Source]], scenes: Mapping[str, str], progress: Progress
 ) -> dict[tuple[str, str], list[Question]]:
     """(scene, "train" or "test") -> its questions, in the order of the files."""
-    rows: dict[tuple[str, str], list[Question]] = {(s, r): [] for s in SCENES for r in ("train", "test")}
+    rows: dict[tuple[str, str], list[Question]] = {}
+    for s in SCENES:
+        for r in ("train", "test"):
+            rows[(s, r)] = []
     kept = 0
     for role, parts in sources.items():
         for source in parts:

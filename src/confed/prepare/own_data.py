@@ -191,11 +191,10 @@ def saved_datasets(folder: Path) -> Questions | None:
         return _parquet_with_pictures(folder)
     infos = [json.loads(file.read_text(encoding="utf-8")) for file in told]
     features: dict[str, Any] = infos[0].get("features") or {}
-    counts = {
-        name: folder_part.get("num_examples", 0)
-        for info in infos
-        for name, folder_part in (info.get("splits") or {}).items()
-    }
+    counts = {}
+    for info in infos:
+        for name, folder_part in (info.get("splits") or {}).items():
+            counts[name] = folder_part.get("num_examples", 0)
     shown = next(
         (name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "Image"), ""
     )
@@ -442,9 +441,12 @@ def _labels(folder: Path, clients: int) -> Found | None:
         raise ValueError(f"{file}: expected a picture a line, got an empty file")
     uses = frozenset({file.name, pictures.name, "labels.txt"})
     if all("labels" in entry for entry in entries):
-        labels = Counter(
-            str(label) for entry in entries for label in entry["labels"] if isinstance(entry["labels"], list)
-        )
+        items: list[str] = []
+        for entry in entries:
+            for label in entry["labels"]:
+                if isinstance(entry["labels"], list):
+                    items.append(str(label))
+        labels = Counter(items)
         saw = [f"labels.jsonl: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
         shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
         options = {"root": str(folder.resolve()), **shares, "image_size": 64}
@@ -462,7 +464,10 @@ def _labels(folder: Path, clients: int) -> Found | None:
 
 def _by_owner(entries: Sequence[Mapping[str, Any]], usual: str, saw: list[str]) -> dict[str, Any]:
     """Keys that make a client of each name in a column of owners; none where there is no such column."""
-    names = {name: None for entry in entries for name in entry}
+    names: dict[str, None] = {}
+    for entry in entries:
+        for name in entry:
+            names[name] = None
     called = [*([usual] if usual in names else []), *(name for name in by_likelihood(names) if name != usual)]
     cells = {name: cells_of(entries, name) for name in called}
     taken = next((name for name in called if says_owners(cells[name])), "")

@@ -124,12 +124,11 @@ def _encode(
 ) -> dict[str, Any]:
     from confed.models.vision_features import load_vision_encoder
 
-    pictures = {
-        image_number(name): path
-        for folder in folders
-        for name, path in find_pictures(folder).items()
-        if name.rpartition("_")[2].isdigit()
-    }
+    pictures: dict[int, Path] = {}
+    for folder in folders:
+        for name, path in find_pictures(folder).items():
+            if name.rpartition("_")[2].isdigit():
+                pictures[image_number(name)] = path
     _check_missing(asked, pictures, "a picture")
     model = load_vision_encoder(encoder, options.grid, options.device)
     rows = model.files([pictures[image] for image in asked])

@@ -45,10 +45,9 @@ def session_name(section: str, value: Any) -> str:
         NAMED[section].add(name, lambda: value)
     elif is_table(value):
         tables = tables_of(value)
-        rows = {
-            split: (table.column_names, [table[row] for row in range(len(table))])
-            for split, table in tables.splits.items()
-        }
+        rows: dict[str, tuple[Any, list[Any]]] = {}
+        for split, table in tables.splits.items():
+            rows[split] = (table.column_names, [table[row] for row in range(len(table))])
         name = f"{SESSION}{tables.name}@{digest_of(rows)}"
         NAMED[section].add(name, _tabled(tables))
     else:

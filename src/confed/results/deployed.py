@@ -54,7 +54,9 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
         deploys(summary, wanted_view)
         for summary, wanted_view in zip(summaries, wanted or [""] * len(summaries), strict=True)
     ]
-    bare = [{k: v for k, v in summary.items() if k not in ("deploys", "deployed")} for summary in summaries]
+    bare: list[dict[str, Any]] = []
+    for summary in summaries:
+        bare.append({k: v for k, v in summary.items() if k not in ("deploys", "deployed")})
     if "global_seen" not in keys:
         return bare
     return [{**s, "deploys": key, "deployed": dict(s.get(key) or {})} for s, key in zip(bare, keys, strict=True)]
@@ -62,7 +64,9 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
 
 def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
     """What is deployed by whom, in a sentence."""
-    of = {key: [label for label, s in firsts.items() if s.get("deploys") == key] for key in HEADLINES}
+    of: dict[str, list[str]] = {}
+    for key in HEADLINES:
+        of[key] = [label for label, s in firsts.items() if s.get("deploys") == key]
     heads = any(global_model_of(firsts[label]) == "with own parts" for label in of["global_seen"])
     shared = "what is global, with each client's own head where it has one" if heads else "the global model"
     parts = [

@@ -222,7 +222,9 @@ def _lacking(study: Study, rows: Rows, wanted: str) -> str:
 
 def _apart(study: Study, one: str, other: str) -> str:
     """Why two rows with runs cannot be compared."""
-    seeds = [{run.seed for run in study.of(row)} for row in (one, other)]
+    seeds: list[set[int]] = []
+    for row in (one, other):
+        seeds.append({run.seed for run in study.of(row)})
     return "no value in the seeds that both rows have" if seeds[0] & seeds[1] else "no seed that both rows have"
 
 
@@ -248,7 +250,11 @@ def _judged(run: Run) -> dict[str, float]:
 def _places(study: Study, row: str) -> dict[str, float]:
     """Client -> mean over seeds."""
     runs = [_judged(run) for run in study.of(row)]
-    return {place: _mean(run[place] for run in runs if place in run) for run in runs for place in run}
+    result: dict[str, float] = {}
+    for run in runs:
+        for place in run:
+            result[place] = _mean(run[place] for run in runs if place in run)
+    return result
 
 
 def _mean(values: Iterable[float]) -> float:

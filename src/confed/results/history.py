@@ -151,4 +151,7 @@ def over_seeds(curves: Sequence[Curve]) -> dict[int, float]:
     if not curves:
         return {}
     shared = set(curves[0]).intersection(*curves[1:])
-    return {r: sum(curve[r] for curve in curves) / len(curves) for r in sorted(shared)}
+    result: dict[int, float] = {}
+    for r in sorted(shared):
+        result[r] = sum(curve[r] for curve in curves) / len(curves)
+    return result

@@ -47,7 +47,9 @@ def metric_note(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(run.metric for run in complete))
     if len(names) < 2:
         return ""
-    of = {name: list(dict.fromkeys(run.label for run in complete if run.metric == name)) for name in names}
+    of: dict[str, list[str]] = {}
+    for name in names:
+        of[name] = list(dict.fromkeys(run.label for run in complete if run.metric == name))
     words = "; ".join(f"{name} of {', '.join(labels)}" for name, labels in of.items())
     if {*names} <= {*ONE_ANSWER} and all(strict_scores(run) for run in complete):
         return f"Metrics have several names ({words}), but every score is 0 or 1: all are shares of right answers."

@@ -63,7 +63,9 @@ def provisional(
     section = recipe.get("run", {})
     tail = folder.name.removeprefix("seed-")
     clients = dict.fromkeys(chain.from_iterable([*line.get("loss", {}), *line.get("errors", {})] for line in rounds))
-    places = {view: dict.fromkeys(p for e in evaluations for p in e.get(view, {})) for view in ("personal", "unseen")}
+    places: dict[str, dict[Any, Any | None]] = {}
+    for view in ("personal", "unseen"):
+        places[view] = dict.fromkeys(p for e in evaluations for p in e.get(view, {}))
     return {
         "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
         "recipe": recipe.get("name", ""),

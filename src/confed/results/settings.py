@@ -49,11 +49,10 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
         settings_of_runs = [
             flat(run.recipe.get("algorithm", {})) for run in runs if run.method == method and run.recipe
         ]
-        keys = [
-            k
-            for k in dict.fromkeys(k for x in settings_of_runs for k in x)
-            if len({repr(x.get(k)) for x in settings_of_runs}) > 1
-        ]
+        keys: list[str] = []
+        for k in dict.fromkeys(k for x in settings_of_runs for k in x):
+            if len({repr(x.get(k)) for x in settings_of_runs}) > 1:
+                keys.append(k)
         for i, run in enumerate(named):
             if run.method == method and keys and run.recipe:
                 values = flat(run.recipe.get("algorithm", {}))
@@ -68,9 +67,10 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
 def tuning_note(runs: Sequence[Run]) -> str:
     """Which values tuning chose and for which methods it did not, in a sentence; the empty text if it chose none."""
     labels = distinct_labels({run.method: run.label for run in runs})
-    words = {
-        labels[run.method]: ", ".join(f"{key}={value}" for key, value in run.tuned.items()) for run in runs if run.tuned
-    }
+    words: dict[str, str] = {}
+    for run in runs:
+        if run.tuned:
+            words[labels[run.method]] = ", ".join(f"{key}={value}" for key, value in run.tuned.items())
     others = [labels[run.method] for run in runs if not run.tuned]
     sentence = "; ".join(f"{label} {values}" for label, values in words.items())
     without = f" Not tuned: {', '.join(others)}." if others else ""

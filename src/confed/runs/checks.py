@@ -276,7 +276,10 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
             f"the model {model['name']!r} reads pictures and texts, of which {listed(blind)} have neither: leave these "
             "clients out (run.without), or take a model that reads other modalities"
         )
-    nobodys = [name for name in reads if not any(name in client_modalities for client_modalities in owned.values())]
+    nobodys: list[str] = []
+    for name in reads:
+        if not any(name in client_modalities for client_modalities in owned.values()):
+            nobodys.append(name)
     if nobodys and gaps:
         warnings.warn(
             f"model.modalities names {', '.join(nobodys)}, which no client of {data!r} has: what reads it never learns",

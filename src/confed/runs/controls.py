@@ -77,7 +77,9 @@ def _of_view(
     place_tensors = {place: examined.results[view, place, place][1] for place in places}
     right = {place: _scores(tensors) for place, tensors in place_tensors.items()}
     names = list(dict.fromkeys(chain.from_iterable(places.values())))
-    shown = {name: {p: _scores(kept[name]) for p, kept in places.items() if name in kept} for name in names}
+    shown: dict[str, dict[str, np.ndarray]] = {}
+    for name in names:
+        shown[name] = {p: _scores(kept[name]) for p, kept in places.items() if name in kept}
     blind = {name: floors.scores(name, view, places) for name in ("constant", "words")}
     blind = {name: scores for name, scores in blind.items() if scores}
     permuted = {name: scores for name, scores in shown.items() if name.startswith(PERMUTED)}
@@ -90,9 +92,9 @@ def _of_view(
     else:
         judged = verdict(right, permuted, blind, decisive)
     columns = {"right": right, **shown, **blind}
-    summary: dict[str, Any] = {
-        name: {place: float(scores.mean()) for place, scores in column.items()} for name, column in columns.items()
-    }
+    summary: dict[str, Any] = {}
+    for name, column in columns.items():
+        summary[name] = {place: float(scores.mean()) for place, scores in column.items()}
     summary["means"] = {name: mean_over_places(column) for name, column in columns.items()}
     summary |= {"p": dict(judged.p), "passed": judged.passed, "reasons": [*judged.reasons]}
     if isinstance(judged, LabelVerdict):

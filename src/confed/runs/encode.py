@@ -256,10 +256,9 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
         return {}
     # No vocabulary has a letter of the Gothic alphabet: this is how an unknown word looks.
     unknown = int(tokenizer.questions(["\U00010348"])[0][0, 1])
-    people = {
-        name: [(answer,) for answer in e.answers] if e.annotations is None else e.annotations
-        for name, e in clients.items()
-    }
+    people: dict[str, list[tuple[str]] | Sequence[Sequence[str]]] = {}
+    for name, e in clients.items():
+        people[name] = [(answer,) for answer in e.answers] if e.annotations is None else e.annotations
     texts = {text for given in people.values() for row in given for text in row}
     texts |= set(chain.from_iterable(examples.answers for examples in clients.values()))
     ids, mask = tokenizer.questions(list(texts))
@@ -281,8 +280,12 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
 
     def padded(given: list[list[tuple[tuple[int, ...], float]]]) -> tuple[Tensor, Tensor]:
         full = [[*answers, *[((), 0.0)] * (k - len(answers))] for answers in given]
-        written = [[(*tokens, *[0] * (t - len(tokens))) for tokens, _ in answers] for answers in full]
-        weight = [[share for _, share in answers] for answers in full]
+        written = []
+        for answers in full:
+            written.append([(*tokens, *[0] * (t - len(tokens))) for tokens, _ in answers])
+        weight = []
+        for answers in full:
+            weight.append([share for _, share in answers])
         return torch.tensor(written, dtype=torch.int64).view(-1, k, t), torch.tensor(weight).view(-1, k)
 
     return {name: padded(given) for name, given in rows.items()}

@@ -167,7 +167,10 @@ def words_of(batch: Batch, tokenizer: Any) -> list[list[str]] | None:
         return None
     vocabulary = tokenizer.vocabulary
     lengths = batch["text_mask"].sum(1).tolist()
-    return [[vocabulary[i] for i in row[:n]] for row, n in zip(batch["text"].tolist(), lengths, strict=True)]
+    result = []
+    for row, n in zip(batch["text"].tolist(), lengths, strict=True):
+        result.append([vocabulary[i] for i in row[:n]])
+    return result
 
 
 def rounded(values: Tensor) -> Any:

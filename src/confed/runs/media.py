@@ -35,5 +35,7 @@ def kept_series(series: Series, row: int) -> dict[str, Any]:
     values = series.row(row)
     chosen = np.linspace(0, len(values) - 1, min(len(values), STEPS)).round().astype(int)
     kept = values[chosen, :CHANNELS].T
-    rounded = [[float(f"{value:.4g}") for value in channel] for channel in kept.tolist()]
+    rounded: list[list[float]] = []
+    for channel in kept.tolist():
+        rounded.append([float(f"{value:.4g}") for value in channel])
     return {"channels": list(series.channels), "values": rounded, "steps": len(values)}

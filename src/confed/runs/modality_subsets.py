@@ -32,7 +32,9 @@ def sets_at(data: TableData) -> list[Set]:
 def sets_tried(sets: Iterable[Set], tensors: Mapping[str, Tensor]) -> list[Set]:
     """Every set that a model can be shown of examples with the given sets, the smallest first."""
     reads = modalities_of(tensors)
-    left = {tuple(name for name in own if name in reads) for own in sets}
+    left: set[tuple[str, ...]] = set()
+    for own in sets:
+        left.add(tuple(name for name in own if name in reads))
     every = {part for own in left for size in range(len(own)) for part in combinations(own, size + 1)}
     return sorted(every, key=lambda part: (len(part), [MODALITIES.index(name) for name in part]))
 
@@ -41,8 +43,11 @@ def widest(places: Mapping[str, TableData]) -> list[str]:
     """The places whose test examples have sets that are part of no other place's."""
     known = {name: sets_at(data) for name, data in places.items()}
 
+    def is_within(own: Set, others: Sequence[Set]) -> bool:
+        return any(set(own) < set(other) for other in others)
+
     def within(sets: Sequence[Set], others: Sequence[Set]) -> bool:
-        return all(any(set(own) < set(other) for other in others) for own in sets)
+        return all(is_within(own, others) for own in sets)
 
     return [
         name

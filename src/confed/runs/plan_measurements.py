@@ -163,7 +163,9 @@ def measure(
         examination.serving = max(clock() - began - sum(examination.seconds.values()), 0.0)
         states = checkpoints.store.sizes()
         server = sum(path.stat().st_size for path in (Path(place) / "checkpoint").glob("round-000002/*"))
-    personal = [sum(tensor.nbytes for tensor in own.values()) for own in found.personal.values()]
+    personal: list[int] = []
+    for own in found.personal.values():
+        personal.append(sum(tensor.nbytes for tensor in own.values()))
 
     def sizes(name: str) -> tuple[int, int, int]:
         return sizes_of(short.data(name))

@@ -178,7 +178,9 @@ def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: f
     columns = (counts.positives, counts.predicted, counts.true_positives, precision)
     columns = (*columns, counts.precision, counts.recall, counts.f1)
     keys = ("positives", "predicted", "true_positives", "AP", "P", "R", "F1")
-    rows = [dict(zip(keys, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
+    rows = []
+    for row in zip(*(c.tolist() for c in columns), strict=True):
+        rows.append(dict(zip(keys, row, strict=True)))
     return [
         {"label": name, **row, "AP": None if np.isnan(row["AP"]) else row["AP"]}
         for name, row in zip(names, rows, strict=True)
@@ -202,7 +204,9 @@ def _together_counts(
 def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]], undefined: Any) -> dict[str, Any]:
     """The eight metrics of one view, those over classes by both conventions."""
     positives = np.array([row["positives"] for row in classes])
-    columns = {key: np.array([row[key] for row in classes], dtype=np.float64) for key in ("AP", "P", "R")}
+    columns: dict[str, np.ndarray] = {}
+    for key in ("AP", "P", "R"):
+        columns[key] = np.array([row[key] for row in classes], dtype=np.float64)
 
     def over_classes(convention: Any) -> dict[str, float]:
         ap, p, r = (mean_over_classes(values, positives, convention) for values in columns.values())

@@ -34,7 +34,9 @@ def line_of(ledger: PrivacyLedger, round: int, asked: Sequence[str], present: in
 def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> dict[str, Any]:
     """The field of ``summary.json``: the guarantee in numbers and words, client by client and round by round."""
     privacy = ledger.privacy
-    spent = {name: [ledger.epsilon(name, round) for round in _shown(rounds)] for name in clients}
+    spent: dict[str, list[float]] = {}
+    for name in clients:
+        spent[name] = [ledger.epsilon(name, round) for round in _shown(rounds)]
     return {
         FIELD: {
             "at": privacy.at, "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta,

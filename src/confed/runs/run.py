@@ -428,7 +428,9 @@ class Runner:
         pooled = PooledCounts(self.setup.task, self.setup.algorithm, self.run_data.unseen)
         limit = self.settings.evaluate_examples
         views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
-        values = {view: {p: summarise(t) for p, t in places.items()} for view, places in views.items()}
+        values: dict[str, dict[str, dict[str, float]]] = {}
+        for view, places in views.items():
+            values[view] = {p: summarise(t) for p, t in places.items()}
         missing = {"unanswered": dict(simulation.unanswered)} if simulation.unanswered else {}
         if self.setup.algorithm.traits.centralised:
             # One model serves all clients: it is each client's, and the global one.

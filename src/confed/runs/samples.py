@@ -50,13 +50,15 @@ def picked(student: Tensor, teacher: Tensor, mode: Filter, answers: Sequence[str
     best = r.topk(min(SHOWN, len(answers)), dim=1).indices
     columns = {"r": r, "teacher": teacher.softmax(dim=1), "student": student.softmax(dim=1)}
     chosen = {name: torch.gather(values, 1, best).tolist() for name, values in columns.items()}
-    return [
-        [
-            {"answer": answers[answer], **{name: float(f"{rows[b][n]:.3g}") for name, rows in chosen.items()}}
-            for n, answer in enumerate(row)
-        ]
-        for b, row in enumerate(best.tolist())
-    ]
+    result = []
+    for b, row in enumerate(best.tolist()):
+        result.append(
+            [
+                {"answer": answers[answer], **{name: float(f"{rows[b][n]:.3g}") for name, rows in chosen.items()}}
+                for n, answer in enumerate(row)
+            ]
+        )
+    return result
 
 
 # Gallery of a run: sample questions with global and personal answers and --------------------------------------
@@ -117,10 +119,12 @@ def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
     if "boxes" not in batch:
         return [{"attention": None}] * len(maps)
     has_region = batch["regions"].abs().sum(-1) > 0 if "regions" in batch else torch.ones_like(maps, dtype=torch.bool)
-    return [
-        {"attention": [round(v, 3) for v in weights[row].tolist()], "boxes": _rounded(boxes[row].tolist())}
-        for weights, boxes, row in zip(maps, batch["boxes"], has_region, strict=True)
-    ]
+    result = []
+    for weights, boxes, row in zip(maps, batch["boxes"], has_region, strict=True):
+        result.append(
+            {"attention": [round(v, 3) for v in weights[row].tolist()], "boxes": _rounded(boxes[row].tolist())}
+        )
+    return result
 
 
 def written_models(
@@ -314,4 +318,7 @@ def png(pixels: Any) -> str:
 
 
 def _rounded(values: list[list[float]]) -> list[list[float]]:
-    return [[round(v, 3) for v in row] for row in values]
+    result: list[list[float]] = []
+    for row in values:
+        result.append([round(v, 3) for v in row])
+    return result

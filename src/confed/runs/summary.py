@@ -37,7 +37,9 @@ def spent_on_examples(setup: Setup, history: Sequence[Mapping[str, Any]], client
     if not isinstance(method, ProtectsExamples) or not method.example_privacy.noise > 0:
         return {}
     privacy = method.example_privacy
-    asked = {name: sum(name in line["bytes_down"] for line in history) for name in clients}
+    asked: dict[str, int] = {}
+    for name in clients:
+        asked[name] = sum(name in line["bytes_down"] for line in history)
     epochs = {name: count * setup.local.epochs for name, count in asked.items()}
     seed = " The noise is a function of the run's seed, which has to stay secret." if privacy.repeatable else ""
     unit = "is replaced by another one" if privacy.adjacency == "replace" else "has a gradient of zero instead"
@@ -279,13 +281,17 @@ def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
     first = next(iter(counts.values()))
     if all(client_counts == first for client_counts in counts.values()):
         return {"parameters": first}
-    means = {key: round(sum(client_counts[key] for client_counts in counts.values()) / len(counts)) for key in first}
+    means: dict[str, int] = {}
+    for key in first:
+        means[key] = round(sum(client_counts[key] for client_counts in counts.values()) / len(counts))
     return {"parameters": means, "parameters_of": counts}
 
 
 def _bleu(views: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
     """BLEU-4 of each place's captions, where models write some."""
-    scores = {view: {p: v["bleu4"] for p, v in places.items() if "bleu4" in v} for view, places in views.items()}
+    scores: dict[str, dict[str, float]] = {}
+    for view, places in views.items():
+        scores[view] = {p: v["bleu4"] for p, v in places.items() if "bleu4" in v}
     return {"bleu4": scores} if any(scores.values()) else {}
 
 

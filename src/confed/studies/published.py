@@ -128,11 +128,10 @@ def row_of(runs: Sequence[Run]) -> dict[str, Any]:
 def _shared(of: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Predictions of several seeds as "seed-N/KEY", and what all seeds have alike, such as names, as "all/KEY"."""
     first = next(iter(of.values()))
-    alike = [
-        k
-        for k, v in first.items()
-        if all(k in seed_arrays and np.array_equal(v, seed_arrays[k]) for seed_arrays in of.values())
-    ]
+    alike: list[str] = []
+    for k, v in first.items():
+        if all(k in seed_arrays and np.array_equal(v, seed_arrays[k]) for seed_arrays in of.values()):
+            alike.append(k)
     shared = {f"all/{key}": first[key] for key in alike}
     return shared | {
         f"seed-{n}/{key}": v for n, seed_arrays in of.items() for key, v in seed_arrays.items() if key not in alike

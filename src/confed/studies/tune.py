@@ -266,7 +266,9 @@ def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], do
     tried = [trial.choice for trial in done]
     if choice not in tried:
         return choice
-    points = [dict(zip(space, at, strict=True)) for at in itertools.product(*(range(len(v)) for v in space.values()))]
+    points: list[dict[str, int]] = []
+    for at in itertools.product(*(range(len(v)) for v in space.values())):
+        points.append(dict(zip(space, at, strict=True)))
     left = [point for point in points if point not in tried]
     return random.Random(json.dumps([*tried, choice])).choice(left)
 
@@ -455,4 +457,7 @@ def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], aga
 
 def _trials(file: Path) -> list[Trial]:
     lines = read_jsonl(file)[1:]
-    return [Trial(**{**line, **{key: tuple(line.get(key, ())) for key in ("scores", "by_seed")}}) for line in lines]
+    result: list[Trial] = []
+    for line in lines:
+        result.append(Trial(**{**line, **{key: tuple(line.get(key, ())) for key in ("scores", "by_seed")}}))
+    return result

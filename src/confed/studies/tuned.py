@@ -152,7 +152,10 @@ def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int, seeds: int =
     terms: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.run.seed, "budget": budget}
     content: dict[str, Any] = {"tuning": {**terms, "seeds": seeds} if seeds > 1 else terms}
     # TOML has no null: a setting that is left to the method is left out.
-    chosen = {tuned.row: {k: v for k, v in tuned.best.values.items() if v is not None} for tuned in found if tuned.best}
+    chosen: dict[str, dict[str, Any]] = {}
+    for tuned in found:
+        if tuned.best:
+            chosen[tuned.row] = {k: v for k, v in tuned.best.values.items() if v is not None}
     content["methods"] = {row: merge({}, values) for row, values in chosen.items()}
     head = "# Written by `confed tune`: chosen on the clients' validation data; test data had no part in it.\n"
     leads = "".join(f"# {tuned.row}: {tuned.lead}\n" for tuned in found if tuned.lead)

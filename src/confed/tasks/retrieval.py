@@ -77,7 +77,10 @@ class Retrieval:
     @property
     def measures(self) -> dict[str, tuple[float, float]]:
         """See :class:`confed.federation.reports.Measured`."""
-        shares = {f"{way}@{k}": (0.0, 1.0) for way in ("tr", "ir") for k in CUTS}
+        shares: dict[str, tuple[float, float]] = {}
+        for way in ("tr", "ir"):
+            for k in CUTS:
+                shares[f"{way}@{k}"] = (0.0, 1.0)
         return {"loss": (LOSS.low, LOSS.high), **shares, "pictures": (0.0, LOSS.high)}
 
     def tally(self, output: Output, batch: Batch) -> Tally:

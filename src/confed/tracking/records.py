@@ -89,7 +89,9 @@ class TrackedRun:
 
     def without(self, there: set[tuple[str, int]]) -> dict[int, Values]:
         """The values that are not ``there`` yet, round by round; pairs are (metric, round)."""
-        left = {r: {m: v for m, v in self.rounds[r].items() if (m, r) not in there} for r in sorted(self.rounds)}
+        left: dict[int, dict[str, float]] = {}
+        for r in sorted(self.rounds):
+            left[r] = {m: v for m, v in self.rounds[r].items() if (m, r) not in there}
         return {r: values for r, values in left.items() if values}
 
 
@@ -187,7 +189,11 @@ def _evaluated(run: Run, line: Mapping[str, Any]) -> Values:
     for view in VIEWS:
         places = {str(place): numbers(values) for place, values in (line.get(view) or {}).items()}
         headline = {p: x for p, v in places.items() if (x := v.get(place_metric(run, p, v))) is not None}
-        metrics = {m for values in places.values() for m in values if "/" not in m}  # with one: by type of question
+        metrics: set[str] = set()
+        for values in places.values():
+            for m in values:
+                if "/" not in m:
+                    metrics.add(m)
         for metric in sorted(metrics):
             mean = average([values.get(metric) for values in places.values()])
             found |= {} if mean is None else {f"{split}/{view}/{metric}": mean}

@@ -28,21 +28,19 @@ def send(run: TrackedRun, place: str) -> Sent:
 
     client = mlflow.MlflowClient(place or None)
     run_info = _find(client, run)
-    logged = {
-        (key, metric.step)
-        for key in run_info.data.metrics
-        for metric in client.get_metric_history(run_info.info.run_id, key)
-    }
+    logged = set()
+    for key in run_info.data.metrics:
+        for metric in client.get_metric_history(run_info.info.run_id, key):
+            logged.add((key, metric.step))
     new = run.without(logged)
     id = run_info.info.run_id
     parameters = [Param(k, str(v)[:LONGEST]) for k, v in run.parameters.items() if k not in run_info.data.params]
     for some in _parts(parameters, MOST_PARAMETERS):
         client.log_batch(id, params=some)
-    metrics = [
-        Metric(metric, value, int(1000 * run.times[round]), round)
-        for round, values in new.items()
-        for metric, value in values.items()
-    ]
+    metrics = []
+    for round, values in new.items():
+        for metric, value in values.items():
+            metrics.append(Metric(metric, value, int(1000 * run.times[round]), round))
     for some in _parts(metrics, MOST_METRICS):
         client.log_batch(id, metrics=some)
     content = blake2b(b"".join(file.read_bytes() for file in run.files), digest_size=8).hexdigest()

@@ -62,4 +62,8 @@ def _there(folder: Path) -> set[tuple[str, int]]:
         return set()
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them
     events.Reload()
-    return {(tag, event.step) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    result = set()
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            result.add((tag, event.step))
+    return result

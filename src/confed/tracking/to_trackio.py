@@ -58,4 +58,8 @@ def _there(project: str, name: str) -> set[tuple[str, int]]:
     """Metrics and rounds that the database has."""
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
-    return {(metric, int(line["step"])) for line in SQLiteStorage.get_logs(project, name) for metric in line}
+    result = set()
+    for line in SQLiteStorage.get_logs(project, name):
+        for metric in line:
+            result.add((metric, int(line["step"])))
+    return result

@@ -198,7 +198,10 @@ def _shards(records: list[Record], shards: int | None, count: int) -> list[list[
     if shards is None:
         return [records]
     owners = iid(len(records), count, np.random.default_rng(0), groups=_first_pictures(records))
-    return [[records[row] for row in rows] for rows in list(owners.values())[:shards]]
+    result = []
+    for rows in list(owners.values())[:shards]:
+        result.append([records[row] for row in rows])
+    return result
 
 
 def _draw(

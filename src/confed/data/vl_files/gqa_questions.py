@@ -116,12 +116,12 @@ def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list
 def _question_files_in(folder: Path) -> list[str]:
     """Files of GQA's questions that exist, by name."""
     bases = (folder, folder / "questions1.2", folder / "questions")
-    return sorted(
-        str(entry.relative_to(folder))
-        for base in bases
-        for entry in base.glob("*_questions*")
-        if entry.is_dir() or entry.suffix == ".json"
-    )
+    items: list[str] = []
+    for base in bases:
+        for entry in base.glob("*_questions*"):
+            if entry.is_dir() or entry.suffix == ".json":
+                items.append(str(entry.relative_to(folder)))
+    return sorted(items)
 
 
 def _number(file: Path) -> tuple[int, str]:

@@ -31,7 +31,10 @@ MOST_WRONG = 4
 def blur(pictures: np.ndarray) -> np.ndarray:
     """The mean of every pixel's 3 x 3 neighbourhood, uint8, shape (M, 64, 64, 3)."""
     padded = np.pad(pictures.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
-    total = sum(padded[:, y : y + PICTURE, x : x + PICTURE] for y in range(3) for x in range(3))
+    total = 0
+    for y in range(3):
+        for x in range(3):
+            total += padded[:, y : y + PICTURE, x : x + PICTURE]
     return (np.asarray(total) / 9 + 0.5).astype(np.uint8)
 
 

@@ -200,7 +200,10 @@ def _sharded(units: Sequence[str], make: Maker, knobs: Knobs) -> Clients:
 
 
 def _task(knobs: Knobs) -> Clients:
-    return {name: {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES} for name in TASK_CLIENTS}
+    result: dict[str, dict[str, Made]] = {}
+    for name in TASK_CLIENTS:
+        result[name] = {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES}
+    return result
 
 
 @dataclass(frozen=True)
@@ -273,10 +276,10 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
 def _ceilings(tests: Mapping[str, Made]) -> dict[str, float]:
     """Place -> share of its test answers that follow from question and scene graph; not where several people answer."""
     plain = {place: made for place, made in tests.items() if made.examples.annotations is None}
-    return {
-        place: float(np.mean([a == b for a, b in zip(made.truth(), made.examples.answers, strict=True)]))
-        for place, made in plain.items()
-    }
+    result: dict[str, float] = {}
+    for place, made in plain.items():
+        result[place] = float(np.mean([a == b for a, b in zip(made.truth(), made.examples.answers, strict=True)]))
+    return result
 
 
 def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -288,9 +291,11 @@ def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str
     if not knobs.own_answers:
         return ANSWERS
     answers_of_scene = {scene: own_answers(scene, knobs.own_answers, knobs.test_seed) for scene in SCENES}
-    plain = {
-        answer for scene, words in answers_of_scene.items() for answer in scene_answers(scene) if answer not in words
-    }
+    plain: set[str] = set()
+    for scene, words in answers_of_scene.items():
+        for answer in scene_answers(scene):
+            if answer not in words:
+                plain.add(answer)
     return (
         *(a for a in ANSWERS if a in plain),
         *chain.from_iterable(words.values() for words in answers_of_scene.values()),

@@ -96,7 +96,9 @@ def holds(statement: Statement, left: Sequence[Object], right: Sequence[Object])
     """Whether a statement about two pictures is true."""
     family, arguments = statement
     if family in ("both", "one"):
-        shown = sum(any(o.noun == arguments[0] for o in graph) for graph in (left, right))
+        shown = 0
+        for graph in (left, right):
+            shown += any(o.noun == arguments[0] for o in graph)
         return shown == (2 if family == "both" else 1)
     colour = arguments[-1]
     a, b = (sum(o.colour == colour for o in graph) for graph in (left, right))

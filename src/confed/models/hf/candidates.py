@@ -110,13 +110,20 @@ def candidate_trees(answers: Tensor, most: int) -> tuple[CandidateTree, ...]:
             nodes = set()
         groups[-1].append(row)
         nodes |= prefixes
-    return tuple(_tree(group, [texts[row] for row in group], max(answers.shape[1] - 1, 0)) for group in groups)
+    items: list[CandidateTree] = []
+    for group in groups:
+        items.append(_tree(group, [texts[row] for row in group], max(answers.shape[1] - 1, 0)))
+    return tuple(items)
 
 
 def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> CandidateTree:
     """The tree of some candidates."""
     nodes = {prefix: n for n, prefix in enumerate(sorted({t[:end] for t in texts for end in range(1, len(t))}))}
-    found = sorted({(nodes[t[:end]], t[end]) for t in texts for end in range(1, len(t))})
+    items: set[tuple[int, int]] = set()
+    for t in texts:
+        for end in range(1, len(t)):
+            items.add((nodes[t[:end]], t[end]))
+    found = sorted(items)
     number = {edge: n for n, edge in enumerate(found)}
     visible = torch.eye(len(nodes), dtype=torch.bool)
     for prefix, node in nodes.items():

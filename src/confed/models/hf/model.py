@@ -400,7 +400,11 @@ def _factors(body: nn.Module) -> list[nn.Linear]:
     from peft.tuners.lora import LoraLayer
 
     layers = [module for module in body.modules() if isinstance(module, LoraLayer)]
-    return [linear for layer in layers for factors in (layer.lora_A, layer.lora_B) for linear in factors.values()]  # pyright: ignore
+    result: list[nn.Linear] = []
+    for layer in layers:
+        for factors in (layer.lora_A, layer.lora_B):
+            result += cast("list[nn.Linear]", list(factors.values()))
+    return result
 
 
 def _at_input(linear: nn.Linear) -> Any:

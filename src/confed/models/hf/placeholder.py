@@ -206,10 +206,10 @@ class Placeholder:
 
     def _marked(self, conversation: Conversation) -> Conversation:
         """A conversation whose texts spell no control token."""
-        return tuple(
-            Said(role, tuple(None if piece is None else self._literal.mark(piece) for piece in parts))
-            for role, parts in conversation
-        )
+        items: list[Said] = []
+        for role, parts in conversation:
+            items.append(Said(role, tuple(None if piece is None else self._literal.mark(piece) for piece in parts)))
+        return tuple(items)
 
     def _ids(self, text: str) -> list[int]:
         return self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -310,10 +310,12 @@ def left_padded(
 
 def to_chat_messages(conversation: Conversation) -> list[dict[str, Any]]:
     """A conversation as chat templates read it."""
-    return [
-        {"role": role, "content": [{"type": "image"} if p is None else {"type": "text", "text": p} for p in parts]}
-        for role, parts in conversation
-    ]
+    result = []
+    for role, parts in conversation:
+        result.append(
+            {"role": role, "content": [{"type": "image"} if p is None else {"type": "text", "text": p} for p in parts]}
+        )
+    return result
 
 
 def typed_inputs(body: Any, placeholder: Placeholder) -> dict[str, bool]:

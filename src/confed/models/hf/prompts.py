@@ -75,9 +75,13 @@ class ChatTokenizer(AnswerTokenizer):
         count = pictures_shown(conversation)
         if self._several and (count > 1 or len(conversation) > 1):
             raise ValueError(self._several)
-        question = "\n".join(
-            piece for turn in conversation if turn.role == "user" for piece in turn.parts if piece is not None
-        )
+        items: list[str] = []
+        for turn in conversation:
+            if turn.role == "user":
+                for piece in turn.parts:
+                    if piece is not None:
+                        items.append(piece)
+        question = "\n".join(items)
         image: str | None = getattr(self.processor, "image_token", None)
         spelled = max(question.count(text) for text in (self.placeholder.text.strip(), image) if text)
         ids = self.placeholder.written(conversation)

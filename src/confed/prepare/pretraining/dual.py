@@ -82,8 +82,15 @@ def coloured_things_told(count: int, seed: int) -> tuple[Table, Tensor, Tensor, 
         "label": torch.tensor([position.get(number, 0) for number in pair.tolist()]),
     }
     images = torch.from_numpy(pictures.transpose(0, 3, 1, 2).copy())
-    texts = [way.format(name) for way in CAPTIONS for name in CLASSES]
-    words = sorted({word.strip(".") for text in texts for word in text.split()})
+    texts: list[str] = []
+    for way in CAPTIONS:
+        for name in CLASSES:
+            texts.append(way.format(name))
+    items: set[str] = set()
+    for text in texts:
+        for word in text.split():
+            items.add(word.strip("."))
+    words = sorted(items)
     held = torch.from_numpy(apart)
     table = Table(images, torch.arange(count), columns)
     return table, (~held).nonzero()[:, 0], held.nonzero()[:, 0], DualTokenizer(trained_processor(texts), words)
@@ -128,7 +135,10 @@ class DualLearner(nn.Module):
         self.tokenizer = tokenizer
         self.body: Any = seeded(seed, lambda: AutoModel.from_config(_config(tokenizer)))
         start_from_vit_mini(self.body.vision_model)
-        told = [way.format(name) for name in CLASSES for way in CAPTIONS]
+        told: list[str] = []
+        for name in CLASSES:
+            for way in CAPTIONS:
+                told.append(way.format(name))
         self._told = tokenizer(told)
         self._asked = tokenizer([PROMPT.format(name) for name in CLASSES if name in RESERVED])
 

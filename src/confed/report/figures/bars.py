@@ -120,7 +120,9 @@ def trade_off(study: Study) -> Drawing | None:
 def _ranked(axes: "Axes", study: Study, values: Values, metric: str, palette: Palette) -> None:
     """A line per method, its clients from the worst to the best."""
     for series, runs in values:
-        averages = [average([run.get(client) for run in runs]) for client in study.clients]
+        averages: list[float | None] = []
+        for client in study.clients:
+            averages.append(average([run.get(client) for run in runs]))
         ranked = sorted(100 * value for value in averages if value is not None)
         axes.plot(range(1, len(ranked) + 1), ranked, **line_style(series, palette))
     style_axes(axes, palette, "", "clients, from the worst to the best", metric)

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 def series(study: Study) -> dict[str, list[Curve]]:
     """Method -> one curve per seed: round -> mean over clients on validation data, a fraction."""
     chosen = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
-    found = {m: [judged_curve(study, run) for run in study.of(m)] for m in chosen}
-    return {m: curves for m, curves in found.items() if any(len(curve) > 1 for curve in curves)}
+    found = {}
+    for m in chosen:
+        found[m] = [judged_curve(study, run) for run in study.of(m)]
+    result = {}
+    for m, curves in found.items():
+        if any(len(curve) > 1 for curve in curves):
+            result[m] = curves
+    return result
 
 
 def drawing(study: Study) -> Drawing | None:
@@ -38,7 +44,9 @@ def drawing(study: Study) -> Drawing | None:
         ends: list[End] = []
         for method, curves in data.items():
             rounds = sorted(set[int]().union(*curves))
-            at = [[100 * curve[r] for curve in curves if r in curve] for r in rounds]
+            at: list[list[float]] = []
+            for r in rounds:
+                at.append([100 * curve[r] for curve in curves if r in curve])
             middle, spread = zip(*map(mean_sd, at), strict=True)
             axes.plot(rounds, middle, **line_style(styles[method], palette, 3))
             if any(spread):

@@ -63,7 +63,9 @@ def curves(study: Study) -> Drawing | None:
     # A run's deployed model is among the others, and without models of the clients' own theirs is the global one.
     without = [panel for panel, left in zip(_PANELS, (study.single, nobody_has_own(study)), strict=False) if left]
     panels = [panel for panel in _PANELS if panel not in without]
-    data = [(panel, {m: [panel[1](run) for run in study.of(m)] for m in study.methods}) for panel in panels]
+    data = []
+    for panel in panels:
+        data.append((panel, {m: [panel[1](run) for run in study.of(m)] for m in study.methods}))
     data = [entry for entry in data if any(len(curve) > 1 for runs in entry[1].values() for curve in runs)]
     if not data:
         return None
@@ -186,7 +188,9 @@ def _line(
     rounds = sorted(set(chain.from_iterable(runs)))
     if not rounds:
         return None
-    at = [[scale * curve[r] for curve in runs if r in curve] for r in rounds]
+    at: list[list[float]] = []
+    for r in rounds:
+        at.append([scale * curve[r] for curve in runs if r in curve])
     heights = [sum(x) / len(x) for x in at]
     axes.plot(rounds, heights, **line_style(series, palette, 3))
     if len(runs) > 1 and bands:

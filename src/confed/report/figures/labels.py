@@ -51,11 +51,14 @@ def label_scores(study: Study) -> LabelScores | None:
     examples = number(summary.get(summary["headline"], {}).get("examples")) or 1.0
     values: dict[str, np.ndarray] = {}
     for method in study.methods:
-        tables = [
-            {str(row["label"]): number(row.get("AP")) for row in _rows(run)} for run in runs if run.method == method
-        ]
+        tables: list[dict[str, float | None]] = []
+        for run in runs:
+            if run.method == method:
+                tables.append({str(row["label"]): number(row.get("AP")) for row in _rows(run)})
         if tables:
-            means = [average([table.get(name) for table in tables]) for name in names]
+            means: list[float | None] = []
+            for name in names:
+                means.append(average([table.get(name) for table in tables]))
             values[method] = np.array([np.nan if value is None else value for value in means])
     return LabelScores(
         names,

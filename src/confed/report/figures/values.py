@@ -33,17 +33,18 @@ def name_positions(axis: "Axis", positions: Sequence[float], names: Sequence[str
 def _panel(axes: "Axes", height: float) -> dict[str, Any]:
     box = axes.get_window_extent()
     across, up = _names(axes.xaxis), _names(axes.yaxis)
-    series = [
-        (
-            label,
-            colour,
-            [
-                (across.get(round(x), _short(x)), up.get(round(y), _short(y)), *_at(axes, x, y, height))
-                for x, y in points
-            ],
+    series = []
+    for label, colour, points in _series(axes):
+        series.append(
+            (
+                label,
+                colour,
+                [
+                    (across.get(round(x), _short(x)), up.get(round(y), _short(y)), *_at(axes, x, y, height))
+                    for x, y in points
+                ],
+            )
         )
-        for label, colour, points in _series(axes)
-    ]
     return {
         "title": axes.get_title(loc="left"),
         "x": axes.get_xlabel(),

@@ -91,9 +91,9 @@ class AnswerCards:
     def shown(self, study: Study, samples: Mapping[str, Sequence[Sample]]) -> int:
         """The last method whose clients have models of their own: its cards show where a model looked."""
         del study
-        asked = [
-            any(s.get("global") and s.get("personal") for s in method_samples) for method_samples in samples.values()
-        ]
+        asked: list[bool] = []
+        for method_samples in samples.values():
+            asked.append(any(s.get("global") and s.get("personal") for s in method_samples))
         return max((number for number, both in enumerate(asked, 1) if both), default=0)
 
     def _others(self, sample: Sample, again: str) -> str:

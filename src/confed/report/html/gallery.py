@@ -17,7 +17,9 @@ Cards = AnswerCards | LabelCards
 def gallery(study: Study, tabs: Tabs, store: ImageStore, *, labels: bool = False) -> str:
     """Cards of all samples, one tab per method, and first a table of all methods."""
     cards: Cards = LabelCards(store) if labels else AnswerCards(store)
-    each = {m: [[s for s in run.gallery() if cards.takes(s)] for run in study.of(m)] for m in study.methods}
+    each: dict[str, list[list[Mapping[str, Any]]]] = {}
+    for m in study.methods:
+        each[m] = [[s for s in run.gallery() if cards.takes(s)] for run in study.of(m)]
     samples = {m: method_samples for m, runs in each.items() if (method_samples := next(filter(None, runs), None))}
     if not samples:
         return ""
@@ -37,7 +39,9 @@ def gallery(study: Study, tabs: Tabs, store: ImageStore, *, labels: bool = False
 
 def _glance(cards: Cards, samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str]) -> str:
     """A row per sample, a column per method."""
-    keyed = {m: {cards.key(sample): sample for sample in method_samples} for m, method_samples in samples.items()}
+    keyed: dict[str, dict[tuple[str, ...], Mapping[str, Any]]] = {}
+    for m, method_samples in samples.items():
+        keyed[m] = {cards.key(sample): sample for sample in method_samples}
     rows: list[tuple[str, str, list[str]]] = []
     for key in dict.fromkeys(chain.from_iterable(keyed.values())):
         sample = next(method_samples[key] for method_samples in keyed.values() if key in method_samples)

@@ -147,15 +147,16 @@ def heatmap(
         share = 1 - (max(present) - value) / max(max(present) - min(present), LEAST_RANGE)
         return 0.05 + 0.5 * share
 
-    lines = [
-        (
-            name,
-            [
-                (formats.percent(value), shade(value, present), bool(own) and own.get(name) == column, value)
-                for column, value, present in zip(columns, values, ranges, strict=True)
-            ],
+    lines: list[tuple[str, list[tuple[str, float | None, bool, float | None]]]] = []
+    for name, values in rows:
+        lines.append(
+            (
+                name,
+                [
+                    (formats.percent(value), shade(value, present), bool(own) and own.get(name) == column, value)
+                    for column, value, present in zip(columns, values, ranges, strict=True)
+                ],
+            )
         )
-        for name, values in rows
-    ]
     cut = len(lines) - sections
     return component("heatmap", corner, columns, [lines[:cut], lines[cut:]])

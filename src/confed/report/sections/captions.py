@@ -21,7 +21,9 @@ def captioned(study: Study) -> bool:
 
 def caption_table(study: Study) -> Table:
     """A row per method: both measures of each view, mean and standard deviation over seeds."""
-    rows = [MethodRow(study.labels[m], [run for run in study.of(m) if run.complete]) for m in study.methods]
+    rows: list[MethodRow] = []
+    for m in study.methods:
+        rows.append(MethodRow(study.labels[m], [run for run in study.of(m) if run.complete]))
     table = method_table("Written captions", rows, columns_of("captions", Context(rows)), (_NOTE,))
     return replace(table, sections=table.sections[:1])
 

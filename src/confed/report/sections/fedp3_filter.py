@@ -48,7 +48,9 @@ def points(study: Study) -> list[Point]:
     averaging = [m for m, its in traits.items() if its.reference == 1]
     filtered = [m for m, its in traits.items() if its.answers_compared == "filtered"]
     filtered = [m for m in filtered if _algorithm(study, m).get("pairs", "filtered") == "filtered"]
-    others = [{k: v for k, v in _algorithm(study, m).items() if k != "top_n"} for m in filtered]
+    others = []
+    for m in filtered:
+        others.append({k: v for k, v in _algorithm(study, m).items() if k != "top_n"})
     sizes = [_algorithm(study, m).get("top_n") for m in filtered]
     if len(set(sizes)) < 2 or any(other != others[0] for other in others):
         return []
@@ -181,9 +183,11 @@ def _step_seconds(run: Run | None, first: int) -> float | None:
 
 def _answers(study: Study) -> int | None:
     """The number of answers, which runs with a filter leave in their gallery."""
-    answer_counts = [
-        number(s.get("forgotten", {}).get("of")) for run in study.runs for s in run.gallery() if "forgotten" in s
-    ]
+    answer_counts: list[float | None] = []
+    for run in study.runs:
+        for s in run.gallery():
+            if "forgotten" in s:
+                answer_counts.append(number(s.get("forgotten", {}).get("of")))
     mean = average(answer_counts)
     return None if mean is None else round(mean)
 

@@ -235,12 +235,18 @@ def question_types(study: Study, tabs: Tabs) -> str:
             places = _by_place(study.runs[0], view)
             columns = [*places, "mean"] if len(places) <= MANY_PLACES else ["mean"]
             mean = by_method[study.methods[0]]
-            rows = [(k, [places[c].get(k) if c in places else mean.get(k) for c in columns]) for k in kinds]
+            rows: list[tuple[str, list[float | None]]] = []
+            for k in kinds:
+                rows.append((k, [places[c].get(k) if c in places else mean.get(k) for c in columns]))
         else:
             columns = [study.labels[m] for m in by_method]
-            rows = [(kind, [values.get(kind) for values in by_method.values()]) for kind in kinds]
+            rows: list[tuple[str, list[float | None]]] = []
+            for kind in kinds:
+                rows.append((kind, [values.get(kind) for values in by_method.values()]))
         if len(columns) > MANY_METHODS and not study.single:
-            turned = [(name, [values[i] for _, values in rows]) for i, name in enumerate(columns)]
+            turned: list[tuple[str, list[float | None]]] = []
+            for i, name in enumerate(columns):
+                turned.append((name, [values[i] for _, values in rows]))
             panels.append((title, page.heatmap("method", [names.get(k, k) for k in kinds], turned, by_column=True)))
         else:
             panels.append((title, page.heatmap("type", columns, [(names.get(k, k), row) for k, row in rows])))
@@ -260,7 +266,9 @@ def calibration(study: Study) -> str:
         errors = numbers(run.summary.get("ece", {}).get(view))
         return average([value for place, value in errors.items() if place not in run.left])
 
-    rows = [(study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]) for m in study.methods]
+    rows: list[tuple[str, list[float | None]]] = []
+    for m in study.methods:
+        rows.append((study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]))
     if not any(value is not None for _, values in rows for value in values):
         return ""
     text = (
@@ -373,7 +381,10 @@ def _hurt(own: BySeed, reference: BySeed) -> Cell:
 def _matrix(study: Study, method: str) -> str:
     """One method's matrix, mean over seeds, with the global model as its last row."""
     runs = study.of(method)
-    owners = [c for c in study.clients if any(numbers(run.summary.get("matrix", {}).get(c)) for run in runs)]
+    owners: list[str] = []
+    for c in study.clients:
+        if any(numbers(run.summary.get("matrix", {}).get(c)) for run in runs):
+            owners.append(c)
     abroad = any(set(run.summary.get("matrix", {}).get(owner, {})) - {owner} for run in runs for owner in owners)
     if not owners or len(owners) > MANY_PLACES or not abroad:
         return ""
@@ -390,7 +401,9 @@ def _matrix(study: Study, method: str) -> str:
         keys = ("global_seen", "global_unseen")
         return average([numbers(run.summary.get(key)).get(place) for run in runs for key in keys])
 
-    rows: list[tuple[str, Sequence[float | None]]] = [(o, [entry(o, p) for p in places]) for o in owners]
+    rows: list[tuple[str, Sequence[float | None]]] = []
+    for o in owners:
+        rows.append((o, [entry(o, p) for p in places]))
     last = [shared(place) for place in places]
     present = any(value is not None for value in last)
     if present:
@@ -414,7 +427,13 @@ def _by_place(run: Run, view: str) -> dict[str, dict[str, float]]:
 def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
     """Type -> mean over seeds and the places where it occurs, without clients that left."""
     keys = [(run, str(run.summary.get("deploys", "personal")) if view == "deployed" else view) for run in runs]
-    tables = [values for run, key in keys for place, values in _by_place(run, key).items() if place not in run.left]
+    tables: list[dict[str, float]] = []
+    for run, key in keys:
+        for place, values in _by_place(run, key).items():
+            if place not in run.left:
+                tables.append(values)
     kinds = dict.fromkeys(chain.from_iterable(tables))
-    averages = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
+    averages: dict[str, float | None] = {}
+    for kind in kinds:
+        averages[kind] = average([values.get(kind) for values in tables])
     return {kind: value for kind, value in averages.items() if value is not None}

@@ -77,7 +77,9 @@ def results(study: Study, tabs: Tabs) -> str:
     if not any(run.complete for run in study.runs):
         return page.paragraph("No run has come to its end, so there are no test results yet.")
     names = study.labels
-    methods = [(names[m], [run.summary for run in study.of(m) if run.complete]) for m in study.methods]
+    methods = []
+    for m in study.methods:
+        methods.append((names[m], [run.summary for run in study.of(m) if run.complete]))
     titles = {"table": "labels", "table-coarse": "coarse labels", "table-personal": "clients' own models",
               "table-unseen": "unseen places", "table-top3": "top 3", "table-flair": "as FLAIR counts"}  # fmt: skip
     panels = [
@@ -186,10 +188,9 @@ def _thirds(study: Study, found: LabelScores) -> str:
 def _every(study: Study, found: LabelScores) -> str:
     columns = [study.labels[m] for m in found.values]
     tables = list(found.values.values())
-    rows = [
-        (f"{name} ({int(count)})", [None if np.isnan(t[i]) else float(t[i]) for t in tables])
-        for i, (name, count) in enumerate(zip(found.labels, found.train, strict=True))
-    ]
+    rows: list[tuple[str, list[float | None]]] = []
+    for i, (name, count) in enumerate(zip(found.labels, found.train, strict=True)):
+        rows.append((f"{name} ({int(count)})", [None if np.isnan(t[i]) else float(t[i]) for t in tables]))
     return page.heatmap("label (in training)", columns, rows)
 
 

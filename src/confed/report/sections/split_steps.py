@@ -162,7 +162,9 @@ def traffic_table(study: Study) -> Table | None:
         rounds = average([number(run.summary.get("rounds")) for run in counting])
         if traffic and rounds:
             actions = dict.fromkeys(str(action) for count in traffic for action in count)
-            of = {action: [numbers(count.get(action)) for count in traffic] for action in actions}
+            of: dict[str, list[dict[str, float]]] = {}
+            for action in actions:
+                of[action] = [numbers(count.get(action)) for count in traffic]
             rows.append(tuple(_traffic(study.labels[method], a, counts, rounds) for a, counts in of.items()))
     if not rows:
         return None
@@ -188,7 +190,9 @@ def traffic_table(study: Study) -> Table | None:
 
 def splitting(study: Study) -> list[str]:
     """The labels of the methods that send activations batch by batch."""
-    counts = {m: [numbers(_actions(run).get("step")) for run in study.of(m)] for m in study.methods}
+    counts: dict[str, list[dict[str, float]]] = {}
+    for m in study.methods:
+        counts[m] = [numbers(_actions(run).get("step")) for run in study.of(m)]
     return [study.labels[method] for method, found in counts.items() if any(found)]
 
 
@@ -204,9 +208,16 @@ def section(study: Study) -> str:
             "more pieces for one. Where a row is empty its party waits. A server's bars are what it computes with the "
             "replies of its clients."
         )
-        servers = [words for party, words in PARTIES.items() if any(party == c.title for c in shares.columns)]
+        servers: list[str] = []
+        for party, words in PARTIES.items():
+            if any(party == c.title for c in shares.columns):
+                servers.append(words)
         text += f" Servers: {'; '.join(servers)}." if servers else ""
-        drawn = [run for m, spans in _by_method(study).items() if spans for run in study.of(m)]
+        drawn: list[Run] = []
+        for m, spans in _by_method(study).items():
+            if spans:
+                for run in study.of(m):
+                    drawn.append(run)
         if any(run.recipe.get("run", {}).get("workers") == 1 for run in drawn):
             text += " Clients take turns, because one process computed them all; with several they work side by side."
         drawn_steps = page.figure(picture.inline(), title="Who worked when")

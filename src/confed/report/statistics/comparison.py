@@ -166,7 +166,10 @@ def _on_families(pairs: Sequence[Difference]) -> list[str]:
 
 def _on_methods(methods: Methods) -> list[str]:
     """Deployed models, and rows that are bounds."""
-    shown = {run.label: run.summary for runs in methods.values() for run in [*runs.values()][:1]}
+    shown = {}
+    for runs in methods.values():
+        for run in [*runs.values()][:1]:
+            shown[run.label] = run.summary
     lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
     lines += filter(None, [personal_note(shown)])
     labelled = [s["multilabel"] for s in shown.values() if is_labelled(s)]
@@ -343,15 +346,20 @@ def compare_runs(
     references = baseline_methods(methods, reference)
     scores = Scores()
     pairs = all_pairs(methods, margin, scores)
-    differences = [with_places(d, methods, scores) for name in references for d in against(pairs, name)]
+    differences: list[Difference] = []
+    for name in references:
+        for d in against(pairs, name):
+            differences.append(with_places(d, methods, scores))
     values = {measure: values_of(methods, measure) for measure in MEASURES}
-    summaries = {method: [run.summary for run in runs_by_seed.values()] for method, runs_by_seed in methods.items()}
-    blind = tuple(
-        (name, method)
-        for name, method_values in values.items()
-        for method in method_values
-        if fails(summaries[method], view_key(name, summaries[method][0]))
-    )
+    summaries = {}
+    for method, runs_by_seed in methods.items():
+        summaries[method] = [run.summary for run in runs_by_seed.values()]
+    items: list[tuple[str, str]] = []
+    for name, method_values in values.items():
+        for method in method_values:
+            if fails(summaries[method], view_key(name, summaries[method][0])):
+                items.append((name, method))
+    blind = tuple(items)
     view = "deployed" if values["deployed_mean"] else "personal"
     sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(blind), *remarks(differences, methods)]
     return Comparison(
@@ -405,9 +413,10 @@ def _failures(methods: Methods) -> list[str]:
             for client, error in line.get("errors", {}).items()
         ]
         if failed:
-            asked = sum(
-                len({*line.get("loss", {}), *line.get("errors", {})}) for r in runs.values() for line in r.rounds
-            )
+            asked = 0
+            for r in runs.values():
+                for line in r.rounds:
+                    asked += len({*line.get("loss", {}), *line.get("errors", {})})
             seed, number, client, error = failed[0]
             lines.append(
                 f"{method}: clients failed in {len(failed)} of {asked} (client, round) pairs and were left out there; "
@@ -433,12 +442,11 @@ def _warnings(methods: Methods, reference: str) -> list[str]:
 
 def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
     """The keys in which any of these pairs differs, with the values of the last such pair; not what tuning chose."""
-    differing = {
-        key: values
-        for a, b in pairs
-        for key, values in (differing_keys(a, b) | machine_differences(a.summary, b.summary)).items()
-        if key not in a.tuned and key not in b.tuned
-    }
+    differing: dict[str, str] = {}
+    for a, b in pairs:
+        for key, values in (differing_keys(a, b) | machine_differences(a.summary, b.summary)).items():
+            if key not in a.tuned and key not in b.tuned:
+                differing[key] = values
     return ", ".join(f"{key} ({values})" for key, values in differing.items())
 
 

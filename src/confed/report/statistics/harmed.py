@@ -40,14 +40,20 @@ def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
     seeds = sorted(set[int].intersection(*every)) if own.keys() == reference.keys() and every else []
     if not seeds:
         return None
-    of = [{c: sum(values[s] for s in seeds) / len(seeds) for c, values in side.items()} for side in (own, reference)]
+    of: list[dict[str, float]] = []
+    for side in (own, reference):
+        of.append({c: sum(values[s] for s in seeds) / len(seeds) for c, values in side.items()})
     harmed = hurt(*of, margin=1e-9)  # equal on paper is not worse
     return Hurting(harmed, tuple(seeds), len(seeds) == len(every[0]))
 
 
 def reference_row(study: Study) -> str | None:
     """Reference for clients: the row of local training, else of FedAvg, that has results; or None."""
-    ended = {m: run.summary for m in study.methods for run in study.of(m) if run.complete}
+    ended = {}
+    for m in study.methods:
+        for run in study.of(m):
+            if run.complete:
+                ended[m] = run.summary
     traits = {method: traits_of(summary) for method, summary in ended.items()}
     alone = [method for method, its in traits.items() if not its.communicates]
     rows = alone or [method for method, its in traits.items() if its.reference == 1]

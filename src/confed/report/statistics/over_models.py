@@ -77,7 +77,9 @@ class ModelStudies:
     @property
     def bounds(self) -> tuple[str, ...]:
         """The methods that are no federation."""
-        runs = {m: [run for study in self.studies.values() for run in study.of(m)] for m in self.labels}
+        runs: dict[str, list[Run]] = {}
+        for m in self.labels:
+            runs[m] = [run for study in self.studies.values() for run in study.of(m)]
         return tuple(method for method, method_runs in runs.items() if method_runs and is_bound(method_runs[0].summary))
 
     def references(self, asked: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -86,7 +88,9 @@ class ModelStudies:
         Raises ``ValueError``: an unknown method.
         """
         every = list(chain.from_iterable(study.runs for study in self.studies.values()))
-        methods = {m: dict(enumerate(run for run in every if run.method == m)) for m in self.labels}
+        methods: dict[str, dict[int, Run]] = {}
+        for m in self.labels:
+            methods[m] = dict(enumerate(run for run in every if run.method == m))
         return baseline_methods({method: runs for method, runs in methods.items() if runs}, asked)
 
 
@@ -200,5 +204,8 @@ def _types(run: Run, judged: str) -> dict[str, float]:
     key = str(run.summary.get("deploys", "personal")) if judged == "deployed" else "personal"
     types = run.summary.get("types", {}).get(key, {})
     places = [numbers(values) for place, values in types.items() if place not in run.left]
-    averages = {kind: average([values.get(kind) for values in places]) for values in places for kind in values}
+    averages: dict[str, float | None] = {}
+    for values in places:
+        for kind in values:
+            averages[kind] = average([values.get(kind) for values in places])
     return {kind: value for kind, value in averages.items() if value is not None}

@@ -110,16 +110,19 @@ class RunColumn:
 
     def cells(self, rows: Sequence[MethodRow]) -> list[Cell]:
         """The cell of every row."""
-        values = [[self.value(run) for run in row.runs] if self.of_bounds or not row.bound else [] for row in rows]
+        values: list[list[float | None]] = []
+        for row in rows:
+            values.append([self.value(run) for run in row.runs] if self.of_bounds or not row.bound else [])
         means = [average(row_values) for row_values in values]
         if self.kind != "quality":
             return [Cell(_FORMATS[self.kind](mean), mean) for mean in means]
         cells = [mean_sd_cell(row_values) for row_values in values]
         if self.ranked and not self.detail:
-            by_seed = [
-                {run.seed: value for run, value in zip(row.runs, row_values, strict=False) if value is not None}
-                for row, row_values in zip(rows, values, strict=True)
-            ]
+            by_seed: list[dict[int, float]] = []
+            for row, row_values in zip(rows, values, strict=True):
+                by_seed.append(
+                    {run.seed: value for run, value in zip(row.runs, row_values, strict=False) if value is not None}
+                )
             federated = [i for i, row in enumerate(rows) if not row.bound]
             marks = best_marks(by_seed, federated, lambda i, j: self._refused(rows[i], rows[j]))
             cells = [replace(cell, mark=mark) for cell, mark in zip(cells, marks, strict=True)]
@@ -168,7 +171,11 @@ def method_table(
     cut = sum(not row.bound for row in rows)
     headings = (column.heading if isinstance(column, RunColumn) else column[0] for column in columns)
     judged = [column.controls for column in columns if isinstance(column, RunColumn) and column.controls is not None]
-    note = [controls_note([row.summaries], [key(row.summaries)]) for row in rows for key in judged if row.runs]
+    note: list[list[str]] = []
+    for row in rows:
+        for key in judged:
+            if row.runs:
+                note.append(controls_note([row.summaries], [key(row.summaries)]))
     sections = (tuple(lines[:cut]), tuple(lines[cut:]))
     notes = (*notes, *bold_note(lines), *next(filter(None, note), []))
     return Table(title, (Column("method", words=True), *headings), sections, notes)

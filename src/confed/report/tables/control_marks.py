@@ -87,7 +87,9 @@ def controls_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tu
 
 def controls_table(study: Study) -> Table | None:
     """Every method's means over places under all conditions, a section per view; None where none were tried."""
-    runs = {m: [run.summary for run in study.of(m) if run.complete] for m in study.methods}
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for m in study.methods:
+        runs[m] = [run.summary for run in study.of(m) if run.complete]
     control_names = {
         name
         for method_summaries in runs.values()
@@ -108,7 +110,9 @@ def controls_table(study: Study) -> Table | None:
             stated = [statement for summary in method_summaries if (statement := _stated(summary, key))]
             if not stated:
                 continue
-            cells = [mean_sd_cell([number(statement["means"].get(name)) for statement in stated]) for name in names]
+            cells: list[Cell] = []
+            for name in names:
+                cells.append(mean_sd_cell([number(statement["means"].get(name)) for statement in stated]))
             cells[0] = marked(cells[0], method_summaries, key)
             largest = max((min(statement["p"].values(), default=1.0) for statement in stated), default=1.0)
             if "permuted_image" in control_names:
@@ -129,11 +133,10 @@ def controls_table(study: Study) -> Table | None:
 def section(study: Study) -> str:
     """The table as HTML, and why conditions are missing; empty where none were tried."""
     table = controls_table(study)
-    left = {
-        f"{study.labels[run.method]}, {'all' if view == 'all' else VIEWS.get(view, view)}: {why}"
-        for run in study.runs
-        for view, why in dict(run.summary.get("controls", {}).get("left_out", {})).items()
-    }
+    left: set[str] = set()
+    for run in study.runs:
+        for view, why in dict(run.summary.get("controls", {}).get("left_out", {})).items():
+            left.add(f"{study.labels[run.method]}, {'all' if view == 'all' else VIEWS.get(view, view)}: {why}")
     if table is None and not left:
         return ""
     shown = "" if table is None else f'<div class="wide dense">{to_html(table)}</div>'

@@ -132,10 +132,9 @@ def _total(key: str, run: Run) -> float | None:
 
 def _per_call(run: Run) -> float | None:
     """Mean over rounds and the clients that took part, both directions."""
-    ways = [
-        [n for line in run.summary.get(key, {}).values() for n in numbers(line).values()]
-        for key in ("bytes_up", "bytes_down")
-    ]
+    ways: list[list[float]] = []
+    for key in ("bytes_up", "bytes_down"):
+        ways.append([n for line in run.summary.get(key, {}).values() for n in numbers(line).values()])
     calls = max(map(len, ways))
     return sum(map(sum, ways)) / calls if calls else None
 

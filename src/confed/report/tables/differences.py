@@ -28,14 +28,23 @@ def difference_table(
     """Every method against one reference, a section per measure."""
     by_key = {(difference.measure, difference.method): difference for difference in found}
     columns = _columns(margin, len({len(seeds) for of in values.values() for seeds in of.values()}) < 2)
-    sections = tuple(
-        tuple(
-            _row(measure, labels[method], of[method], by_key.get((measure, method)), method == reference, len(columns))
-            for method in labels
-            if method in of
+    items: list[tuple[tuple[Cell, ...], ...]] = []
+    for measure, of in values.items():
+        items.append(
+            tuple(
+                _row(
+                    measure,
+                    labels[method],
+                    of[method],
+                    by_key.get((measure, method)),
+                    method == reference,
+                    len(columns),
+                )
+                for method in labels
+                if method in of
+            )
         )
-        for measure, of in values.items()
-    )
+    sections = tuple(items)
     return Table(title, columns, sections, tuple(notes))
 
 

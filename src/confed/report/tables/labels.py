@@ -87,7 +87,11 @@ def label_tables(
     ``table-unseen``.
     """
     tables = {"table": label_table(methods, cost=cost)}
-    label_summaries = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]
+    label_summaries: list[Any] = []
+    for _, runs in methods:
+        for summary in runs:
+            if is_labelled(summary):
+                label_summaries.append(summary["multilabel"])
     if any("coarse" in labelled[labelled["headline"]] for labelled in label_summaries):
         tables["table-coarse"] = label_table(methods, level="coarse")
     for view in ("personal", "unseen"):

@@ -85,7 +85,9 @@ def section(study: Study, tabs: Tabs) -> str:
     for method in study.methods:
         rows = rows_of(study, method)
         if rows:
-            cells = [(row.label, [row.mean(shown) for shown in sets]) for row in rows]
+            cells: list[tuple[str, list[float | None]]] = []
+            for row in rows:
+                cells.append((row.label, [row.mean(shown) for shown in sets]))
             full_set = {row.label: max(row.values, key=lambda shown: shown.count("+")) for row in rows}
             shared = sum(row.view != "personal" for row in rows)
             panels.append((study.labels[method], page.heatmap("model of", sets, cells, own=full_set, sections=shared)))
@@ -106,18 +108,20 @@ def table(study: Study) -> Table | None:
     sets = sets_of(study)
     if not sets:
         return None
-    sections = tuple(
-        tuple(
-            (
-                Cell(study.labels[method]),
-                Cell(VIEWS[row.view]),
-                Cell(row.place),
-                *(mean_sd_cell(list(row.values.get(shown, ()))) for shown in sets),
+    items = []
+    for method in study.methods:
+        items.append(
+            tuple(
+                (
+                    Cell(study.labels[method]),
+                    Cell(VIEWS[row.view]),
+                    Cell(row.place),
+                    *(mean_sd_cell(list(row.values.get(shown, ()))) for shown in sets),
+                )
+                for row in rows_of(study, method)
             )
-            for row in rows_of(study, method)
         )
-        for method in study.methods
-    )
+    sections = tuple(items)
     columns = (
         Column("method", words=True),
         Column("model", words=True),
@@ -163,7 +167,9 @@ def _panel(
     axes: "Axes", palette: Palette, title: str, rows: Sequence[Row], sets: Sequence[str], scale: tuple[float, float]
 ) -> None:
     low, high = scale
-    values = [[row.mean(shown) for shown in sets] for row in rows]
+    values: list[list[float | None]] = []
+    for row in rows:
+        values.append([row.mean(shown) for shown in sets])
     shades = [[float("nan") if value is None else value for value in line] for line in values]
     axes.imshow(shades, cmap="Blues", vmin=low - 0.2 * (high - low), vmax=high, aspect="auto", interpolation="nearest")
     for y, line in enumerate(values):

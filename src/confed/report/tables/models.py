@@ -57,7 +57,9 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
     common = [model for model in models.studies if all(model in cells[method] for method in shown)]
     if len(common) > 1:
         # A mean over models has no spread over seeds of its own: seeds are averaged first.
-        means = {m: average([average(list(cells[m][model].values())) for model in common]) for m in shown}
+        means: dict[str, float | None] = {}
+        for m in shown:
+            means[m] = average([average(list(cells[m][model].values())) for model in common])
         some = "" if len(common) == len(models.studies) else f" of {len(common)}"
         sections.append(((Cell(f"mean{some}"), *(mean_sd_cell([means.get(method)]) for method in models.labels)),))
     columns = (Column("model", words=True), *(Column(label, unit="%") for label in models.labels.values()))
@@ -84,7 +86,11 @@ def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> l
     if references is None and len(methods) <= ALL_PAIRS_UP_TO:
         asked = list(combinations(methods, 2))
     else:
-        asked = [(m, reference) for reference in models.references(references) for m in methods if m != reference]
+        asked: list[tuple[str, str]] = []
+        for reference in models.references(references):
+            for m in methods:
+                if m != reference:
+                    asked.append((m, reference))
     allowed = [(a, b) for a, b in asked if b not in models.refused.get(a, {})]
     return [pair for i, pair in enumerate(allowed) if pair[::-1] not in allowed[:i]]
 
@@ -119,14 +125,16 @@ def difference_of_models(models: ModelStudies, pairs: Sequence[ModelPair], measu
     """Differences tested over models: a row per pair of methods, a difference per model, in points."""
     columns = (Column("first", words=True), Column("second", words=True))
     columns += tuple(Column(model, unit="points") for model in models.studies)
-    rows = tuple(
-        (
-            Cell(models.labels[pair.first]),
-            Cell(models.labels[pair.second]),
-            *(_points(pair.differences.get(model)) for model in models.studies),
+    items = []
+    for pair in pairs:
+        items.append(
+            (
+                Cell(models.labels[pair.first]),
+                Cell(models.labels[pair.second]),
+                *(_points(pair.differences.get(model)) for model in models.studies),
+            )
         )
-        for pair in pairs
-    )
+    rows = tuple(items)
     of = "" if measure == OVERALL else f", questions of type {measure}"
     return Table(f"Differences model by model{of}: first minus second, in points, means over seeds", columns, (rows,))
 
@@ -216,7 +224,9 @@ def _notes(pairs: Sequence[ModelPair]) -> tuple[str, ...]:
 
 def _value_notes(models: ModelStudies) -> tuple[str, ...]:
     runs = list(chain.from_iterable(study.runs for study in models.studies.values()))
-    firsts = {models.labels[m]: next((r for r in runs if r.method == m and r.complete), None) for m in models.labels}
+    firsts = {}
+    for m in models.labels:
+        firsts[models.labels[m]] = next((r for r in runs if r.method == m and r.complete), None)
     runs_with_method = {label: run for label, run in firsts.items() if run is not None}
     notes = ["Personal: each client's own model on its own test data, mean over clients."]
     if models.kind == "deployed":
@@ -242,7 +252,10 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
             ]
         )
     ]
-    sizes = {len(values) for of in models.measures[OVERALL].values() for values in of.values()}
+    sizes: set[int] = set()
+    for of in models.measures[OVERALL].values():
+        for values in of.values():
+            sizes.add(len(values))
     if len(sizes) > 1:
         notes.append(f"Cells have {min(sizes)} to {max(sizes)} finished seeds.")
     notes += [f"{model}: {text}" for model, study in models.studies.items() for text in study.failed]

@@ -34,7 +34,9 @@ def paper_table(study: Study) -> Table:
     if labelled := labelled_rows(study):
         return label_table(labelled)
     names = study.rows or study.labels
-    done = {method: [run for run in study.of(method) if run.complete] for method in names}
+    done: dict[str, list[Run]] = {}
+    for method in names:
+        done[method] = [run for run in study.of(method) if run.complete]
     rows = {m: MethodRow(names[m], runs, bool(runs) and is_bound(runs[0].summary)) for m, runs in done.items()}
     bounds = [method for method, row in rows.items() if row.bound]
     order = [*(method for method in rows if method not in bounds), *bounds]
@@ -69,7 +71,9 @@ def main_tables(study: Study) -> list[Table]:
 def labelled_rows(study: Study) -> list[tuple[str, list[Summary]]]:
     """Label and summaries of a multi-label study's rows, those without a finished run too; empty for other studies."""
     rows = study.rows or study.labels
-    summaries = [(rows[m], [run.summary for run in study.of(m) if run.complete]) for m in rows]
+    summaries = []
+    for m in rows:
+        summaries.append((rows[m], [run.summary for run in study.of(m) if run.complete]))
     return summaries if any(is_labelled(summary) for _, runs in summaries for summary in runs) else []
 
 

@@ -35,13 +35,15 @@ MEAN = "mean"
 def improvement(own: BySeed, other: BySeed) -> dict[str, dict[int, float]]:
     """(a - b) / b of each client and seed that both have, without the clients of :func:`left_out`."""
     out = left_out(own, other)
-    return {
-        client: {
-            seed: (a - other[client][seed]) / other[client][seed] for seed, a in seeds.items() if seed in other[client]
-        }
-        for client, seeds in own.items()
-        if client not in out
-    }
+    result: dict[str, dict[int, float]] = {}
+    for client, seeds in own.items():
+        if client not in out:
+            result[client] = {
+                seed: (a - other[client][seed]) / other[client][seed]
+                for seed, a in seeds.items()
+                if seed in other[client]
+            }
+    return result
 
 
 def left_out(own: BySeed, other: BySeed) -> dict[str, str]:
@@ -69,7 +71,10 @@ def mean_improvement(own: BySeed, other: BySeed) -> dict[int, float]:
     if not improvements or left_out(own, other):
         return {}
     seeds = sorted(set[int].intersection(*map(set, improvements.values())))
-    return {seed: sum(values[seed] for values in improvements.values()) / len(improvements) for seed in seeds}
+    result: dict[int, float] = {}
+    for seed in seeds:
+        result[seed] = sum(values[seed] for values in improvements.values()) / len(improvements)
+    return result
 
 
 def no_mean(own: BySeed, other: BySeed, label: str) -> str:
@@ -103,9 +108,10 @@ def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: 
         ),
     )
     rows = [own, *(method for method in labels if method != own and method in values)]
-    sections = tuple(
-        tuple(_row(values, labels, own, method, clients) for method in row_group) for row_group in (rows[:1], rows[1:])
-    )
+    items: list[tuple[tuple[Cell, ...], ...]] = []
+    for row_group in (rows[:1], rows[1:]):
+        items.append(tuple(_row(values, labels, own, method, clients) for method in row_group))
+    sections = tuple(items)
     gaps = [no_mean(values[own], values[method], labels[method]) for method in rows[1:]]
     note = (
         f"Relative: (a − b) / b in %, a with {labels[own]} and b with the row's method, client by client and seed by "
@@ -172,7 +178,9 @@ def _row(values: Values, labels: Mapping[str, str], own: str, method: str, clien
         cells.append(mean_sd_cell(list(values[method].get(client, {}).values())))
         cells.append(improvement_cell(list(shares.get(client, {}).values())) if method != own else Cell(""))
     seeds = sorted(set(chain.from_iterable(values[method].values())))
-    means = [average([of.get(seed) for of in values[method].values()]) for seed in seeds]
+    means: list[float | None] = []
+    for seed in seeds:
+        means.append(average([of.get(seed) for of in values[method].values()]))
     shared = list(mean_improvement(values[own], values[method]).values())
     cells += [mean_sd_cell(means), improvement_cell(shared) if method != own else Cell("")]
     return tuple(cells)

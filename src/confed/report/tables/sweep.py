@@ -119,7 +119,11 @@ def _curve(axes: "Axes", at: Sequence[tuple[float, Sequence[float]]], series: Se
 
 def _styles(found: Sequence[Stage]) -> dict[str, SeriesStyle]:
     """Style of each method with values, the same for all values of the setting."""
-    firsts = {m: stage.study.of(m)[0] for stage in reversed(found) for m in stage.study.methods if stage.values(m)}
+    firsts = {}
+    for stage in reversed(found):
+        for m in stage.study.methods:
+            if stage.values(m):
+                firsts[m] = stage.study.of(m)[0]
     order = dict.fromkeys(method for stage in found for method in stage.study.methods if method in firsts)
     return series_styles(replace(found[0].study, runs=tuple(firsts[method] for method in order)))
 
@@ -160,14 +164,16 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
         Column("p", "over examples"),
         *(column.heading for column in _declared(found)),
     )
-    sections = tuple(
-        tuple(
-            (*_row(stage, method, sweep.by), *_more(stage, method, found))
-            for method in stage.study.methods
-            if stage.values(method)
+    items: list[tuple[tuple[Cell, ...], ...]] = []
+    for stage in found:
+        items.append(
+            tuple(
+                (*_row(stage, method, sweep.by), *_more(stage, method, found))
+                for method in stage.study.methods
+                if stage.values(method)
+            )
         )
-        for stage in found
-    )
+    sections = tuple(items)
     kinds = dict.fromkeys(MEASURES[stage.measure].words for stage in found)
     metric = found[0].comparison.metric
     title = f"{sweep.recipe} by {sweep.over}: test {metric} in % after the last round ({', '.join(kinds)})"
@@ -209,7 +215,10 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
 
 def _declared(found: Sequence[Stage]) -> list[RunColumn]:
     """Columns that :mod:`confed.report.tables.columns` declares for sweeps."""
-    rows = [MethodRow(label, stage.study.of(m)) for stage in found for m, label in stage.study.labels.items()]
+    rows: list[MethodRow] = []
+    for stage in found:
+        for m, label in stage.study.labels.items():
+            rows.append(MethodRow(label, stage.study.of(m)))
     return columns_of("sweep", Context(rows))
 
 
@@ -238,7 +247,10 @@ def _notes(found: Sequence[Stage]) -> list[str]:
     )
     notes += [f"{_named(stage)}: {text}" for stage, texts in stage_notes for text in sorted(texts) if text]
     remarks = _remarks(found)
-    warnings = [(stage, text) for stage in found for text in stage.comparison.warnings]
+    warnings: list[tuple[Stage, str]] = []
+    for stage in found:
+        for text in stage.comparison.warnings:
+            warnings.append((stage, text))
     gaps = (f"{_named(stage)}: {text}" for stage in found for text in stage.study.failed)
     return [*notes, *remarks, *(f"Warning, {text}" for text in _by_text(warnings, len(found))), *gaps]
 

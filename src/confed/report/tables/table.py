@@ -100,10 +100,14 @@ class Table:
     def frame(self) -> "DataFrame":
         """The table as a pandas data frame: values in the units of their columns, leading columns of words as index."""
         titles = [column.full_title for column in self.columns]
-        rows = [
-            [cell.text if column.words else _float(cell.value) for column, cell in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
+        rows: list[list[str | float]] = []
+        for row in self.rows:
+            rows.append(
+                [
+                    cell.text if column.words else _float(cell.value)
+                    for column, cell in zip(self.columns, row, strict=True)
+                ]
+            )
         frame = pandas().DataFrame(rows, columns=titles)
         words = list(takewhile(lambda column: column.words, self.columns))
         return frame.set_index([column.full_title for column in words]) if words else frame
@@ -113,7 +117,10 @@ class Table:
 
     def _only(self, keep: Sequence[int]) -> "Table":
         """The table with these of its columns."""
-        sections = tuple(tuple(tuple(row[i] for i in keep) for row in section) for section in self.sections)
+        items: list[tuple[tuple[Cell, ...], ...]] = []
+        for section in self.sections:
+            items.append(tuple(tuple(row[i] for i in keep) for row in section))
+        sections = tuple(items)
         return Table(self.title, tuple(self.columns[i] for i in keep), sections, self.notes)
 
 
@@ -124,9 +131,11 @@ def _float(value: float | None) -> float:
 def joined(title: str, tables: Mapping[str, Table]) -> Table:
     """Tables with the same columns as one, for CSV: a column in front says which table a row is from."""
     first = next(iter(tables.values()))
-    sections = tuple(
-        tuple((Cell(name), *row) for row in section) for name, table in tables.items() for section in table.sections
-    )
+    items = []
+    for name, table in tables.items():
+        for section in table.sections:
+            items.append(tuple((Cell(name), *row) for row in section))
+    sections = tuple(items)
     return Table(first.title, (Column(title, words=True), *first.columns), sections)
 
 
@@ -199,7 +208,9 @@ def to_csv(table: Table) -> str:
     """The table as CSV: all columns, numbers at full precision, standard deviations in their own columns."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    spread = [any(row[i].sd is not None for row in table.rows) for i in range(len(table.columns))]
+    spread: list[bool] = []
+    for i in range(len(table.columns)):
+        spread.append(any(row[i].sd is not None for row in table.rows))
     header: list[str] = []
     for column, has_sd in zip(table.columns, spread, strict=True):
         unit = f" ({column.unit})" if column.unit else ""
@@ -251,16 +262,17 @@ def to_html(table: Table) -> str:
     table = table.brief()
     columns = table.columns
     stub = len(columns) > 1 and columns[0].words and columns[1].words
-    sections = [
-        [
+    sections: list[list[list[tuple[Column, Cell, int]]]] = []
+    for section in table.sections:
+        sections.append(
             [
-                (column, cell, _span(section, position) if stub and not i else 1)
-                for i, (column, cell) in enumerate(zip(columns, row, strict=True))
+                [
+                    (column, cell, _span(section, position) if stub and not i else 1)
+                    for i, (column, cell) in enumerate(zip(columns, row, strict=True))
+                ]
+                for position, row in enumerate(section)
             ]
-            for position, row in enumerate(section)
-        ]
-        for section in table.sections
-    ]
+        )
     groups = _groups(columns) if any(column.group for column in columns) else []
     return component("table", table.title, groups, columns, sections, table.notes)
 
