@@ -40,9 +40,13 @@ class Outcome:
         result: dict[str, Tensor] = {}
         for name, server in self.servers.items():
             result |= {f"server {name}: {n}": t for n, t in server.params.items()}
-            result |= {f"server {name}, {slot}: {n}": t for slot, p in server.slots.items() for n, t in p.items()}
+            for slot, p in server.slots.items():
+                for n, t in p.items():
+                    result[f"server {name}, {slot}: {n}"] = t
         for client, state in self.states.items():
-            result |= {f"{client}, {group}: {n}": t for group, p in state.tensors.items() for n, t in p.items()}
+            for group, p in state.tensors.items():
+                for n, t in p.items():
+                    result[f"{client}, {group}: {n}"] = t
         return result
 
 

@@ -199,7 +199,8 @@ def to_markdown(table: Table) -> str:
     for position, section in enumerate(section for section in table.sections if section):
         if position:
             lines.append(line([""] * len(table.columns)))
-        lines += [line([marks[cell.mark].format(_markdown(cell.text)) for cell in row]) for row in section]
+        for row in section:
+            lines.append(line([marks[cell.mark].format(_markdown(cell.text)) for cell in row]))
     lines += [f"\n{_markdown(note)}" for note in table.notes]
     return visible("\n".join(lines)) + "\n"
 
@@ -246,7 +247,8 @@ def to_latex(table: Table) -> str:
     lines.append(" & ".join(_latex(column.title) for column in table.columns) + r" \\")
     for section in (section for section in table.sections if section):
         lines.append(r"\midrule")
-        lines += [" & ".join(marks[cell.mark] % _latex(cell.text) for cell in row) + r" \\" for row in section]
+        for row in section:
+            lines.append(" & ".join(marks[cell.mark] % _latex(cell.text) for cell in row) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\smallskip\footnotesize {_latex(note)}" for note in table.notes]
     return visible("\n".join([*lines, r"\end{table}"])) + "\n"
