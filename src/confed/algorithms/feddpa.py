@@ -114,7 +114,11 @@ class FedDPA(FisherWeighted):
         # What writes its answers has no head; its features are as wide as what its adapters read.
         read = [".down.weight"] if parts == NO_HEAD else [f"{module_name}." for module_name in parts]
         matrices = ((f".{name}", p) for name, p in model.named_parameters() if p.ndim == 2)
-        width = max(p.shape[1] for name, p in matrices if any(place in name for place in read))
+        widths: list[int] = []
+        for name, parameter in matrices:
+            if any(place in name for place in read):
+                widths.append(parameter.shape[1])
+        width = max(widths)
         model.add_module(EXAMPLES, _Examples(self.examples, width))
 
     def rules(self, client: ClientInfo) -> Rules:

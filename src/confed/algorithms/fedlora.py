@@ -337,7 +337,8 @@ class FedLoRA(FisherWeighted):
             return fitted(pairs, weights)
         if self.aggregation == "norm":
             return mean_by_norm(pairs, weights, len(current[0]))
-        a, b = (dimension_wise([p[dim] for p in pairs], weights, current[dim], dim) for dim in (0, 1))
+        a = dimension_wise([pair[0] for pair in pairs], weights, current[0], 0)
+        b = dimension_wise([pair[1] for pair in pairs], weights, current[1], 1)
         return a, b
 
     def _addition(self, stacked: Factors, mean: Factors) -> Tensor:

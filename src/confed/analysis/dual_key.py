@@ -6,7 +6,7 @@ given with it, shows what a model does that has no backdoor.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +54,9 @@ def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool,
         raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")
     target = answers.index(key.target)
     drawn = {place: _draw(test_examples(victim, place), count, seed) for place in victim.places}
-    batches = {
-        (place, variant): _batches(victim, triggered(chosen, key, variant))
-        for place, chosen in drawn.items()
-        for variant in VARIANTS
-    }
+    batches = {}
+    for place, variant in product(drawn, VARIANTS):
+        batches[place, variant] = _batches(victim, triggered(drawn[place], key, variant))
 
     def row(model: str, places: Sequence[str], bad: bool | None) -> Opened:
         success: dict[str, float | None] = {}

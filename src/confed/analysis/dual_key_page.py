@@ -91,7 +91,9 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
         return (Cell(label), Cell(kind), *cells)
 
     of_groups = tuple(line(*group) for group in groups)
-    labels = {row.run: label for label, _, members in groups for row in members}
+    labels: dict[str, str] = {}
+    for label, _, members in groups:
+        labels |= dict.fromkeys((row.run for row in members), label)
     of_clients = tuple(
         line(labels[row.run], row.model + (" (malicious)" if row.malicious else ""), [row])
         for row in rows

@@ -195,7 +195,10 @@ def _seen(victim: Victim, batch: Batch) -> _Seen:
     sets = questions_as_sets(batch["text"], batch["text_mask"], len(token_names(victim.run_data.tokenizer)), special)
     chunks = range(0, len(batch["text"]), 256)
     with torch.no_grad():
-        v = torch.cat([victim.activations({k: t[i : i + 256] for k, t in batch.items()}) for i in chunks])
+        activations: list[Tensor] = []
+        for i in chunks:
+            activations.append(victim.activations({key: tensor[i : i + 256] for key, tensor in batch.items()}))
+        v = torch.cat(activations)
     return _Seen(batch, _floats(batch), v.float(), sets)
 
 

@@ -200,12 +200,10 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
     """
     if count < 1:
         raise ValueError(f"examples must be at least 1, got {count}")
-    candidates = [
-        (place, row)
-        for place in victim.places
-        for row, label in enumerate(test_table(victim, place).columns["label"].tolist())
-        if label >= 0
-    ]
+    candidates: list[tuple[str, int]] = []
+    for place in victim.places:
+        labels = test_table(victim, place).columns["label"]
+        candidates += [(place, row) for row in (labels >= 0).nonzero().flatten().tolist()]
     if not candidates:
         raise ValueError(f"{victim.name} has no test questions to attack")
     order = torch.randperm(len(candidates), generator=generator(seed, 0, "", "examples under attack"))[:count]

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -21,10 +22,10 @@ def options() -> None:
 @cache_app.command("list")
 def list_(as_json: Json = False) -> None:
     """Show what is kept, where, and how large it is; CONFED_FEATURES=off keeps no features."""
-    folders = {
-        kind: {"folder": str(folder), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
-        for kind, (folder, files) in _kept().items()
-    }
+    folders: dict[str, dict[str, Any]] = {}
+    for kind, (folder, files) in _kept().items():
+        size = sum(file.stat().st_size for file in files)
+        folders[kind] = {"folder": str(folder), "files": len(files), "bytes": size}
     if as_json:
         print_json(folders)
         return

@@ -92,10 +92,10 @@ def _of_modalities(rows: Sequence[dict[str, Any]]) -> "RichTable":
     for place in places:
         place_rows = [row for row in rows if row["place"] == place]
         has = " / ".join(dict.fromkeys(row["modalities"] for row in place_rows if row["modalities"]))
-        counts = (
-            "/".join(str(row[kind]) for row in place_rows) if any(row[kind] for row in place_rows) else "-"
-            for kind in kinds
-        )
+        counts: list[str] = []
+        for kind in kinds:
+            numbers = [row[kind] for row in place_rows]
+            counts.append("/".join(map(str, numbers)) if any(numbers) else "-")
         table.add_row(escape(place), escape(has), *counts)
     return table
 

@@ -225,20 +225,15 @@ def _label_row(dataset: "LabelDataset", place: str, role: str, examples: "LabelE
 
 def _label_sheet(parts: "Sequence[tuple[str, LabelExamples]]", out: Path) -> None:
     """A row of pictures per place, each with its labels."""
-    _draw_sheet(
-        [
-            (
-                place,
-                [
-                    (examples.pictures[row], ", ".join(examples.table.labels_of(row)) or "none")
-                    for row in examples.rows[:_SHEET_COLUMNS].tolist()
-                ],
-            )
-            for place, examples in parts
-            if examples.pictures is not None
-        ],
-        out,
-    )
+    lines: list[tuple[str, list[tuple[Any, str]]]] = []
+    for place, examples in parts:
+        if examples.pictures is None:
+            continue
+        cells: list[tuple[Any, str]] = []
+        for row in examples.rows[:_SHEET_COLUMNS].tolist():
+            cells.append((examples.pictures[row], ", ".join(examples.table.labels_of(row)) or "none"))
+        lines.append((place, cells))
+    _draw_sheet(lines, out)
 
 
 def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:

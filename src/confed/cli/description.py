@@ -160,7 +160,8 @@ def _run_of_method(name: str, made_for: str) -> str:
         )
         return _command(recipe, f"--methods {_row(recipe, name)}")
     kinds = {other: registry.algorithms[other].traits.made_for for other in registry.algorithms.names()}  # type: ignore[attr-defined]
-    alike = [one for one in packaged() if not one.missing and made_for in {kinds.get(m) for m in one.rows.values()}]
+    whole = [one for one in packaged() if not one.missing]
+    alike = [one for one in whole if made_for in map(kinds.get, one.rows.values())]
     recipe = next((one for one in alike if one.name == DEFAULT), alike[0]) if alike else packaged()[0]
     return _command(recipe, f"--methods {name}")
 

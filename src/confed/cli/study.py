@@ -192,7 +192,9 @@ def _finish_sweep(
         if after and (after != before or _outdated(study, after)):
             write_tables(study.root, _present(sweep, {job.method for job in after}), sweep.margin)
             write_report(study.root)
-    errors = {f"{place}/{cell}": text for place, found in outcomes.items() for cell, text in found.errors.items()}
+    errors: dict[str, str] = {}
+    for place, outcome in outcomes.items():
+        errors |= {f"{place}/{cell}": text for cell, text in outcome.errors.items()}
     if not any(outcome.summaries for outcome in outcomes.values()):
         raise ValueError("no run could be made: " + next(iter(errors.values()), "the folder holds no study"))
     show_sweep(root, as_json, errors, more)

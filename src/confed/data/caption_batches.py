@@ -7,6 +7,7 @@ several sets of modalities, each set is a part: keys of those after the first ha
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -72,9 +73,9 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def pack_texts(texts: Sequence[Sequence[str]]) -> Tensor:
     """Several texts per row as uint8 (N, R, K): UTF-8, with zeros behind each text and behind the last one."""
-    coded = [[text.encode() for text in row] for row in texts]
+    coded = [list(map(str.encode, row)) for row in texts]
     most = max((len(row) for row in coded), default=0)
-    longest = max((len(text) for row in coded for text in row), default=0)
+    longest = max(map(len, chain.from_iterable(coded)), default=0)
     packed = np.zeros((len(coded), most, longest), dtype=np.uint8)
     for n, row in enumerate(coded):
         for r, text in enumerate(row):
@@ -85,4 +86,8 @@ def pack_texts(texts: Sequence[Sequence[str]]) -> Tensor:
 def unpack_texts(packed: Tensor) -> list[list[str]]:
     """The texts of :func:`pack_texts`."""
     rows = packed.cpu().numpy()
-    return [[text for line in row if (text := line.tobytes().rstrip(b"\0").decode())] for row in rows]
+    decoded: list[list[str]] = []
+    for row in rows:
+        lines = [line.tobytes().rstrip(b"\0").decode() for line in row]
+        decoded.append(list(filter(None, lines)))
+    return decoded

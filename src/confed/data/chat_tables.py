@@ -56,7 +56,7 @@ class Prompts:
         self._width = max((len(prompt) for prompt, _ in everything), default=0)
         answers = [answers for prompt, answers in everything if answers]
         self._most = max(map(len, answers), default=1)
-        self._longest = max((len(answer) for token_lists in answers for answer in token_lists), default=1) + 1
+        self._longest = max(map(len, chain.from_iterable(answers)), default=1) + 1
 
     def of(self, examples: Examples, rows: Table) -> Table:
         """A part's table with its prompts in place of its questions.

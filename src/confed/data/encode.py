@@ -88,7 +88,10 @@ def _choices(examples: Examples, tokenizer: Tokenizer) -> dict[str, Tensor]:
     """Every question together with each text offered with it: ``choices`` and ``choices_mask``, (N, K, L)."""
     assert examples.choices is not None
     pairs = zip(examples.questions, examples.choices, strict=True)
-    text, mask = tokenizer([f"{question} {offered}" for question, all in pairs for offered in all])
+    texts: list[str] = []
+    for question, offered_answers in pairs:
+        texts += [f"{question} {offered}" for offered in offered_answers]
+    text, mask = tokenizer(texts)
     k = len(examples.choices[0]) if len(examples) else 0
     shape = (len(examples), k, text.shape[-1])
     return {"choices": text.reshape(shape), "choices_mask": mask.reshape(shape)}

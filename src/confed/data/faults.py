@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, presence
-from confed.data.labelled import LabelDataset
+from confed.data.examples import Examples, FederatedDataset, Split, presence
+from confed.data.labelled import LabelDataset, LabelSplit
 
 RARE = 5
 """Training examples of an answer below which it is called rare."""
@@ -27,7 +27,7 @@ def faults(dataset: FederatedDataset | LabelDataset) -> list[str]:
 
 def _of_questions(dataset: FederatedDataset) -> Iterator[str]:
     clients = dict(list(dataset.clients.items())[:CLIENTS])
-    yield from _empty({name: {role: len(e) for role, e in split.roles.items()} for name, split in clients.items()})
+    yield from _empty({name: _sizes(split) for name, split in clients.items()})
     trained = Counter(chain.from_iterable(split.train.answers for split in clients.values()))
     tested = Counter(chain.from_iterable(split.test.answers for split in clients.values()))
     unknown = {answer: count for answer, count in tested.items() if answer not in trained}
@@ -44,6 +44,10 @@ def _of_questions(dataset: FederatedDataset) -> Iterator[str]:
     yield from _shared({name: (split.train, split.test) for name, split in clients.items()})
     if len(trained) == 1:
         yield f"all training examples have the same answer, {next(iter(trained))!r}: there is nothing to learn"
+
+
+def _sizes(split: Split | LabelSplit) -> dict[str, int]:
+    return {role: len(examples) for role, examples in split.roles.items()}
 
 
 def _empty(sizes: dict[str, dict[str, int]]) -> Iterator[str]:
@@ -100,7 +104,7 @@ def _shared(parts: dict[str, tuple[Examples, Examples]]) -> Iterator[str]:
 def _of_labels(dataset: LabelDataset) -> Iterator[str]:
     names = [name for name, _ in zip(dataset.clients, range(CLIENTS), strict=False)]
     splits = {name: dataset.clients[name] for name in names}
-    yield from _empty({name: {role: len(e) for role, e in split.roles.items()} for name, split in splits.items()})
+    yield from _empty({name: _sizes(split) for name, split in splits.items()})
     counts = {}
     for role in ("train", "test"):
         counts[role] = sum(

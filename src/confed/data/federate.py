@@ -171,7 +171,10 @@ def _deal(
             )
         else:
             owned[role] = iid(len(role_rows), clients, rng, groups=groups[role_rows])
-    return {role: {name: rows[role][role_rows] for name, role_rows in shares.items()} for role, shares in owned.items()}
+    dealt: dict[str, dict[str, np.ndarray]] = {}
+    for role, shares in owned.items():
+        dealt[role] = {name: rows[role][role_rows] for name, role_rows in shares.items()}
+    return dealt
 
 
 def _validation(train: Owners, groups: np.ndarray, share: float, seed: int) -> tuple[Owners, Owners]:

@@ -276,10 +276,9 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
             lost[modality] += gone
         return _without(examples, after)
 
-    clients = {
-        name: Split(**{role: less(examples, name, role) for role, examples in s.roles.items()})
-        for name, s in dataset.clients.items()
-    }
+    clients: dict[str, Split] = {}
+    for name, split in dataset.clients.items():
+        clients[name] = Split(**{role: less(examples, name, role) for role, examples in split.roles.items()})
     unseen = {name: less(examples, name, "unseen") for name, examples in dataset.unseen.items()}
     told = ", ".join(f"{name} of {count}" for name, count in lost.items() if count) or "nothing"
     facts = {**dataset.facts, "missing": f"{told} examples"}

@@ -52,8 +52,10 @@ class LeftOut:
 
 def by_place(examples: Mapping[str, Mapping[str, int]]) -> str:
     """Counts as "park 2 train, 1 test; lake 1 unseen"."""
-    each = (", ".join(f"{count} {role}" for role, count in roles.items()) for roles in examples.values())
-    return "; ".join(f"{place} {counts}" for place, counts in zip(examples, each, strict=True))
+    lines: list[str] = []
+    for place, roles in examples.items():
+        lines.append(f"{place} " + ", ".join(f"{count} {role}" for role, count in roles.items()))
+    return "; ".join(lines)
 
 
 class StoredPictures:

@@ -12,6 +12,7 @@ list). Exactly so many are drawn, instead of each with a probability. And valida
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +37,20 @@ from confed.registry import register_dataset
 
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
 _COCO = tuple(
-    folder.replace("{split}", split) + "{name}" for split in ("train2014", "val2014") for folder in _COCO_FOLDERS
+    folder.replace("{split}", split) + "{name}" for split, folder in product(("train2014", "val2014"), _COCO_FOLDERS)
 )
 # COCO-QA gives bare numbers; its test pictures are COCO's validation pictures, which one loader calls test2015.
 _COCO_NUMBERED = tuple(
     folder.replace("{split}", split) + f"COCO_{split}_" + "{name}.jpg"
-    for split in ("train2014", "val2014", "test2015")
-    for folder in _COCO_FOLDERS
+    for split, folder in product(("train2014", "val2014", "test2015"), _COCO_FOLDERS)
 )
 _ABSTRACT = ("images/", "train2015/", "val2015/", *(f"scene_img_abstract_v002_{s}/" for s in ("train2015", "val2015")))
 _GENOME = tuple(
     f"{folder}/{{name}}"
     for folder in ("gqa/images", "visual_genome/VG_100K", "visual_genome/VG_100K_2", "visual_genome", "clove/images")
 )
-_NLVR2 = tuple(
-    f"nlvr2/{below}{{{part}}}"
-    for below in ("images/train/", "images/dev/", "images/test1/", "images/", "train/", "dev/", "test1/")
-    for part in ("path", "name")
-)
+_NLVR2_FOLDERS = ("images/train/", "images/dev/", "images/test1/", "images/", "train/", "dev/", "test1/")
+_NLVR2 = tuple(f"nlvr2/{below}{{{part}}}" for below, part in product(_NLVR2_FOLDERS, ("path", "name")))
 _FACTS = {
     "benchmark": "FedDAT's; answer sets of the most frequent training answers, then down-sampled",
     "licence": "each dataset's own, and each picture's",

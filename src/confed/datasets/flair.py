@@ -8,6 +8,7 @@ file; and ``label_relationship.txt`` for the fine labels. Users are clients. Tho
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 from zlib import crc32
@@ -116,7 +117,8 @@ def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
     folder = Path(root)
     relationship = flair_relationship(folder / _RELATIONSHIP)
     records, _ = _sources(folder)
-    counts = Counter(name for record in records if record.split == "train" for name in set(record.fine))
+    training = (set(record.fine) for record in records if record.split == "train")
+    counts = Counter(chain.from_iterable(training))
     names: dict[str, list[str]] = {label: [] for label in FLAIR_LABELS}
     for fine in sorted(relationship, key=lambda name: (-counts[name], name)):
         names[relationship[fine]].append(fine)

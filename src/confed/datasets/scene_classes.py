@@ -9,7 +9,7 @@ seen either. Protocols of federated prompt learning: classes are divided in base
 new ones (:mod:`confed.data.few_shot`).
 """
 
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from confed.datasets.scenes.graph import COLOURS, NOUNS
 from confed.datasets.six_styles import COLOURED, coloured_objects
 from confed.registry import register_dataset
 
-CLASSES: tuple[str, ...] = tuple(f"{colour} {noun}" for noun in NOUNS for colour in COLOURS)
+CLASSES: tuple[str, ...] = tuple(f"{colour} {noun}" for noun, colour in product(NOUNS, COLOURS))
 """All 176 classes."""
 
 RESERVED: tuple[str, ...] = tuple(

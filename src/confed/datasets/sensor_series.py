@@ -78,13 +78,16 @@ def sensor_series(
     clients = [name for name in names if name not in unseen]
     if not clients:
         raise ValueError("unseen must leave at least one client, got all of them")
-    numbers = {name: i for i, name in enumerate(dict.fromkeys(r.values["series"] for r in rows if r.values["series"]))}
+    used = (row.values["series"] for row in rows if row.values["series"])
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(used))}
     series = _read_series(root, list(numbers)) if numbers else None
 
     def examples(chosen: Sequence[_Row]) -> Examples:
         return _examples(chosen, series, numbers)
 
-    parts: dict[str, dict[str, list[_Row]]] = {name: {role: [] for role in _ROLES} for name in names}
+    parts: dict[str, dict[str, list[_Row]]] = {}
+    for name in names:
+        parts[name] = {role: [] for role in _ROLES}
     for row in rows:
         parts[row.values["client"]][row.values["split"]].append(row)
     for number, name in enumerate(clients):
@@ -104,7 +107,7 @@ def sensor_series(
     for name, split in splits.items():
         if not len(split.train):
             raise ValueError(f"client {name!r} has no training example in {root / 'examples.csv'}")
-    places = {name: examples([row for role in _ROLES for row in parts[name][role]]) for name in unseen}
+    places = {name: examples(list(chain.from_iterable(parts[name].values()))) for name in unseen}
     declared = modalities or {}
     if strange := [name for name in declared if name not in splits]:
         raise ValueError(f"data.modalities names no client {strange[0]!r}; there are {', '.join(splits)}")

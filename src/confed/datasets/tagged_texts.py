@@ -129,7 +129,8 @@ def tagged_texts(
     table = build_table((replace(record, split="", user="") for record in texts), labels)[""]
     roles = np.array([{"validation": "val"}.get(record.split, record.split) or "train" for record in texts])
     users = np.array([record.user.strip() for record in texts])
-    pictures = {name: number for number, name in enumerate(dict.fromkeys(r.picture for r in texts if r.picture))}
+    shown = (text.picture for text in texts if text.picture)
+    pictures = {name: number for number, name in enumerate(dict.fromkeys(shown))}
     together = np.array([pictures.get(r.picture, -1 - row) for row, r in enumerate(texts)]) if pictures else None
     pool = LabelPool(table, None, roles, keys={"user": users} if partition == "user" else {}, together=together)
     splits = federate_labels(

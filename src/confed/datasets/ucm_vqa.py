@@ -130,7 +130,10 @@ def _read(root: Path, image_size: int) -> tuple[Examples, dict[str, np.ndarray]]
         [str(row["type"]) for row in rows],
         [f"ucm-{row['question_id']}" for row in rows],
     )
-    return examples, {key: np.array([pictures[row["image"]][key] for row in rows]) for key in keys}
+    columns: dict[str, np.ndarray] = {}
+    for key in keys:
+        columns[key] = np.array([pictures[row["image"]][key] for row in rows])
+    return examples, columns
 
 
 def _require(root: Path) -> None:

@@ -216,7 +216,9 @@ class _Trial:
         places, names = _places_of(run_data)
         if not places:
             raise ValueError(f"the data {fitted.dataset.name!r} have no test examples")
-        jobs = [(model, place) for model in self._models(models) for place in self._places(model, places)]
+        jobs: list[tuple[str, str]] = []
+        for model in self._models(models):
+            jobs += [(model, place) for place in self._places(model, places)]
         setup = replace(self.setup, observers=places, task=task, tasks=tasks)
         ask = InProcess(setup, self.run.workspace if setup.device == "cpu" else None)
         tried: list[Tried] = []
@@ -384,7 +386,8 @@ def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> t
         chosen = replace(dataset, unseen={**dataset.unseen, **fresh})
         used_rows = sum(len(split.test) for split in splits.values()) + sum(map(len, fresh.values()))
     unseen = sum(map(len, dataset.unseen.values()))
-    total = unseen + sum(len(examples) for split in splits.values() for examples in split.roles.values())
+    examples_of = chain.from_iterable(split.roles.values() for split in splits.values())
+    total = unseen + sum(map(len, examples_of))
     why = "the models have learned from the others" if used == "all" else "only those that the data hold out as tests"
     note = f"{used_rows + unseen} of {total} examples of these data are used"
     return chosen, [note if used_rows + unseen == total else f"{note}: {why}"]
@@ -401,16 +404,14 @@ def _not_learned(
     parts: Mapping[str, Any], data: Sequence[Any], texts: Callable[[Any], list[str]], seen: Callable[[Any, int], bytes]
 ) -> dict[str, Any]:
     """Of each part the examples whose pictures, texts and answers no run has learned from or chosen settings on."""
-    learned_parts = [
-        examples for one in data for name in one.clients for examples in list(one.clients[name].roles.values())[:2]
-    ]
+    learned_parts: list[Any] = []
+    for dataset in data:
+        for name in dataset.clients:
+            learned_parts += list(dataset.clients[name].roles.values())[:2]
     wanted = set(chain.from_iterable(texts(examples) for examples in parts.values()))
-    learned = {
-        (text, seen(examples, row))
-        for examples in learned_parts
-        for row, text in enumerate(texts(examples))
-        if text in wanted
-    }
+    learned: set[tuple[str, Any]] = set()
+    for examples in learned_parts:
+        learned |= {(text, seen(examples, row)) for row, text in enumerate(texts(examples)) if text in wanted}
     known_texts = {text for text, _ in learned}
     fresh: dict[str, Any] = {}
     for name, examples in parts.items():

@@ -435,9 +435,8 @@ class _Export:
             tensors |= self._fitted_head(tensors, len(trained.answers))
         everything = list(tensors)
         self.extended = self.extended or not self.added.isdisjoint(everything)
-        head = [
-            key for key in tensors if key.startswith(tuple(f"{module_name}." for module_name in self.heads.values()))
-        ]
+        beginnings = tuple(f"{module_name}." for module_name in self.heads.values())
+        head = [key for key in tensors if key.startswith(beginnings)]
         simple = self.hosted and trained.head == "answers" and not self.generative
         parts: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():

@@ -190,7 +190,8 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
         learning = _inject(model, trainable, peft, places, rng)
     if trainable in ("adapters", "prompt"):  # what was added
         learning = {parameter for parameter, _ in model.named_parameters()} - names
-    heads, fixed = (tuple(f"{module_name}." for module_name in parts) for parts in (places.heads, places.fixed))
+    heads = tuple(f"{module_name}." for module_name in places.heads)
+    fixed = tuple(f"{module_name}." for module_name in places.fixed)
     for parameter, value in model.named_parameters():
         learns = parameter in learning and not parameter.startswith(fixed)
         value.requires_grad_(learns or parameter.startswith(heads))

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,17 +104,14 @@ def prepare(
         **pictures,
         "listing_sha256": _listing(found, scenes),
     }
-    read = [source.file for scene_sources in sources.values() for source in scene_sources] + [predictions]
+    files_read = list(chain.from_iterable(sources.values()))
+    read = [source.file for source in files_read] + [predictions]
     manifest = {
         "format": FORMAT,
         "options": asdict(options),
         "images": str(images.expanduser().resolve()),
         "sources": {
-            **{
-                s.file.name: {"bytes": s.bytes, "sha256": s.sha256}
-                for scene_sources in sources.values()
-                for s in scene_sources
-            },
+            **{source.file.name: {"bytes": source.bytes, "sha256": source.sha256} for source in files_read},
             **{file.name: digest(file) for file in (*read[-1:], *([weights] if weights else ()))},
             _MAPPING.name: digest(_MAPPING),
         },
@@ -240,9 +238,10 @@ def _write(
         key: _cap(scene_questions, options) if key[1] == "train" else scene_questions
         for key, scene_questions in rows.items()
     }
-    counts = Counter(
-        q.answer for (_, role), scene_questions in capped.items() if role == "train" for q in scene_questions
-    )
+    counts = Counter[str]()
+    for (_, role), scene_questions in capped.items():
+        if role == "train":
+            counts.update(question.answer for question in scene_questions)
     vocabulary = [a for a, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))][: options.answers]
     answer_set = set(vocabulary)
     facts: dict[str, Any] = {scene: {} for scene in SCENES}

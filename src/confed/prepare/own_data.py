@@ -99,7 +99,7 @@ def _columns_of(file: Path) -> dict[str, str] | None:
     ):
         return None  # an object, such as somebody's settings
     rows = [entry for _, entry in islice(read_records(file), LOOKED_AT)]
-    names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
+    names = dict.fromkeys(chain.from_iterable(row for row in rows if isinstance(row, dict)))
     return mapped(names) if names else None
 
 

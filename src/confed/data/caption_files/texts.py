@@ -132,8 +132,8 @@ def _matched(entry: dict[str, Any], where: str) -> list[Piece]:
                 f"{image!r:.80}"
             )
         before.setdefault(place, []).append(name)
-    return [
-        piece
-        for place, words in enumerate(texts)
-        for piece in (*(Piece(picture=name) for name in before.get(place, ())), Piece(text=words.strip()))
-    ]
+    pieces: list[Piece] = []
+    for place, words in enumerate(texts):
+        pieces += [Piece(picture=name) for name in before.get(place, ())]
+        pieces.append(Piece(text=words.strip()))
+    return pieces

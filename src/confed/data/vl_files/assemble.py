@@ -128,7 +128,9 @@ def assemble(
             for records in roles.values():
                 table.add(records, client_parts.pictures)
         counts[f"{source_name} (official files)"] = client_parts.counts
-    splits = {client: Split(**{role: table.examples(r) for role, r in roles.items()}) for client, roles in kept.items()}
+    splits: dict[str, Split] = {}
+    for client, roles in kept.items():
+        splits[client] = Split(**{role: table.examples(records) for role, records in roles.items()})
     # A word that no client trains on is unknown to a tokenizer of words, as it would be in use.
     parts = [s.train for s in splits.values()]
     choices = chain.from_iterable(part.choices or () for part in parts)

@@ -10,14 +10,14 @@ any background.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
 from confed.datasets.scenes.graph import NOUNS, SIZES
 
 CELL = 16
-JITTERS = tuple((dx, dy) for dy in (-1, 0, 1) for dx in (-1, 0, 1))
+JITTERS = tuple((dx, dy) for dy, dx in product((-1, 0, 1), repeat=2))
 SCALE = {"small": 0.64, "large": 1.0}
 OUTLINE = 0.65
 FINE = 8  # sub-pixels per pixel and axis

@@ -134,7 +134,9 @@ class Pictures:
         if not keys:
             return {}
         rows = [self._one(picture) for picture in images.cpu().flatten(0, 1).permute(0, 2, 3, 1).contiguous().numpy()]
-        made = {key: torch.stack([row[key] for row in rows]) for key in keys} if rows else {}
+        made: dict[str, Tensor] = {}
+        for key in keys if rows else ():
+            made[key] = torch.stack([row[key] for row in rows])
         return {key: value.unflatten(0, images.shape[:2]).to(images.device) for key, value in made.items()}
 
     def _made(self, *pictures: np.ndarray) -> dict[str, Tensor]:
@@ -311,7 +313,8 @@ SHARE = 0.8
 
 def check_spreadable(model: nn.Module, body: nn.Module) -> None:
     """Check that nothing that learns lies within the base but factors of LoRA."""
-    factor_ids = {id(parameter) for linear in _factors(body) for parameter in linear.parameters()}
+    factors = chain.from_iterable(linear.parameters() for linear in _factors(body))
+    factor_ids = set(map(id, factors))
     for name, parameter in body.named_parameters():
         if parameter.requires_grad and id(parameter) not in factor_ids:
             raise ValueError(

@@ -151,7 +151,8 @@ class Placeholder:
     def fault(self, conversation: Conversation) -> str:
         """What is wrong with our ids of a conversation, compared with those of the processor; empty if nothing is."""
         turns = to_chat_messages(conversation)
-        for piece in (piece for turn in turns for piece in turn["content"] if piece["type"] == "image"):
+        contents = chain.from_iterable(turn["content"] for turn in turns)
+        for piece in [piece for piece in contents if piece["type"] == "image"]:
             piece["image"] = _GREY
         read = self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
         ids, mask = left_padded([self.written(conversation)], padding(self._processor.tokenizer))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from confed.report.html import page
@@ -23,7 +24,7 @@ def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> Mo
             studies[label] = load(root / row)
         except ValueError as error:  # not one run is there; an index may tell why
             absent[label] = str(error) if (root / row / "summary.json").is_file() else "nothing has been run yet"
-    if not any(run.complete for study in studies.values() for run in study.runs):
+    if not any(run.complete for run in chain.from_iterable(study.runs for study in studies.values())):
         raise ValueError(f"{root} must hold a finished run of at least one of {', '.join(models)}, found none")
     return replace(model_studies(studies, headline), absent=absent)
 

@@ -223,7 +223,9 @@ def matrices(study: Study, tabs: Tabs) -> str:
 def question_types(study: Study, tabs: Tabs) -> str:
     """Results per type of question, mean over places."""
     panels: list[tuple[str, str]] = []
-    names = {kind: str(text) for run in study.runs for kind, text in run.summary.get("type_names", {}).items()}
+    names: dict[str, str] = {}
+    for run in study.runs:
+        names |= {kind: str(text) for kind, text in run.summary.get("type_names", {}).items()}
     judging = {"deployed": "deployed at each client"} if judged(study) == "deployed" and not study.single else {}
     for view, title in {**judging, **VIEWS}.items():
         by_method = {m: _by_type(study.of(m), view) for m in study.methods}
@@ -269,7 +271,7 @@ def calibration(study: Study) -> str:
     rows: list[tuple[str, list[float | None]]] = []
     for m in study.methods:
         rows.append((study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]))
-    if not any(value is not None for _, values in rows for value in values):
+    if all(value is None for value in chain.from_iterable(values for _, values in rows)):
         return ""
     text = (
         "Expected calibration error in percentage points, mean over places: how far the probability that "

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from confed.metrics.statistics import mean_sd
@@ -100,7 +101,7 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
                 if not _finite(free):
                     axes.axhline(100 * free.mean, color=palette(series.colour), linewidth=1, linestyle=":")
         axes.set_xscale("log")
-        axes.set_xticks(sorted({p.epsilon for points in lines.values() for p in points}))
+        axes.set_xticks(sorted({point.epsilon for point in chain.from_iterable(lines.values())}))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}" if x < 100 else f"{x:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         style_axes(

@@ -84,7 +84,7 @@ def drawing(study: Study) -> Drawing | None:
     labels = study.labels
     shown = {method: spans[:SHOWN] for method, spans in spans_of_method.items()}
     parties = {method: _ordered(spans, study.clients) for method, spans in shown.items()}
-    kinds = list(dict.fromkeys(span.what for spans in shown.values() for span in spans))
+    kinds = list(dict.fromkeys(span.what for span in chain.from_iterable(shown.values())))
     colour = {kind: f"m{i % HUES + 1}" for i, kind in enumerate(kinds)}
     rows = [len(parties[method]) for method in shown]
 
@@ -161,7 +161,7 @@ def traffic_table(study: Study) -> Table | None:
         traffic = [_actions(run) for run in counting]
         rounds = average([number(run.summary.get("rounds")) for run in counting])
         if traffic and rounds:
-            actions = dict.fromkeys(str(action) for count in traffic for action in count)
+            actions = dict.fromkeys(map(str, chain.from_iterable(traffic)))
             of: dict[str, list[dict[str, float]]] = {}
             for action in actions:
                 of[action] = [numbers(count.get(action)) for count in traffic]

@@ -45,7 +45,7 @@ def left_out_note(summaries: Iterable[Summary]) -> list[str]:
 def left_clients_note(summaries: Iterable[Summary]) -> list[str]:
     """Why a mean over clients is not that of the cells beside it, if it is not."""
     summaries = list(summaries)
-    names = dict.fromkeys(str(name) for summary in summaries for name in summary.get("left", ()))
+    names = dict.fromkeys(map(str, chain.from_iterable(summary.get("left", ()) for summary in summaries)))
     left = [f"Left before the last round and in no mean: {', '.join(names)}."] if names else []
     return left + missing_sites_note(summaries)
 
@@ -111,4 +111,4 @@ def bold_note(rows: Sequence[Sequence[Cell]], family: str = "column") -> list[st
         f"Bold: the best mean, and those that paired t-tests over seeds do not tell from it (Holm over all pairs of "
         f"the {family}, at least {MIN_SEEDS} seeds); no bold where they tell none from it."
     )
-    return [text] if any(cell.mark for row in rows for cell in row) else []
+    return [text] if any(cell.mark for cell in chain.from_iterable(rows)) else []

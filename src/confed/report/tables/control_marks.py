@@ -6,6 +6,7 @@ What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.run
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from confed.report.html import page
@@ -82,7 +83,7 @@ def blind_pair(runs: Iterable[Summary], others: Iterable[Summary], key: str) -> 
 
 def controls_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tuple(VIEWS)) -> list[str]:
     """Footnote on the mark, where a table has one."""
-    return [MEANING] if any(fails(runs, key) for runs in methods for key in keys) else []
+    return [MEANING] if any(fails(runs, key) for runs, key in product(methods, keys)) else []
 
 
 def controls_table(study: Study) -> Table | None:

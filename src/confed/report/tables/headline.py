@@ -39,7 +39,7 @@ def study_table(summaries: Iterable[Summary]) -> "RichTable | Group":
         algorithm = str(summary.get("algorithm", ""))
         groups.setdefault((algorithm, str(summary.get("label", algorithm))), []).append(summary)
     methods = [(label, runs) for (_, label), runs in groups.items()]
-    if any(is_labelled(summary) for _, runs in methods for summary in runs):
+    if any(map(is_labelled, chain.from_iterable(runs for _, runs in methods))):
         from rich.console import Group
 
         return Group(*map(to_rich, label_tables(methods, cost=True).values()))

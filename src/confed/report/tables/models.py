@@ -64,7 +64,7 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
         sections.append(((Cell(f"mean{some}"), *(mean_sd_cell([means.get(method)]) for method in models.labels)),))
     columns = (Column("model", words=True), *(Column(label, unit="%") for label in models.labels.values()))
     runs = list(chain.from_iterable(study.runs for study in models.studies.values()))
-    seeds = max((len(values) for of in cells.values() for values in of.values()), default=0)
+    seeds = max(map(len, chain.from_iterable(of.values() for of in cells.values())), default=0)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     of = "" if measure == OVERALL else f", questions of type {measure}"
     recipe = next((study.recipe for study in models.studies.values() if study.recipe), "")
@@ -258,7 +258,8 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
             sizes.add(len(values))
     if len(sizes) > 1:
         notes.append(f"Cells have {min(sizes)} to {max(sizes)} finished seeds.")
-    notes += [f"{model}: {text}" for model, study in models.studies.items() for text in study.failed]
+    for model, study in models.studies.items():
+        notes += [f"{model}: {text}" for text in study.failed]
     notes += [f"{model}: {text}" for model, text in models.absent.items()]
     return tuple(notes)
 

@@ -1,6 +1,7 @@
 """Tables in the layout of the papers: a row per method, a column per client and unseen place."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from confed.report.statistics.harmed import by_seed, hurting, reference_row
 from confed.report.tables.cells import left_clients_note, left_out_note
@@ -74,7 +75,7 @@ def labelled_rows(study: Study) -> list[tuple[str, list[Summary]]]:
     summaries = []
     for m in rows:
         summaries.append((rows[m], [run.summary for run in study.of(m) if run.complete]))
-    return summaries if any(is_labelled(summary) for _, runs in summaries for summary in runs) else []
+    return summaries if any(map(is_labelled, chain.from_iterable(runs for _, runs in summaries))) else []
 
 
 def _hurt_cells(study: Study, methods: Sequence[str], kind: str) -> dict[str, Cell]:
@@ -121,8 +122,9 @@ def _notes(
     sizes = {rows[method]: len(runs) for method, runs in done.items()}
     if len(set(sizes.values())) > 1:
         notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
-    notes += [*study.failed, *left_clients_note([run.summary for runs in done.values() for run in runs])]
-    notes += left_out_note(run.summary for runs in done.values() for run in runs)
+    every_run = list(chain.from_iterable(done.values()))
+    notes += [*study.failed, *left_clients_note([run.summary for run in every_run])]
+    notes += left_out_note(run.summary for run in every_run)
     if bounds:
         notes.append(
             f"Below the rule, {formats.names([rows[method] for method in bounds])}: all data in one place, which "
