@@ -27,7 +27,7 @@ from typing import Any
 
 from confed.recipes.recipe import Recipe, load_recipe, packaged_recipes
 from confed.results.settings import flat
-from confed.results.traits import global_model_of
+from confed.results.summary import Summary
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import MEANS, TABLE, stated
 from confed.studies.study import load_rows
@@ -251,7 +251,7 @@ def _deploys(recipe: Recipe, method: str, means: Mapping[str, Spread]) -> str:
         if f"{key}_mean" in means and means[f"{key}_mean"] == means["deployed_mean"]:
             return key
     algorithm = recipe.method(method).sections["algorithm"]["name"]
-    heads = global_model_of({"algorithm": algorithm}) == "with own parts"
+    heads = Summary({"algorithm": algorithm}).global_model == "with own parts"
     return recipe.deploys(method) or ("global_seen" if heads else "personal")
 
 

@@ -31,6 +31,7 @@ from confed.report.tables.headline import results_table
 from confed.report.tables.table import to_markdown
 from confed.results.history import evaluations
 from confed.results.runs import load
+from confed.results.summary import Summary
 from confed.runs.run import run
 
 small = partial(scenes, train=100, validation=24, test=80)
@@ -424,7 +425,8 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     assert {"accuracy", "vqa_accuracy", "loss"} <= set(summary["test_metrics"]["personal"]["vqa"])
     (seeds,) = convergence.series(load(folder)).values()
     assert seeds == [{r: pytest.approx(np.mean([*places.values()])) for r, places in curves.items()}]
-    older = replace(read, summary={key: value for key, value in read.summary.items() if key != "metric_of"})
+    content = {key: value for key, value in read.summary.content.items() if key != "metric_of"}
+    older = replace(read, summary=Summary(content))
     assert evaluations(older, "global") == curves  # the metric by type of question is the headline's
     samples = {sample["place"]: sample for sample in json.loads((folder / "gallery.json").read_text())}
     assert "image2" in samples["pairs"]
@@ -444,11 +446,11 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
 
 
 def test_tables_of_different_finetunings_say_what_learns_and_what_travels():
-    def summary(label: str, trainable: str, trained: int, sent: int) -> dict[str, object]:
-        return {
+    def summary(label: str, trainable: str, trained: int, sent: int) -> Summary:
+        return Summary({
             "label": label, "trainable": trainable, "personal": {"a": 0.5}, "clients": ["a"], "bytes_total": 8 * sent,
             "parameters": {"total": 10**6, "trained": trained, "sent": sent}, "seconds": 1.0,
-        }  # fmt: skip
+        })  # fmt: skip
 
     rows = [("Adapter", [summary("Adapter", "adapters", 14573, 3288)]), ("full*", [summary("full*", "all", 900, 812)])]
     text = to_markdown(results_table(rows))

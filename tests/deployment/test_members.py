@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from confed.results.summary import Summary
 from repository import SUPPORT
 
 pytest.importorskip("flwr")
@@ -196,7 +197,7 @@ def test_a_mean_over_a_part_is_named_so_everywhere(tmp_path: Path) -> None:
     assert led.said[-1] == "done, means over 2 of 3 sites"
     assert any("over 2 of 3 sites" in text and "--deliver" in text for text in led.said[:-1])
     study = load(led.state)
-    for table in (paper_table(study), results_table([("FedAvg", [summary])])):
+    for table in (paper_table(study), results_table([("FedAvg", [Summary(summary)])])):
         assert table.sections[0][0][0].text == "FedAvg (2 of 3 sites)"
         assert any("every mean over clients is over 2 of 3 sites (not evaluated: cold: " in n for n in table.notes)
     page = write_report(led.state).read_text()

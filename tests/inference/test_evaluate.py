@@ -28,6 +28,7 @@ from confed.models import create_tokenizer
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import register_dataset
+from confed.results.summary import Summary
 from confed.runs.run import run
 
 TINY = [
@@ -250,7 +251,7 @@ def test_names_of_examples_outlast_a_model_that_saw_only_some_of_them(tmp_path: 
 
 
 def test_two_runs_whose_models_fail_their_controls_are_warned_about():
-    bad, good = ({"controls": {"global_seen": {"passed": passed}}} for passed in (False, True))
+    bad, good = (Summary({"controls": {"global_seen": {"passed": passed}}}) for passed in (False, True))
     (note,) = blind_notes((bad, bad), ["global"])
     assert note.startswith("† The global models of the two runs: neither model is shown to use its input")
     assert blind_notes((bad, good), ["global"]) == []

@@ -14,6 +14,7 @@ import confed
 from confed.inference.finished_run import FinishedRun
 from confed.inference.hub import HubName, card, fetch, hub_name, publish
 from confed.inference.load import load_exported
+from confed.results.summary import Summary
 from hub_server import Hub
 from tiny_runs import TINY
 
@@ -82,7 +83,7 @@ def test_model_card_states_results_recipe_digests_and_privacy(run: confed.Run, h
 def test_names_of_clients_are_text_in_the_card_and_its_command(run: confed.Run) -> None:
     name = "a `$(touch x)` | b's <img src=x>"
     finished = FinishedRun(run.folder)
-    finished.summary = {**finished.summary, "personal": {name: 0.5}}
+    finished.summary = Summary({**finished.summary.content, "personal": {name: 0.5}})
     facts = {"clients": [name], "own_heads": False, "global": False, "backbone": {"source": None, "copied": True}}
     text = card(finished, {**facts, "backbone": {**facts["backbone"], "sha256": "0"}}, "", "me/x")
     (line,) = [line for line in text.splitlines() if line.startswith("confed predict")]

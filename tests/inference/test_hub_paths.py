@@ -17,6 +17,7 @@ from confed.inference.finished_run import FinishedRun
 from confed.inference.hub import HubName, publish
 from confed.inference.load import load_exported
 from confed.models.pretrained import weights_file
+from confed.results.summary import Summary
 from hub_server import Hub
 from tiny_runs import TINY
 
@@ -68,7 +69,7 @@ def test_a_readme_names_a_client_that_loads(run: confed.Run, tmp_path: Path) -> 
     finished = FinishedRun(run.folder)
     finished.load()
     trained = finished.model("warm")
-    finished.summary = {**finished.summary, "personal": {NAME: 0.625}}
+    finished.summary = Summary({**finished.summary.content, "personal": {NAME: 0.625}})
     text = readme(f"clients/{file_name(NAME)}", trained, finished, {}, (None, None))
     assert asked(text) == NAME
     assert "62.5%" in text

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from confed.report.tables.paper import paper_table
 from confed.report.tables.sweep import sweep_table
 from confed.report.tables.table import to_csv
 from confed.results.runs import Run, Study, load
+from confed.results.summary import Summary
 from confed.results.sweep import Point, Sweep
+from confed.results.views import View
 from confed.runs.run import load_data, run
 
 TINY = [
@@ -219,7 +222,7 @@ def _summary(label: str, passed: bool, seed: int = 0) -> dict:
 
 def test_tables_mark_models_that_fail_and_say_in_a_sentence_what_that_means():
     bad, good = _summary("bad", False), _summary("good", True)
-    table = results_table([("bad", [bad]), ("good", [good])])
+    table = results_table([("bad", [Summary(bad)]), ("good", [Summary(good)])])
     cells = {row[0].text: {c.full_title: cell.text for c, cell in zip(table.columns, row, strict=True)}
              for row in table.rows}  # fmt: skip
     assert cells["bad"]["personal mean"].endswith(SIGN)
@@ -228,17 +231,17 @@ def test_tables_mark_models_that_fail_and_say_in_a_sentence_what_that_means():
     assert not any(text.endswith(SIGN) for text in cells["good"].values())
     assert sum(note.startswith(f"{SIGN} Not shown to use its input") for note in table.notes) == 1
     assert SIGN not in to_csv(table)  # numbers stay numbers
-    assert not any(SIGN in note for note in results_table([("good", [good])]).notes)
+    assert not any(SIGN in note for note in results_table([("good", [Summary(good)])]).notes)
 
 
 def test_half_of_the_seeds_decide_and_global_models_stand_for_missing_personal_ones():
-    bad, good = _summary("m", False), _summary("m", True, seed=1)
-    assert fails([bad, good], "personal")
-    assert not fails([bad, good, good], "personal")
-    assert not fails([{}], "personal")
-    del bad["controls"]["personal"]
-    assert controls_in(bad, "personal") == bad["controls"]["global_seen"]
-    assert fails([{**bad, "deploys": "global_unseen"}], "deployed")
+    bad, good = Summary(_summary("m", False)), Summary(_summary("m", True, seed=1))
+    assert fails([bad, good], View.PERSONAL)
+    assert not fails([bad, good, good], View.PERSONAL)
+    assert not fails([Summary({})], View.PERSONAL)
+    del bad.content["controls"]["personal"]
+    assert controls_in(bad, View.PERSONAL) == bad.content["controls"]["global_seen"]
+    assert fails([replace(bad, deploys=View.UNSEEN)], View.DEPLOYED)
 
 
 def test_a_report_shows_the_controls(finished: Path):
@@ -259,7 +262,7 @@ def _runs(label: str, passed: bool, value: float) -> list[Run]:
     for seed in range(3):
         summary = _summary(label, passed, seed)
         summary |= {"personal": {"a": value + seed / 100, "b": value}, "personal_mean": value + seed / 200}
-        found.append(Run(Path(label) / str(seed), label, label, seed, summary, {}))
+        found.append(Run(Path(label) / str(seed), label, label, seed, Summary(summary), {}))
     return found
 
 

@@ -17,10 +17,10 @@ from confed.report.tables.cost import by_backbone
 from confed.report.tables.headline import study_table
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import to_csv
-from confed.results.deployed import deploys, with_deployed
 from confed.results.history import evaluations, means
 from confed.results.runs import load
-from confed.results.traits import global_model_of
+from confed.results.summary import Summary, deploys, with_deployed
+from confed.results.views import View
 from synthetic_study import CLIENTS, make_run
 
 SEEDS = 5
@@ -152,12 +152,13 @@ def test_recipes_say_it_for_the_study_or_a_row() -> None:
 
 def test_no_such_column_where_nobody_has_heads_of_their_own() -> None:
     plain = {"algorithm": "fedavg", "label": "FedAvg", "personal": {"a": 0.5}, "global_seen": {"a": 0.4}}
-    assert deploys(plain) == "personal"
-    assert deploys(plain, "global_seen") == "global_seen"
-    assert with_deployed([plain]) == [plain]
+    assert deploys(Summary(plain)) == "personal"
+    assert deploys(Summary(plain), "global_seen") == "global_seen"
+    assert with_deployed([Summary(plain)]) == [Summary(plain)]
     heads = {**plain, "algorithm": "fedpeft"}  # an older summary, which does not say it: the method does
-    assert [s["deployed"] for s in with_deployed([plain, heads])] == [{"a": 0.5}, {"a": 0.4}]
-    assert deploys({**heads, "global_seen": {}}) == "personal"
+    both = with_deployed([Summary(plain), Summary(heads)])
+    assert [one.values(View.DEPLOYED) for one in both] == [{"a": 0.5}, {"a": 0.4}]
+    assert deploys(Summary({**heads, "global_seen": {}})) == "personal"
     columns = [column.header.plain for column in study_table([plain, heads]).columns]  # pyright: ignore
     assert any("deployed" in header for header in columns)
 
@@ -184,5 +185,7 @@ def test_tables_of_several_backbones_are_one(study: Path) -> None:
     ],
 )
 def test_what_is_global_is_read_from_summaries_of_all_versions(summary: dict[str, object], what: str) -> None:
-    assert global_model_of(summary) == what
-    assert deploys(summary | {"global_seen": {"a": 0.5}}) == ("global_seen" if what == "with own parts" else "personal")
+    assert Summary(summary).global_model == what
+    assert deploys(Summary(summary | {"global_seen": {"a": 0.5}})) == (
+        "global_seen" if what == "with own parts" else "personal"
+    )

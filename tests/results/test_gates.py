@@ -9,13 +9,15 @@ import pytest
 
 from confed.results.gates import Gate, Rows, judge
 from confed.results.runs import Run, Study
+from confed.results.summary import Summary
+from confed.results.views import View
 
 ROWS = Rows("central", "alone", ("head", "adapters"), ("all", "adapters"))
 
 
 def run(method: str, seed: int, values: Mapping[str, float], **more: Any) -> Run:
     summary = {"clients": list(values), "personal": dict(values), **more}
-    return Run(Path(method), method, method.title(), seed, summary, {"run": {"rounds": 10}})
+    return Run(Path(method), method, method.title(), seed, Summary(summary), {"run": {"rounds": 10}})
 
 
 def study(*runs: Run) -> Study:
@@ -166,7 +168,8 @@ def test_what_was_not_run_is_not_judged_and_says_so() -> None:
 
 
 def test_the_deployed_model_is_judged_where_there_is_one() -> None:
-    runs = [run("alone", 0, both(0.4)), run("central", 0, both(0.1), deployed=both(0.5))]
+    central = run("central", 0, both(0.1), global_seen=both(0.5))
+    runs = [run("alone", 0, both(0.4)), replace(central, summary=replace(central.summary, deploys=View.SEEN))]
     assert judged(*runs)["a"].values["central"] == pytest.approx(50)
 
 

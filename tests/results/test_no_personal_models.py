@@ -12,16 +12,8 @@ from confed.report.statistics.comparison import compare
 from confed.report.tables.headline import table_of
 from confed.report.tables.paper import paper_table
 from confed.results import format as formats
-from confed.results.deployed import (
-    deployed_note,
-    global_note,
-    personal_note,
-    public_place,
-    with_deployed,
-    without_global,
-    without_personal,
-)
 from confed.results.runs import load
+from confed.results.summary import Summary, deployed_note, global_note, personal_note, with_deployed
 from confed.studies.pool import headline
 from synthetic_study import changed, make_run
 
@@ -39,11 +31,11 @@ NOTE = "Split: no models of the clients' own"
 
 
 def test_it_is_known_of_runs_that_do_not_say_so_by_their_method() -> None:
-    assert without_personal({"algorithm": "bicsl"})
-    assert not without_personal({"algorithm": "fedavg"})
-    assert not without_personal({"algorithm": "of somebody else"})
-    assert not without_personal({"algorithm": "bicsl", "has_personal": True})
-    assert personal_note({"FedAvg": {"algorithm": "fedavg"}}) == ""
+    assert Summary({"algorithm": "bicsl"}).without_personal
+    assert not Summary({"algorithm": "fedavg"}).without_personal
+    assert not Summary({"algorithm": "of somebody else"}).without_personal
+    assert not Summary({"algorithm": "bicsl", "has_personal": True}).without_personal
+    assert personal_note({"FedAvg": Summary({"algorithm": "fedavg"})}) == ""
 
 
 def test_every_table_with_personal_values_says_that_they_are_the_global_models(folder: Path) -> None:
@@ -64,16 +56,16 @@ def test_a_run_on_its_own_has_no_figure_of_personal_models(folder: Path) -> None
 
 
 def test_methods_without_a_model_for_everybody_are_known_and_named() -> None:
-    assert without_global({"algorithm": "local"})
-    assert without_global({"algorithm": "fedper"})
-    assert not without_global({"algorithm": "fedavg"})
-    assert not without_global({"algorithm": "of somebody else"})
-    assert without_global({"algorithm": "of somebody else", "has_global": False})
-    note = global_note({"Alone": {"algorithm": "local"}, "FedAvg": {"algorithm": "fedavg"}})
+    assert Summary({"algorithm": "local"}).without_global
+    assert Summary({"algorithm": "fedper"}).without_global
+    assert not Summary({"algorithm": "fedavg"}).without_global
+    assert not Summary({"algorithm": "of somebody else"}).without_global
+    assert Summary({"algorithm": "of somebody else", "has_global": False}).without_global
+    note = global_note({"Alone": Summary({"algorithm": "local"}), "FedAvg": Summary({"algorithm": "fedavg"})})
     assert note == "Alone trains no shared model, so its global columns are empty."
-    assert public_place({}, {"algorithm": {"public": "new"}}) == "new"
-    assert public_place({"public_place": "shop"}, {}) == "shop"
-    assert public_place({}, {"algorithm": {"public": 3}}) == ""
+    assert Summary({}).public_place({"algorithm": {"public": "new"}}) == "new"
+    assert Summary({"public_place": "shop"}).public_place({}) == "shop"
+    assert Summary({}).public_place({"algorithm": {"public": 3}}) == ""
 
 
 def test_a_run_without_a_model_for_everybody_is_not_spoken_of_as_if_it_had_one(tmp_path: Path) -> None:
@@ -100,7 +92,7 @@ def test_among_others_it_is_named(folder: Path) -> None:
 
 def test_heads_of_ones_own_are_spoken_of_only_where_there_are_some() -> None:
     plain = {"algorithm": "fedavg", "own_heads": False, "global_seen": {"a": 0.5}, "personal": {"a": 0.4}}
-    both = with_deployed([plain, {**plain, "own_heads": True}], ["global_seen", "global_seen"])
+    both = with_deployed([Summary(plain), Summary({**plain, "own_heads": True})], ["global_seen", "global_seen"])
     assert deployed_note({"A": both[0], "B, b": both[0]}) == (
         "Deployed, on each client's test data: the global model (A; B, b)."
     )

@@ -54,7 +54,7 @@ def test_interrupted_run_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("\n".join(lines[:6]) + '\n{"event": "round", "rou')
     run = load(folder).runs[0]
     assert not run.complete
-    assert run.summary["rounds"] == 3
+    assert run.summary.content["rounds"] == 3
     assert run.clients == tuple(CLIENTS)
     assert run.scenes == tuple(SCENES)
     assert run.predictions() == {}

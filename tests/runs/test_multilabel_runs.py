@@ -25,8 +25,8 @@ from confed.report.statistics.pairing import LabelResamples
 from confed.report.tables.headline import study_table
 from confed.report.tables.labels import label_tables
 from confed.report.tables.paper import main_tables
-from confed.results.headline import label_value
 from confed.results.runs import Run, load
+from confed.results.summary import Summary
 from confed.runs.build import prepare
 from confed.runs.pooled_metrics import PooledCounts
 from confed.runs.run import run
@@ -199,10 +199,10 @@ def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
         view |= {"classes": 4}
         view["coarse"]["without_positives"] = 0
         views = {"personal": view} | ({"global": view, "unseen": view} if headline == "global" else {})
-        return {
+        return Summary({
             "algorithm": label, "label": label, "seed": seed, "recipe": "made up", "seconds": 1.0, "bytes_total": 10,
             "multilabel": {**views, "headline": headline, **common},
-        }  # fmt: skip
+        })  # fmt: skip
 
     methods = [
         ("fedavg", [summary("fedavg", 0, 0.4), summary("fedavg", 1, 0.6)]),
@@ -223,11 +223,12 @@ def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
     assert f"{said}without a mistake would have C-AP 75.0." in first.notes
     assert found["table-coarse"].rows[0][1].value == pytest.approx(25)
     assert found["table-unseen"].rows[1][1].text == "–"
-    assert label_value(methods[0][1][0], "C-AP", "global", "coarse") == pytest.approx(0.2)
-    assert label_value({}, "C-AP") is None
-    assert study_table([run for _, runs in methods for run in runs]) is not None
+    assert methods[0][1][0].label_value("C-AP", "global", "coarse") == pytest.approx(0.2)
+    assert Summary({}).label_value("C-AP") is None
+    assert study_table([one.content for _, runs in methods for one in runs]) is not None
     for label, runs in methods:
-        for content in runs:
+        for summary_of_run in runs:
+            content = summary_of_run.content
             folder = tmp_path / label / f"seed-{content['seed']}"
             folder.mkdir(parents=True)
             (folder / "summary.json").write_text(json.dumps(content))
@@ -261,7 +262,7 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
         same = resamples.over_examples([(first, first)], measure)
         assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
         found = resamples.over_examples([(second, first)], measure)
-        expected = [run.summary["multilabel"]["global"][metric] for run in (second, first)]
+        expected = [run.summary.label_value(metric, "global") for run in (second, first)]
         assert found.difference == pytest.approx(expected[0] - expected[1])
         assert found.low < found.difference < found.high
         assert found.n == len(truth)

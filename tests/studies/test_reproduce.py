@@ -494,7 +494,7 @@ def test_row_without_values_of_seeds_is_judged_by_its_means(
     published.row["metrics"]["global_seen_mean"].update(mean=mean + 1.5, one_run=[mean + 1, mean + 2])
     verdict = judge(published, run)
     assert verdict.word == "different"
-    found = run.summary["global_seen_mean"]
+    found = run.summary.headline("global_seen_mean")
     assert verdict.where == (
         f"global_seen_mean: {found:.6g}, outside what is expected of one run where the mean of 2 is {mean + 1.5:.6g}",
     )

@@ -18,7 +18,8 @@ from confed.report.html.image_store import ImageStore
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.folder import RunFolder
-from confed.results.runs import average, distinct_labels
+from confed.results.runs import distinct_labels
+from confed.results.summary import average
 from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ class Run(Trackable):
     def __repr__(self) -> str:
         record = self._record
         state = "finished" if self.finished else f"unfinished, {self.rounds} rounds done"
-        rounds = f"{record.summary.get('rounds')} rounds, " if self.finished else ""
+        rounds = f"{record.summary.rounds} rounds, " if self.finished else ""
         return f"Run {self._label or record.label}, seed {record.seed}, {rounds}{state}: {self.folder}"
 
     # What it is -----------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Run(Trackable):
         """Content of ``summary.json``: all results and costs; an unfinished run is a ValueError."""
         from confed.inference.finished_run import finished_summary
 
-        return finished_summary(self.folder)
+        return finished_summary(self.folder).content
 
     # Results --------------------------------------------------------------------------------------------------
 

@@ -226,7 +226,7 @@ def _published(folder: Path, target: Path, hub: str, private: bool, personal: bo
     without_local_paths(target, run.recipe)
     if personal:
         say("[yellow]personal models are uploaded:[/] they are personal data of the clients")
-    address = publish(target, name, private=private, message=f"{run.summary['label']}, {run.recipe.name}")
+    address = publish(target, name, private=private, message=f"{run.summary.label}, {run.recipe.name}")
     return {**written, "hub": address}
 
 

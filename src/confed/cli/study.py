@@ -58,7 +58,7 @@ Margin = Annotated[float, typer.Option(help="Points within which methods count a
 
 def judged_by(references: list[str] | None, margin: float, headline: str, relative: str = "") -> Judged:
     """How methods are judged, as options say it."""
-    from confed.results.deployed import check_headline
+    from confed.results.summary import check_headline
 
     if not 0 < margin < 100:
         raise ValueError(f"--margin must lie between 0 and 100 points, got {margin:g}")
@@ -300,7 +300,7 @@ def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table]
     tests: dict[str, list[dict[str, Any]]] = {}
     for measure, cells in studies.measures.items():
         tests[measure] = [asdict(pair) for pair in pairs_over_models(cells, pairs)]
-    result = {"kind": studies.kind, "values": studies.measures, "pairs": tests}
+    result = {"kind": studies.view, "values": studies.measures, "pairs": tests}
     return result, [tables[name] for name in shown_first(tables)], paths
 
 

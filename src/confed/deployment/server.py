@@ -42,7 +42,7 @@ from confed.federation.update_privacy import UpdatePrivacy
 from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe
 from confed.results.folder import FINAL, MEMBERS, RunFolder, read_jsonl
-from confed.results.headline import membership
+from confed.results.summary import Summary
 from confed.runs.build import prepare
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
@@ -249,7 +249,7 @@ class SiteRunner(Runner):
         found.notes += [f"{name} was not evaluated: {reason}" for name, reason in missing.items()]
         if others := final.of_other_models:
             found.notes.append(f"{FINAL} has results of another final model, which do not count: {', '.join(others)}")
-        if over := membership({"membership": self.membership}):
+        if over := Summary({"membership": self.membership}).membership:
             those = f" ({', '.join(evaluated)})" if evaluated else ""
             found.notes.append(f"every mean over clients is over {over}{those}")
             self.progress(Caution(f"{found.notes[-1]}; `confed server --deliver` hands the final model to late ones"))
@@ -306,7 +306,7 @@ class SiteRunner(Runner):
             summary["membership"] = self.membership
         summary["federation"] = self._sites()
         self.folder.write_json(self.folder.summary, summary)
-        over = membership(summary)
+        over = Summary(summary).membership
         self._report(self.setup.rounds, "done", f"done, means over {over}" if over else "done")
         return summary
 

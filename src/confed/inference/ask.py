@@ -194,7 +194,7 @@ def predict_labels(
         )
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    rows = run.summary.get("multilabel", {}).get("per_class", ())
+    rows = run.summary.labelled.get("per_class", ())
     if rows:  # before the data are made, which takes seconds
         known_labels(known, [str(row["label"]) for row in rows])
     if image is not None:
@@ -208,7 +208,7 @@ def predict_labels(
         name = run.recipe.sections["model"]["name"]
         raise ValueError(f"the model {name!r} cannot be told known labels: leave them out")
     batch = _batch(trained, image, text)
-    answer = {"run": f"{run.summary['label']}, {run.recipe.name}", "model": client or "global"}
+    answer = {"run": f"{run.summary.label}, {run.recipe.name}", "model": client or "global"}
     answer |= _asked(trained, run, batch, states, top, attention)
     return answer if text is None else {**answer, "unknown_words": trained.unknown_words(text)}
 

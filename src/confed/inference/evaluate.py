@@ -258,7 +258,7 @@ class _Trial:
             if model == "all":
                 shared = self.run.global_file.is_file()
                 # Where the method makes no personal models, their files repeat the global one.
-                owners = self.run.owners if self.run.summary.get("has_personal", True) or not shared else []
+                owners = self.run.owners if self.run.summary.traits.has_personal or not shared else []
                 names += [*(["global"] if shared else []), *(PERSONAL + name for name in owners)]
                 continue
             if model != "global" and not model.startswith(PERSONAL):
@@ -279,7 +279,7 @@ class _Trial:
         owner_places = [place for place in places if place in self.run.owners]
         if not owner_places:
             raise ValueError(
-                f"{self.run.summary['label']} answers with each client's own parts, and the data have none of "
+                f"{self.run.summary.label} answers with each client's own parts, and the data have none of "
                 f"{', '.join(self.run.owners)}"
             )
         return owner_places

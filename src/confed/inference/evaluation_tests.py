@@ -10,6 +10,8 @@ from torch import Tensor
 from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.tables.control_marks import SIGN, blind_pair
+from confed.results.summary import Summary
+from confed.results.views import View
 
 _NAMED = 5
 """Places that a note names."""
@@ -65,15 +67,15 @@ def corrected_tests(tests: Sequence[Mapping[str, Any]], family: int) -> list[dic
     return [{**test, "p_holm": adjusted[str(i)]} for i, test in enumerate(tests)]
 
 
-def blind_notes(summaries: tuple[Mapping[str, Any], Mapping[str, Any]], models: Sequence[str]) -> list[str]:
+def blind_notes(summaries: tuple[Summary, Summary], models: Sequence[str]) -> list[str]:
     """A warning where, in both runs, models of a kind did not beat their controls on the runs' own data."""
-    kinds = {"global_seen" if model == "global" else "personal" for model in models}
-    words = {"global_seen": "global", "personal": "personal"}
-    return [
-        f"{SIGN} The {words[key]} models of the two runs: {why} (their own controls); their difference says little"
-        for key in sorted(kinds)
-        if (why := blind_pair([summaries[0]], [summaries[1]], key))
-    ]
+    views = {View.SEEN if model == "global" else View.PERSONAL for model in models}
+    notes: list[str] = []
+    for view in sorted(views):
+        if why := blind_pair([summaries[0]], [summaries[1]], view):
+            models_of = f"{view.evaluated} models of the two runs"
+            notes.append(f"{SIGN} The {models_of}: {why} (their own controls); their difference says little")
+    return notes
 
 
 def _unpaired(a: "Tried", b: "Tried") -> str:

@@ -32,6 +32,7 @@ from confed.models.pretrained import packaged, without_progress_bars
 from confed.recipes.recipe import Recipe
 from confed.registry import models
 from confed.results.folder import RunFolder
+from confed.results.views import View
 
 # README of an exported model: what its folder holds -----------------------------------------------------------
 
@@ -85,12 +86,12 @@ def readme(
     """What the folder holds and how to load it."""
     summary, client = run.summary, name_of_file(name.removeprefix("clients/"))
     mine = name != "global"
-    value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
-    figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""
+    value = summary.values(View.PERSONAL).get(client) if mine else summary.cost(View.SEEN.mean)
+    figure = "" if value is None else f", test {summary.metric} {value:.1%}"
     who = f"The model of the client {client!r}" if mine else "What the clients share"
     text = (
-        f"# {who}: a {summary['label']} run\n\n"
-        f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds{figure}; "
+        f"# {who}: a {summary.label} run\n\n"
+        f"Recipe {summary.recipe}, seed {summary.seed}, {summary.rounds} rounds{figure}; "
         f"{len(trained.answers)} answers (`config.json`).\n\n"
         f"{', '.join(f'`{file_stem}.safetensors`' for file_stem in parts) or 'No tensors'}: "
         f"{sum(t.numel() for held in parts.values() for t in held.values()):,} values. `DIR` below is the folder that "
@@ -224,7 +225,7 @@ def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, st
     if not personal:
         if not run.global_file.is_file() or run.needs_own_parts:
             raise ValueError(
-                f"{run.summary['label']} has no global model that can answer, and personal models are personal data: "
+                f"{run.summary.label} has no global model that can answer, and personal models are personal data: "
                 "ask for them with --personal"
             )
         run.owners = []

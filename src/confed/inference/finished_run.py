@@ -16,8 +16,7 @@ from confed.federation.state import ServerState
 from confed.inference.trained_model import TrainedModel
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of, read_jsonl, run_folders
-from confed.results.headline import is_labelled
-from confed.results.traits import global_model_of
+from confed.results.summary import Summary
 
 Role = Literal["train", "validation", "test"]
 """What examples of a client are for."""
@@ -39,15 +38,15 @@ class FinishedRun:
     """The folder of a finished run, and its models one after the other.
 
     Attributes:
-        summary: the content of ``summary.json``.
+        summary: its results.
         owners: the clients that have a model of their own, in the federation's order.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.summary: Mapping[str, Any] = finished_summary(folder)
+        self.summary = finished_summary(folder)
         self.recipe: Recipe = load_recipe(RunFolder(folder).recipe)
-        self.owners = [name for name in self.summary["clients"] if self._personal(name).is_file()]
+        self.owners = [name for name in self.summary.clients if self._personal(name).is_file()]
         self._materials: Any = None
 
     @classmethod
@@ -63,11 +62,11 @@ class FinishedRun:
     @property
     def needs_own_parts(self) -> bool:
         """Whether what is shared answers with parts of a client's own only, such as its head."""
-        return global_model_of(self.summary) == "with own parts"
+        return self.summary.global_model == "with own parts"
 
     def check(self, client: str | None, *, shared: bool = False) -> None:
         """Checks that there is a model."""
-        label = self.summary["label"]
+        label = self.summary.label
         owners = f"clients with one: {', '.join(self.owners)}" if self.owners else "no client has one"
         if (client is None or shared) and not self.global_file.is_file():
             raise ValueError(f"{label} has no global model; name a client's personal model: {owners}")
@@ -77,8 +76,8 @@ class FinishedRun:
             raise ValueError(
                 f"{label} shares no model that answers without a client's own parts; name a client: {owners}"
             )
-        if client is not None and client not in self.summary["clients"]:
-            raise ValueError(f"no client is called {client!r}; there are {', '.join(self.summary['clients'])}")
+        if client is not None and client not in self.summary.clients:
+            raise ValueError(f"no client is called {client!r}; there are {', '.join(self.summary.clients)}")
         if client is not None and client not in self.owners:
             raise ValueError(f"{client!r} has no personal model, {owners}; leave the client out for the global model")
 
@@ -121,7 +120,7 @@ class FinishedRun:
         materials = self._materials
         place_data = materials.clients.get(place, materials.unseen.get(place))
         if place_data is None:
-            places = [*self.summary["clients"], *materials.unseen]
+            places = [*self.summary.clients, *materials.unseen]
             raise ValueError(f"no client or unseen place is called {place!r}; there are {', '.join(places)}")
         table = place_data.tables[get_args(Role).index(split)]
         if count < 1 or not len(table):
@@ -141,7 +140,7 @@ class FinishedRun:
     @property
     def labelled(self) -> bool:
         """Whether its models give examples any number of labels, and answer no questions."""
-        return is_labelled(self.summary) or self.recipe.sections.get("task", {}).get("name") == "multilabel"
+        return self.summary.is_labelled or self.recipe.sections.get("task", {}).get("name") == "multilabel"
 
     @property
     def threshold(self) -> float:
@@ -222,7 +221,7 @@ class FinishedRun:
         return RunFolder(self.folder).personal_model(client)
 
 
-def finished_summary(folder: Path) -> Mapping[str, Any]:
+def finished_summary(folder: Path) -> Summary:
     """The summary of a finished run."""
     kind = kind_of(folder)
     if kind == "study":
@@ -236,4 +235,4 @@ def finished_summary(folder: Path) -> Mapping[str, Any]:
         raise ValueError(
             f"{folder} is not finished: it stands at round {done}; continue it with `confed resume {folder}`"
         )
-    return json.loads(run.summary.read_text(encoding="utf-8"))
+    return Summary(json.loads(run.summary.read_text(encoding="utf-8")))

@@ -19,8 +19,8 @@ from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS
 from confed.models.hub_names import hub_name as published_name
 from confed.recipes.recipe import Recipe
-from confed.results.headline import EXAMPLES, FIELD, HEADLINES, LABELS, headline, over_clients
-from confed.results.runs import numbers
+from confed.results.summary import EXAMPLE_PRIVACY, LABELS, PRIVACY, WORST, Summary, numbers
+from confed.results.views import View
 from confed.runs.grants import local_paths
 from confed.system.plain_text import without_password
 from confed.system.release import VERSION
@@ -28,10 +28,10 @@ from confed.system.release import VERSION
 # Model card of an export on the Hugging Face hub: warning, results, use ---------------------------------------
 
 _NAMES: Mapping[str, str] = {
-    "personal_mean": "personal models, mean over clients",
-    "personal_worst": "personal models, worst client",
-    "global_seen_mean": "global model, clients' test data",
-    "global_unseen_mean": "global model, places that took no part",
+    View.PERSONAL.mean: "personal models, mean over clients",
+    WORST: "personal models, worst client",
+    View.SEEN.mean: "global model, clients' test data",
+    View.UNSEEN.mean: "global model, places that took no part",
 }
 _PIPELINES = {
     "answers": "visual-question-answering",
@@ -64,7 +64,7 @@ def without_local_paths(folder: Path, recipe: Recipe) -> None:
 
 def _name(measure: str, run: FinishedRun) -> str:
     words = _NAMES.get(measure, measure)
-    return words if measure == "global_unseen_mean" else over_clients(words, run.summary)
+    return words if measure == View.UNSEEN.mean else run.summary.over_clients(words)
 
 
 def write_card(folder: Path, run: FinishedRun, repository: str) -> None:
@@ -77,12 +77,12 @@ def write_card(folder: Path, run: FinishedRun, repository: str) -> None:
 def card(run: FinishedRun, facts: Mapping[str, Any], recipe: str, repository: str) -> str:
     """The model card in Markdown, with its metadata in front."""
     summary, clients = run.summary, list(facts["clients"])
-    rounds = f", {summary['rounds']} rounds" if "rounds" in summary else ""
+    rounds = f", {summary.rounds} rounds" if summary.rounds else ""
     parts = [
         f"---\n{_metadata(run, facts)}---\n",
-        f"# {summary['label']}: {run.recipe.name}\n",
+        f"# {summary.label}: {run.recipe.name}\n",
         f"Federated training with confed: recipe `{run.recipe.name}`, seed {run.recipe.run.seed}{rounds}, "
-        f"{len(summary['clients'])} clients.\n",
+        f"{len(summary.clients)} clients.\n",
         f"{_PERSONAL if clients else _SHARED}\n",
         *_results(run, clients),
         *_use(facts, clients, repository, asked=kind_of_answers(run) in ("answers", "conversations")),
@@ -103,13 +103,13 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
     task = _PIPELINES[kind_of_answers(run)]
     data = run.recipe.sections["data"]["name"]
     results = [
-        EvalResult(task, data, data, str(run.summary.get("metric", "")), round(value, 6), metric_name=_name(name, run))
+        EvalResult(task, data, data, run.summary.metric, round(value, 6), metric_name=_name(name, run))
         for name, value in _values(run).items()
         if name in _NAMES
     ]
     given = {
         "library_name": "confed",
-        "tags": ["federated-learning", "vision-language", str(run.summary["algorithm"]), *(["peft"] if base else [])],
+        "tags": ["federated-learning", "vision-language", run.summary.algorithm, *(["peft"] if base else [])],
         "base_model": base,
         "pipeline_tag": task,
     }
@@ -124,8 +124,8 @@ def _base(facts: Mapping[str, Any]) -> str | None:
 
 
 def _values(run: FinishedRun) -> dict[str, float]:
-    names = [*HEADLINES, *(LABELS if run.labelled else ())]
-    return {name: value for name in names if (value := headline(run.summary, name)) is not None}
+    names = [*_NAMES, *(LABELS if run.labelled else ())]
+    return {name: value for name in names if (value := run.summary.headline(name)) is not None}
 
 
 def _results(run: FinishedRun, clients: list[str]) -> list[str]:
@@ -133,10 +133,10 @@ def _results(run: FinishedRun, clients: list[str]) -> list[str]:
     values = _values(run)
     if not values:
         return []
-    metric = str(run.summary.get("metric", ""))
+    metric = run.summary.metric
     rows = [(_name(name, run), value) for name, value in values.items()]
-    rows += [(f"global model, {_escaped(place)}", v) for place, v in numbers(run.summary.get("global_unseen")).items()]
-    personal = numbers(run.summary.get("personal"))
+    rows += [(f"global model, {_escaped(place)}", v) for place, v in run.summary.values(View.UNSEEN).items()]
+    personal = run.summary.values(View.PERSONAL)
     rows += [(f"personal model, {_escaped(name)}", personal[name]) for name in clients if name in personal]
     lines = "\n".join(f"| {name} | {100 * value:.1f} |" for name, value in rows)
     note = "" if clients else " Personal models were measured and are not here."
@@ -164,12 +164,12 @@ def _use(facts: Mapping[str, Any], clients: list[str], repository: str, *, asked
     return lines
 
 
-def _privacy(summary: Mapping[str, Any]) -> str:
+def _privacy(summary: Summary) -> str:
     """The ledger: the largest epsilon of a client, and what it means."""
     sentences: list[str] = []
-    for key, what in ((FIELD, "Noise on updates"), (EXAMPLES, "Noise on gradients of examples")):
-        ledger = summary.get(key)
-        if not isinstance(ledger, Mapping):
+    for key, what in ((PRIVACY, "Noise on updates"), (EXAMPLE_PRIVACY, "Noise on gradients of examples")):
+        ledger = summary.privacy(key)
+        if not ledger:
             continue
         spent = numbers(ledger.get("epsilon"))
         most = f"ε = {max(spent.values()):.3g}" if spent else "ε is not bounded"
@@ -179,7 +179,7 @@ def _privacy(summary: Mapping[str, Any]) -> str:
     return "\n".join(sentences) or "No noise was added in training: there is no differential privacy, ε is not bounded."
 
 
-def _provenance(summary: Mapping[str, Any], facts: Mapping[str, Any], run: FinishedRun) -> str:
+def _provenance(summary: Summary, facts: Mapping[str, Any], run: FinishedRun) -> str:
     backbone = facts["backbone"]
     revision = run.recipe.sections["model"].get("revision")
     if backbone["source"] is not None:
@@ -187,8 +187,8 @@ def _provenance(summary: Mapping[str, Any], facts: Mapping[str, Any], run: Finis
     else:
         base = "in this repository" + ("" if backbone["copied"] else ", trained as a whole")
     rows = {"base": base, "SHA-256 of its tensors": backbone["sha256"]}
-    rows |= {f"version of {name}": version for name, version in summary.get("versions", {}).items()}
-    rows |= {f"SHA-256 of {name}": digest for name, digest in summary.get("digests", {}).items()}
+    rows |= {f"version of {name}": version for name, version in summary.versions.items()}
+    rows |= {f"SHA-256 of {name}": digest for name, digest in summary.digests.items()}
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
 
 

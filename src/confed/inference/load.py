@@ -52,6 +52,7 @@ from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import allowing_code, models, trusted
 from confed.registry import tasks as registered_tasks
+from confed.results.summary import Summary
 from confed.runs.encode import derived_options
 from confed.tasks.contrastive import Contrastive
 
@@ -379,7 +380,7 @@ class ExportedRun(FinishedRun):
         self.facts = read_facts(folder)
         self.recipe = load_recipe(folder / "recipe.toml")
         algorithm: Any = self.recipe.construct("algorithm")
-        self.summary = {"label": algorithm.title, "clients": self.facts["clients"]}
+        self.summary = Summary({"label": algorithm.title, "clients": self.facts["clients"]})
         self.owners = list(self.facts["clients"])
         self._loaded: tuple[str | None, bool, TrainedModel] | None = None
 

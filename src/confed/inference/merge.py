@@ -152,8 +152,8 @@ def _card(run: FinishedRun, client: str | None, size: int) -> str:
     code = chat_code(run, load, "DIR", size)
     head = f"---\nlibrary_name: transformers\npipeline_tag: image-text-to-text\nbase_model: {source}\n---\n\n"
     return (
-        f"{head}# {who}: a {summary['label']} run\n\n"
-        f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds of federated learning on "
+        f"{head}# {who}: a {summary.label} run\n\n"
+        f"Recipe {summary.recipe}, seed {summary.seed}, {summary.rounds} rounds of federated learning on "
         f"`{source}`{f', revision `{revision}`' if revision else ''}, whose licence holds for these weights too. "
         f"What was trained (model.trainable = {section.get('trainable', 'lora')!r}) is merged into the weights.\n\n"
         f"{code}"

@@ -46,7 +46,7 @@ SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "meth
 MOST_BYTES = 4 * 2**20
 """Largest file of a recipe."""
 Headline = Literal["personal", "global_seen"]
-"""What a method may deploy at a client; see :mod:`confed.results.deployed`."""
+"""What a method may deploy at a client; see :func:`confed.results.summary.with_deployed`."""
 
 
 @dataclass(frozen=True, init=False)
@@ -85,7 +85,7 @@ class Recipe:
         lr: learning rates that tuning tries; empty for its default.
         score: what tuning chooses by, where the task counts; empty for the task's own, see :mod:`confed.studies.tune`.
         headline: what the study's methods are taken to deploy at a client, where a row does not say; see
-            :mod:`confed.results.deployed`.
+            :func:`confed.results.summary.with_deployed`.
         models: the models that all methods can be run with, in order; empty where the recipe names none.
         variants: model -> its own keywords.
     """

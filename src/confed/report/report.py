@@ -7,7 +7,6 @@ the same bytes.
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from confed.federation.checkpoint import write_atomically
 from confed.report.html import page
@@ -28,11 +27,11 @@ from confed.report.tables import control_marks
 from confed.report.tables import modalities as modality_matrix
 from confed.report.tables.cells import missing_sites_note
 from confed.results import format as formats
-from confed.results.deployed import global_note, personal_note, public_place, without_global, without_personal
-from confed.results.headline import headline, is_bound, membership, over_clients
 from confed.results.metric import metric_of
-from confed.results.runs import Run, Study, load, number
+from confed.results.runs import Run, Study, load
 from confed.results.settings import flat, tuning_note
+from confed.results.summary import WORST, Summary, global_note, personal_note
+from confed.results.views import View
 
 # Introduction of a report: methods, data ----------------------------------------------------------------------
 
@@ -47,11 +46,8 @@ def lead(study: Study) -> str:
     first = study.runs[0]
     taking_part = _taking_part(study)
     names = listed(taking_part) if len(taking_part) <= 8 else ""
-    sizes = [
-        n
-        for client in taking_part
-        if (n := number(first.summary.get("examples", {}).get(client, {}).get("train"))) is not None
-    ]
+    examples = first.summary.examples
+    sizes = [examples[client]["train"] for client in taking_part if "train" in examples.get(client, {})]
     labels, things = label_sections.labelled(study), _things(study)
     size = ""
     if sizes:
@@ -59,16 +55,16 @@ def lead(study: Study) -> str:
         size = f"{low} training {things} each" if low == high else f"{low} to {high} training {things}"
     inner = "; ".join(phrase for phrase in (names, size) if phrase)
     text = f"{_counted(clients(study), 'client')} {f'({inner}) ' if inner else ''}trained "
-    rounds = int(first.summary.get("rounds", 0))
+    rounds = first.summary.rounds
     model = first.recipe.get("model", {}).get("name")
     kind = "model that gives every example any number of labels" if labels else "vision-language model"
     kind = "multimodal model" if _modal(study) else kind
     text += f"a {kind}{f' ({model})' if model else ''} "
     text += f"for {_counted(rounds, 'round', lower=True)}. "
-    if study.single and is_bound(first.summary):
+    if study.single and first.summary.is_bound:
         text += "All data are in one place. "
     else:
-        pooled = [study.labels[m] for m in study.methods if is_bound(study.of(m)[0].summary)]
+        pooled = [study.labels[m] for m in study.methods if study.of(m)[0].summary.is_bound]
         text += f"{things.capitalize() if labels or _modal(study) else f'Pictures and {things}'} never leave a client; "
         text += _exchanged(study)
         text += f"{listed(pooled)} pools all data in one place, as an upper bound. " if pooled else ""
@@ -86,13 +82,12 @@ def lead(study: Study) -> str:
 
 def clients(study: Study) -> int:
     """Number of clients; of very many a summary names some and counts the others."""
-    more = max((int(number(run.summary.get("more_clients")) or 0) for run in study.runs), default=0)
-    return len(_taking_part(study)) + more
+    return len(_taking_part(study)) + max((run.summary.more_clients for run in study.runs), default=0)
 
 
 def _taking_part(study: Study) -> tuple[str, ...]:
     """The clients that a summary names; across machines those that have a site, as the data may have more."""
-    sites = set(chain.from_iterable(run.summary.get("federation", {}) for run in study.runs))
+    sites = set(chain.from_iterable(run.summary.sites for run in study.runs))
     return tuple(name for name in study.clients if name in sites) if sites else study.clients
 
 
@@ -107,7 +102,7 @@ def listed(names: Sequence[str]) -> str:
 
 def _modal(study: Study) -> bool:
     """Whether examples have several modalities, or some of them only."""
-    return any(run.summary.get("modality_matrix") for run in study.runs)
+    return any(run.summary.has_modality_matrix for run in study.runs)
 
 
 def _things(study: Study) -> str:
@@ -128,11 +123,11 @@ def _exchanged(study: Study) -> str:
     split, scores, nothing, models = steps.splitting(study), list[str](), list[str](), False
     for method in study.methods:
         label, run = study.labels[method], study.of(method)[0]
-        if label in split or is_bound(run.summary):
+        if label in split or run.summary.is_bound:
             continue
-        if run.summary.get("parameters", {}).get("sent") != 0:
+        if run.summary.parameters.get("sent") != 0:
             models = True
-        elif public_place(run.summary, run.recipe):
+        elif run.summary.public_place(run.recipe):
             scores.append(label)
         else:
             nothing.append(label)
@@ -156,13 +151,13 @@ def _measured(study: Study) -> str:
         )
     if caption_sections.captioned(study):
         return caption_sections.measured(study)
-    firsts: dict[str, Any] = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
+    firsts: dict[str, Summary] = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
     does, things = ("does on", "examples") if _modal(study) else ("answers", "questions")
     abroad = f", also in {listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."
     personal_sentence = f"how well each client's own model {does} the {things} of that client"
-    if all(map(without_global, firsts.values())):
+    if all(summary.without_global for summary in firsts.values()):
         text = f"One thing is measured after the last round: {personal_sentence}. There is no model for everybody."
-    elif all(without_personal(summary) or is_bound(summary) for summary in firsts.values()):
+    elif all(summary.without_personal or summary.is_bound for summary in firsts.values()):
         text = f"One thing is measured after the last round: how well the one model {does} everybody's {things}{abroad}"
     else:
         everybody = f"how well the one shared model {does} those of everybody"
@@ -295,16 +290,16 @@ def _title(study: Study) -> str:
 
 
 def _chips(study: Study) -> list[str]:
-    rounds = sorted({int(run.summary.get("rounds", 0)) for run in study.runs})
+    rounds = sorted({run.summary.rounds for run in study.runs})
     chips = [
         "run" if study.single else "study",
-        *(dict.fromkeys(filter(None, (membership(run.summary) for run in study.runs)))),
+        *(dict.fromkeys(filter(None, (run.summary.membership for run in study.runs)))),
         formats.counted(clients(study), "client"),
         f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
         f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
         f"metric: {'C-AP' if label_sections.labelled(study) else metric_of(study.runs)}",
     ]
-    trainable = dict.fromkeys(str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable"))
+    trainable = dict.fromkeys(run.summary.trainable for run in study.runs if run.summary.trainable)
     return chips + [f"trained: {name}" for name in trainable]
 
 
@@ -314,21 +309,20 @@ def _tiles(study: Study) -> str:
         return ""
     summary = study.runs[0].summary
     names = {
-        "personal_mean": "personal models, mean over clients (%)",
-        "personal_worst": "the worst client's personal model (%)",
-        "global_seen_mean": "global model on the clients' data (%)",
-        "global_unseen_mean": "global model on unseen places (%)",
+        View.PERSONAL.mean: "personal models, mean over clients (%)",
+        WORST: "the worst client's personal model (%)",
+        View.SEEN.mean: "global model on the clients' data (%)",
+        View.UNSEEN.mean: "global model on unseen places (%)",
     }
-    if without_personal(summary) or is_bound(summary):
-        del names["personal_mean"]  # it would be the global model's again
-        names["personal_worst"] = "the worst client (%)"
-    if without_global(summary):
+    if summary.without_personal or summary.is_bound:
+        del names[View.PERSONAL.mean]  # it would be the global model's again
+        names[WORST] = "the worst client (%)"
+    if summary.without_global:
         names = {name: words for name, words in names.items() if name.startswith("personal")}
-    seen = [name for name in names if name != "global_unseen_mean"]
-    names |= {name: over_clients(names[name], summary) for name in seen}
-    tile_rows = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
-    tile_rows.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
-    tile_rows.append((formats.duration(number(summary.get("seconds"))), "wall time"))
+    names |= {name: summary.over_clients(names[name]) for name in names if name != View.UNSEEN.mean}
+    tile_rows = [(formats.percent(summary.headline(name)), words) for name, words in names.items()]
+    tile_rows.append((formats.size(summary.cost("bytes_total")), "sent in all"))
+    tile_rows.append((formats.duration(summary.cost("seconds")), "wall time"))
     return page.tiles(tile_rows)
 
 
@@ -338,9 +332,9 @@ def _gaps(study: Study) -> list[str]:
     for run in study.runs:
         who = "This run" if study.single else f"{run.label}, seed {run.seed}:"
         if not run.complete and run.place not in study.failures:
-            planned = run.summary.get("planned_rounds")
+            planned = run.summary.planned_rounds
             of = f" of {planned}" if planned else ""
-            lines.append(f"{who} was interrupted after round {run.summary.get('rounds')}{of}; it has no test results.")
+            lines.append(f"{who} was interrupted after round {run.summary.rounds}{of}; it has no test results.")
         absent = [f"{why} ({name})" for name, why in run.missing.items() if run.complete or name != "summary.json"]
         if absent and run.complete:
             lines.append(f"{who} lacks {listed(absent)}.")
@@ -354,7 +348,7 @@ def _errors(study: Study) -> str:
     lines: list[str] = []
     for run in study.runs:
         who = "" if study.single else f"{run.label}, seed {run.seed}, "
-        for error in run.summary.get("errors", ()):
+        for error in run.summary.errors:
             lines.append(f"{who}round {error.get('round')}, {error.get('client')}: {error.get('error')}")
     shown = 40
     if lines:
@@ -364,9 +358,7 @@ def _errors(study: Study) -> str:
     else:
         html += page.paragraph("No call to a client failed.")
     notes = dict.fromkeys(
-        f"{'' if study.single else run.label + ': '}{note}"
-        for run in study.runs
-        for note in run.summary.get("notes", ())
+        f"{'' if study.single else run.label + ': '}{note}" for run in study.runs for note in run.summary.notes
     )
     if notes:
         html += "<h3>Notes</h3><ul>" + "".join(f"<li>{page.escape(note)}</li>" for note in notes) + "</ul>"
@@ -375,37 +367,30 @@ def _errors(study: Study) -> str:
 
 def _wording(study: Study, cards: str) -> str:
     """The sample answers, after a word about the language of the questions where the data have one."""
-    facts = study.runs[0].summary.get("facts", {}) if study.runs else {}
-    return (
-        page.paragraph(f"The questions: {facts['wording']}.", "muted") + cards
-        if cards and "wording" in facts
-        else cards
-    )
+    facts = study.runs[0].summary.facts
+    if not cards or "wording" not in facts:
+        return cards
+    return page.paragraph(f"The questions: {facts['wording']}.", "muted") + cards
 
 
 def _settings(study: Study, tabs: Tabs) -> str:
     """Sizes and floors of the data, the recipes, the versions."""
     first = study.runs[0]
     html = ""
-    examples = first.summary.get("examples", {})
-    facts = first.summary.get("facts", {})
-    if facts:
-        html += page.definitions({str(key): str(value) for key, value in facts.items()})
-    elif examples:
-        html += page.definitions(
-            {str(c): ", ".join(f"{n} {role}" for role, n in sizes.items()) for c, sizes in examples.items()}
-        )
+    definitions = {str(key): str(value) for key, value in first.summary.facts.items()}
+    if not definitions:
+        for client, sizes in first.summary.examples.items():
+            definitions[client] = ", ".join(f"{size:.0f} {role}" for role, size in sizes.items())
+    html += page.definitions(definitions) if definitions else ""
     note = tuning_note([study.of(method)[0] for method in study.methods])
     html += page.paragraph(note) if note else ""
     recipes = [(study.labels[m], _recipe(study.of(m)[0])) for m in study.methods if study.of(m)[0].recipe]
     if recipes:
         html += f"<details><summary>Resolved recipe</summary>{tabs(recipes)}</details>"
-    versions = [f"{name} {version}" for name, version in first.summary.get("versions", {}).items()]
+    versions = [f"{name} {version}" for name, version in first.summary.versions.items()]
     if versions:
         html += f"<h3>Versions</h3>{page.paragraph(', '.join(versions), 'muted')}"
-    differing = [
-        run for run in study.runs if run.complete and run.summary.get("versions") != first.summary.get("versions")
-    ]
+    differing = [run for run in study.runs if run.complete and run.summary.versions != first.summary.versions]
     if differing:
         html += page.callout([f"{run.label}, seed {run.seed}, ran with other versions." for run in differing])
     return html

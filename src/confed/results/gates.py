@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from confed.results.headline import is_labelled, label_value
-from confed.results.runs import Run, Study, average, counted, numbers
+from confed.results.runs import Run, Study
+from confed.results.summary import average, numbers
+from confed.results.views import View
 
 LONGER = 1.5
 """How many times the rounds gate b asks for."""
@@ -25,7 +26,7 @@ POOLING, ADAPTED, HEADROOM, OVER_FLOORS = 5.0, 5.0, 10.0, 10.0
 """Least differences of the gates a, c, d and e, in points."""
 LEVEL = 0.5
 """Differences of so many points count as none."""
-_VIEWS = ("personal", "global_seen")
+_VIEWS = (View.PERSONAL, View.SEEN)
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,7 @@ def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
 
 def _controls(run: Run) -> Mapping[str, Mapping[str, float]]:
     """Floor -> place -> value, of the model that a run is judged by; empty without controls."""
-    controls = run.summary.get("controls")
-    if not isinstance(controls, Mapping):
-        return {}
-    view_controls = next((controls[view] for view in _VIEWS if isinstance(controls.get(view), Mapping)), {})
+    view_controls = next(filter(None, map(run.summary.controls, _VIEWS)), {})
     names = [name for name in view_controls if name in ("constant", "words") or name.startswith("permuted_")]
     return (
         {"right": numbers(view_controls.get("right")), **{name: numbers(view_controls[name]) for name in names}}
@@ -236,15 +234,15 @@ def _value(study: Study, row: str, seeds: Iterable[int]) -> float | None:
 
 
 def _of_run(run: Run) -> float | None:
-    if is_labelled(run.summary):
-        return label_value(run.summary, "C-AP")
+    if run.summary.is_labelled:
+        return run.summary.label_value("C-AP")
     return average(list(_judged(run).values()))
 
 
 def _judged(run: Run) -> dict[str, float]:
     """Client -> the value of what the run's method deploys."""
-    key = next((key for key in ("deployed", *_VIEWS) if run.summary.get(key)), "personal")
-    return counted(run.summary, key)
+    view = next((view for view in (View.DEPLOYED, *_VIEWS) if run.summary.values(view)), View.PERSONAL)
+    return run.summary.counted(view)
 
 
 def _places(study: Study, row: str) -> dict[str, float]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from confed.results.deployed import VIEWS, is_shown, without_global, without_personal
-from confed.results.headline import is_bound, is_labelled
 from confed.results.metric import metric_of, place_metric
-from confed.results.runs import Run, Study, average, number, numbers
+from confed.results.runs import Run, Study
+from confed.results.summary import average, number, numbers
+from confed.results.views import View
 
 POOLED = "C-AP-binned"
 """What curves of multi-label runs show: means over labels add up over clients through counts only."""
@@ -23,9 +23,9 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
     Places may have different metrics, as where clients have different tasks: each has values of its own metrics.
     """
     if view == "deployed":
-        if not is_shown(run.summary):
+        if run.summary.deploys is None:
             return {}
-        view = VIEWS[run.summary["deploys"]]
+        view = run.summary.deploys.evaluated
     splits = [line.get("split") for line in run.evaluations]
     split = "validation" if "validation" in splits or not splits else splits[0]
     scores_by_round: dict[int, dict[str, float]] = {}
@@ -39,14 +39,15 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
     return scores_by_round
 
 
-def judged(study: Study) -> str:
-    """The view that the methods of a study are judged by: "deployed" where there is one, else "personal"."""
-    return "deployed" if any(is_shown(run.summary) for run in study.runs) else "personal"
+def judged(study: Study) -> View:
+    """The view that the methods of a study are judged by: what is deployed where there is such a column."""
+    has_deployed = any(run.summary.deploys is not None for run in study.runs)
+    return View.DEPLOYED if has_deployed else View.PERSONAL
 
 
 def judged_words(study: Study) -> str:
     """The same for a reader: "global" where no method gives clients models of their own, or labels are judged so."""
-    labelled = {_label_view(run) for run in study.runs if is_labelled(run.summary)}
+    labelled = {_label_view(run) for run in study.runs if run.summary.is_labelled}
     if labelled:
         return "personal" if labelled == {"personal"} else "global"
     return "global" if nobody_has_own(study) else judged(study)
@@ -58,33 +59,34 @@ def nobody_has_own(study: Study) -> bool:
     A centralised model is not a personal one either.
     """
     summaries = [run.summary for run in study.runs]
-    return all(without_personal(s) or is_bound(s) for s in summaries) and any(map(without_personal, summaries))
+    nobodys = [summary.without_personal for summary in summaries]
+    return any(nobodys) and all(summary.without_personal or summary.is_bound for summary in summaries)
 
 
 def no_global(study: Study) -> bool:
     """Whether no method of a study makes a global model."""
-    return all(without_global(run.summary) for run in study.runs)
+    return all(run.summary.without_global for run in study.runs)
 
 
 def curve(run: Run, view: str) -> Curve:
     """The headline metric's mean over places; of a multi-label run the average precision of all places together."""
-    if not is_labelled(run.summary):
+    if not run.summary.is_labelled:
         return means(evaluations(run, view))
     return _pooled(run, view)
 
 
 def judged_curve(study: Study, run: Run) -> Curve:
     """The curve of what a run is judged by: deployed or personal models; of a multi-label run its headline view."""
-    return curve(run, _label_view(run) if is_labelled(run.summary) else judged(study))
+    return curve(run, _label_view(run) if run.summary.is_labelled else judged(study))
 
 
 def curve_metric(study: Study) -> str:
     """What :func:`curve` has the values of."""
-    return POOLED if any(is_labelled(run.summary) for run in study.runs) else metric_of(study.runs)
+    return POOLED if any(run.summary.is_labelled for run in study.runs) else metric_of(study.runs)
 
 
 def _label_view(run: Run) -> str:
-    return str(run.summary["multilabel"].get("headline", "global")).partition("/")[0]
+    return (run.summary.label_view or "global").partition("/")[0]
 
 
 def _pooled(run: Run, view: str) -> Curve:
@@ -117,7 +119,7 @@ def loss(run: Run) -> Curve:
 
 def validation_loss(run: Run) -> Curve:
     """Loss on the clients' validation data, mean over clients: of what is deployed, of personal models, or global."""
-    deployed = [VIEWS[run.summary["deploys"]]] if is_shown(run.summary) else []
+    deployed = [] if run.summary.deploys is None else [run.summary.deploys.evaluated]
     losses: dict[int, float] = {}
     for line in run.evaluations:
         places = next((line[view] for view in (*deployed, "personal", "global") if line.get(view)), {})

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from confed.results.runs import Run
-
-SEVERAL = "score"
-"""What a run's metric is called where places have several."""
+from confed.results.summary import SEVERAL
 
 HEADLINES = ("accuracy", "vqa_accuracy", "vqa_any", "cider", "exact", "vqa", "anls", "f1", "choice")
 """Metrics that head results of tasks on questions."""
@@ -60,9 +58,8 @@ def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
     """Name of the headline metric at one place, where clients may have several ("score")."""
     if run.metric != SEVERAL:
         return run.metric
-    metric_of_place = run.summary.get("metric_of")
-    if isinstance(metric_of_place, Mapping) and place in metric_of_place:
-        return str(metric_of_place[place])
+    if place in run.summary.metrics_of_places:
+        return run.summary.metrics_of_places[place]
     typed = [key.partition("/")[0] for key in values if "/" in key]
     headline_metrics = [name for name in HEADLINES if name in values]
     if typed:
@@ -72,10 +69,8 @@ def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
 
 def metrics_of(run: Run) -> dict[str, str]:
     """Place -> name of its headline metric, of all places with results."""
-    places = [*run.clients, *run.scenes]
-    metric_of_place = run.summary.get("metric_of")
-    declared: Mapping[str, object] = metric_of_place if isinstance(metric_of_place, Mapping) else {}
-    return {place: str(declared.get(place, run.metric)) for place in places}
+    declared = run.summary.metrics_of_places
+    return {place: declared.get(place, run.metric) for place in (*run.clients, *run.scenes)}
 
 
 def strict_scores(run: Run) -> bool:

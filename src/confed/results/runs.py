@@ -4,7 +4,6 @@ A run that was interrupted leaves some of its files; everything here takes what 
 missing. Values that are absent or not finite are None.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -15,43 +14,14 @@ import numpy as np
 
 from confed.federation.file_names import name_of_file
 from confed.federation.reading import check_header
-from confed.results.deployed import check_headline, with_deployed
 from confed.results.run_files import EXPECTED, provisional, read_json, read_lines, read_toml
-
-Summary = Mapping[str, Any]
-"""The content of a run's ``summary.json``."""
-
-
-def number(value: object) -> float | None:
-    """A finite number as a float, anything else as None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def numbers(value: object) -> dict[str, float]:
-    """The finite numbers of a mapping; anything else is an empty one."""
-    if not isinstance(value, Mapping):
-        return {}
-    return {str(key): x for key, item in value.items() if (x := number(item)) is not None}
-
-
-def counted(summary: Summary, key: str) -> dict[str, float]:
-    """The finite values per place that means are taken over: those of clients that left before the end are not."""
-    left = summary.get("left", ())
-    return {place: value for place, value in numbers(summary.get(key)).items() if place not in left}
+from confed.results.summary import Summary, average, check_headline, mapping, with_deployed
 
 
 def distinct_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Method -> its name as people write it; methods that share one are told apart by their keys."""
     names = list(labels.values())
     return {m: label if names.count(label) == 1 or label == m else f"{label} ({m})" for m, label in labels.items()}
-
-
-def average(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are there, None if none is."""
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else None
 
 
 @dataclass(frozen=True)
@@ -61,12 +31,12 @@ class Run:
     Attributes:
         method: the method's key within a study; the algorithm's name for a run on its own.
         label: the method's name as people write it.
-        summary: content of ``summary.json``; for an interrupted run what its other files tell.
+        summary: its results; of an interrupted run what its other files tell.
         rounds: lines of ``metrics.jsonl`` about rounds.
         evaluations: lines of ``metrics.jsonl`` about evaluations.
         missing: files that are not there or cannot be read -> what is lacking without them.
         tuned: setting -> the value that tuning chose for the method, from the study's index.
-        deploys: what the study says that the method deploys; see :func:`confed.results.deployed.deploys`.
+        deploys: what the study says that the method deploys; see :func:`confed.results.summary.deploys`.
     """
 
     folder: Path
@@ -95,22 +65,22 @@ class Run:
     @property
     def metric(self) -> str:
         """Name of the headline metric."""
-        return str(self.summary.get("metric", "accuracy"))
+        return self.summary.metric
 
     @property
     def clients(self) -> tuple[str, ...]:
         """The clients in the federation's order."""
-        return tuple(map(str, self.summary.get("clients", ())))
+        return self.summary.clients
 
     @property
     def scenes(self) -> tuple[str, ...]:
         """Places that took no part in training."""
-        return tuple(map(str, self.summary.get("scenes", ())))
+        return self.summary.scenes
 
     @property
     def left(self) -> tuple[str, ...]:
         """Clients that left before the end; they are in no mean."""
-        return tuple(map(str, self.summary.get("left", ())))
+        return self.summary.left
 
     def predictions(self) -> dict[str, np.ndarray]:
         """Content of ``predictions.safetensors``, empty if it is missing or cannot be read."""
@@ -225,14 +195,14 @@ def _load(folder: Path) -> Study:
         return _study(folder, index)
     if _is_run(folder):
         (run,) = with_deployed_of([_run(folder)])
-        return Study(folder, str(run.summary.get("recipe", "")), (run,), single=True)
+        return Study(folder, run.summary.recipe, (run,), single=True)
     run_folders = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
     if run_folders:
         runs = [_run(path, name_of_file(path.parent.name)) for path in run_folders]
         order = list(dict.fromkeys(run.method for run in runs))
         runs = with_deployed_of(_labelled(sorted(runs, key=lambda run: (order.index(run.method), run.seed)), {}))
         remark = "The study has no index (summary.json), so it was interrupted; methods are in alphabetical order."
-        return Study(folder, str(runs[0].summary.get("recipe", "")), tuple(runs), remarks=(remark,))
+        return Study(folder, runs[0].summary.recipe, tuple(runs), remarks=(remark,))
     what = "an empty or foreign folder" if folder.is_dir() else "nothing"
     raise ValueError(
         f"{folder} must be a run folder (recipe.toml, metrics.jsonl, summary.json) or a study folder "
@@ -248,7 +218,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     )
     tuned = index.get("tuned")
     order = [str(method) for method in index.get("methods", ())]
-    deploys = _part(index, "deploys")
+    deploys = mapping(index.get("deploys"))
     runs: list[Run] = []
     remarks: list[str] = []
     read: set[str] = set()
@@ -261,7 +231,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
         path = folder / place
         if _is_run(path):
             run = _run(path, method, labels.get(method))
-            runs.append(replace(run, tuned=_part(tuned, method), deploys=str(deploys.get(method, ""))))
+            runs.append(replace(run, tuned=mapping(mapping(tuned).get(method)), deploys=str(deploys.get(method, ""))))
         elif name_of_file(place) not in failures:
             remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
@@ -275,11 +245,6 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     runs = with_deployed_of(_labelled(runs, {method: label for method, label in rows.items() if method in labels}))
     refused = _refused(folder, index, failures)
     return Study(folder, str(index.get("recipe", "")), tuple(runs), False, tuple(remarks), rows, failures, refused)
-
-
-def _part(content: object, key: str) -> Mapping[str, Any]:
-    section = content.get(key) if isinstance(content, Mapping) else None
-    return section if isinstance(section, Mapping) else {}
 
 
 def _refused(folder: Path, index: Mapping[str, Any], failures: Mapping[str, str]) -> frozenset[str]:
@@ -314,11 +279,12 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
         missing["summary.json"] = EXPECTED["summary.json"]
         summary = provisional(recipe, rounds, evaluations, folder)
     algorithm = str(summary.get("algorithm", folder.name))
+    summary = Summary(summary)
     return Run(
         folder=folder,
         method=method or algorithm,
-        label=str(label or summary.get("label") or method or algorithm),
-        seed=int(summary.get("seed", 0)),
+        label=str(label or summary.content.get("label") or method or algorithm),
+        seed=summary.seed,
         summary=summary,
         recipe=recipe,
         rounds=rounds,
@@ -329,7 +295,7 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
 
 
 def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
-    """The same runs, with summaries as :func:`confed.results.deployed.with_deployed` gives."""
+    """The same runs with what each deploys; see :func:`confed.results.summary.with_deployed`."""
     check_headline(headline, "headline")
     summaries = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
     return [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from confed.results.folder import kind_of, run_folders
-from confed.results.headline import headline
 from confed.results.history import evaluations, loss
-from confed.results.runs import Run, average, load, number
+from confed.results.runs import Run, load
+from confed.results.summary import average, number
 from confed.results.sweep import read_sweep
+from confed.results.views import View
 from confed.system.folder_lock import holder_of
 
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
@@ -105,8 +106,8 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
 def _value(run: Run) -> tuple[str, float | None]:
     """Metric and its mean over clients."""
     if run.complete:
-        view = "personal_mean" if run.summary.get("personal") else "global_seen_mean"
-        return run.metric, headline(run.summary, view)
+        view = View.PERSONAL if run.summary.values(View.PERSONAL) else View.SEEN
+        return run.metric, run.summary.headline(view.mean)
     for view in ("personal", "global"):
         curve_values = evaluations(run, view)
         if curve_values:

@@ -38,12 +38,10 @@ from confed.engines.perform import Setup
 from confed.federation.protocols import Output
 from confed.federation.specs import HasAnswers, HasCandidates, task_spec
 from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
-from confed.results.headline import VALIDATION
+from confed.results.summary import VALIDATION
+from confed.results.views import OF_EVALUATED
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
-
-KEYS: Mapping[str, str] = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
-"""View of an examination -> its key in a summary."""
 
 _ROWS = 4096
 """Examples whose answers are scored at a time."""
@@ -62,12 +60,12 @@ def summarise_controls(
     summary: dict[str, Any] = {}
     # Of multi-label data, as in their tables: a place that is looked at while training is no test.
     aside = {*left, *([VALIDATION] if isinstance(run_data.dataset, LabelDataset) else [])}
-    for view, key in KEYS.items():
+    for view, key in OF_EVALUATED.items():
         places = {p: kept for (v, p), kept in examined.controls.items() if v == view and p not in aside}
         if places:
             summary[key] = _of_view(view, places, examined, setup, run_data, floors)
     if examined.without_controls:
-        summary["left_out"] = {KEYS.get(view, view): why for view, why in examined.without_controls.items()}
+        summary["left_out"] = {OF_EVALUATED.get(view, view): why for view, why in examined.without_controls.items()}
     return summary
 
 

@@ -15,7 +15,7 @@ from confed.federation.protocols import Batch
 from confed.federation.specs import Attends, HasGrid
 from confed.models.tokenizer import HasVocabulary
 from confed.results.folder import RunFolder
-from confed.results.headline import VALIDATION
+from confed.results.summary import VALIDATION
 from confed.runs.encode import RunData
 from confed.runs.samples import fill, png, written_models
 

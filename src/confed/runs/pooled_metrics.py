@@ -27,7 +27,7 @@ from confed.metrics.multilabel import (
     mean_over_classes,
     overall_average_precision,
 )
-from confed.results.headline import VALIDATION
+from confed.results.summary import VALIDATION
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 

@@ -9,7 +9,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.run_section import Run as RunSection
-from confed.results.headline import FIELD, SHOWN
+from confed.results.summary import PRIVACY, PRIVACY_SHOWN
 
 
 def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[str, Any]]) -> PrivacyLedger | None:
@@ -19,8 +19,8 @@ def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[s
         return None
     ledger = PrivacyLedger(privacy, run.sampling == "uniform", Participation(run.joins, run.leaves).holds)
     for line in history:
-        if FIELD in line:
-            ledger.add(line["round"], line[FIELD]["asked"], line[FIELD]["present"])
+        if PRIVACY in line:
+            ledger.add(line["round"], line[PRIVACY]["asked"], line[PRIVACY]["present"])
     return ledger
 
 
@@ -28,7 +28,7 @@ def line_of(ledger: PrivacyLedger, round: int, asked: Sequence[str], present: in
     """Ledger entry of a round, and its field in the history: the clients asked, with the epsilon of each so far."""
     ledger.add(round, asked, present)
     epsilon = {name: ledger.epsilon(name) for name in asked}
-    return {FIELD: {"asked": list(asked), "present": present, "epsilon": epsilon}}
+    return {PRIVACY: {"asked": list(asked), "present": present, "epsilon": epsilon}}
 
 
 def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> di
     for name in clients:
         spent[name] = [ledger.epsilon(name, round) for round in _shown(rounds)]
     return {
-        FIELD: {
+        PRIVACY: {
             "at": privacy.at, "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta,
             "adjacency": privacy.adjacency, "amplified": ledger.amplified,
             "epsilon": {name: ledger.epsilon(name) for name in clients},
@@ -50,7 +50,7 @@ def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> di
 
 def _shown(rounds: int) -> list[int]:
     """At most eight rounds, the last among them."""
-    count = min(rounds, SHOWN)
+    count = min(rounds, PRIVACY_SHOWN)
     return sorted({math.ceil((i + 1) * rounds / count) for i in range(count)})
 
 

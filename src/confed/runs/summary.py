@@ -16,9 +16,9 @@ from confed.federation.specs import model_spec
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
-from confed.results.headline import EXAMPLES
-from confed.results.metric import SEVERAL
-from confed.runs.controls import KEYS, summarise_controls
+from confed.results.summary import EXAMPLE_PRIVACY, SEVERAL, WORST, average
+from confed.results.views import OF_EVALUATED, TESTED, View
+from confed.runs.controls import summarise_controls
 from confed.runs.digests import result_digests, source_digests
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
@@ -44,7 +44,7 @@ def spent_on_examples(setup: Setup, history: Sequence[Mapping[str, Any]], client
     seed = " The noise is a function of the run's seed, which has to stay secret." if privacy.repeatable else ""
     unit = "is replaced by another one" if privacy.adjacency == "replace" else "has a gradient of zero instead"
     return {
-        EXAMPLES: {
+        EXAMPLE_PRIVACY: {
             "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency,
             "steps": epochs,
             "epsilon": {name: privacy.epsilon(count) for name, count in epochs.items()},
@@ -160,23 +160,23 @@ def _results(
     type_names: Mapping[str, str],
 ) -> dict[str, Any]:
     """Values of all models on test data, with their means."""
-    views: dict[str, dict[str, Mapping[str, float]]] = {key: {} for key in KEYS.values()}
+    views: dict[str, dict[str, Mapping[str, float]]] = {view: {} for view in TESTED}
     matrix: dict[str, dict[str, float]] = {}
     traits = setup.algorithm.traits
     for (view, model_owner, place), (values, _) in examined.results.items():
-        if view in KEYS and model_owner == place:
-            views[KEYS[view]][place] = values
+        if model_owner == place:
+            views[OF_EVALUATED[view]][place] = values
         if view == "personal" and not traits.centralised and traits.has_personal:
             matrix.setdefault(model_owner, {})[place] = values[metrics[place]]
     headline = {view: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
-    personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
+    personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in (View.PERSONAL, View.SEEN))
     return {
         **headline,
-        "personal_mean": _mean(personal),
-        "personal_worst": min(personal, default=None),
+        View.PERSONAL.mean: average(personal),
+        WORST: min(personal, default=None),
         "personal_spread": max(personal) - min(personal) if personal else None,
-        "global_seen_mean": _mean(seen),
-        "global_unseen_mean": _mean(list(headline["global_unseen"].values())),
+        View.SEEN.mean: average(seen),
+        View.UNSEEN.mean: average([*headline[View.UNSEEN].values()]),
         # Every metric of the task, beside the headline's values above; those by type of question are under "types".
         "test_metrics": {
             view: {place: {k: v for k, v in values.items() if "/" not in k} for place, values in places.items()}
@@ -259,7 +259,7 @@ def _with_subsets(examined: Examination, metrics: Mapping[str, str]) -> dict[str
     values: dict[str, dict[str, dict[str, float]]] = {}
     examples: dict[str, dict[str, int]] = {}
     for (view, place), sets in examined.subsets.items():
-        values.setdefault(KEYS[view], {})[place] = {
+        values.setdefault(OF_EVALUATED[view], {})[place] = {
             tried: subset_values[metrics[place]] for tried, (subset_values, _) in sets.items()
         }
         examples[place] = {tried: count for tried, (_, count) in sets.items()}
@@ -309,7 +309,3 @@ def _left(recipe: Recipe, run_data: RunData) -> list[str]:
     """The clients that were gone by the last round; a pooled run is measured on the same ones, to be comparable."""
     presence = Participation(recipe.run.joins, recipe.run.leaves)
     return [name for name in run_data.clients if not presence.holds(name, recipe.run.rounds)]
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

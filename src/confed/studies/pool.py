@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
+from confed.results.summary import WORST, Summary
+from confed.results.views import View
 from confed.system.events import (
     Event,
     JobEnded,
@@ -38,24 +40,24 @@ from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP
 # Result of a finished run in one line, for progress displays --------------------------------------------------
 
 
-def headline(summary: dict[str, Any]) -> str:
-    """A run's results in one line."""
+def headline(content: Mapping[str, Any]) -> str:
+    """A run's results in one line, from the content of its ``summary.json``."""
+    summary = Summary(content)
     names = {
-        "personal_mean": "personal",
-        "personal_worst": "worst client",
-        "global_seen_mean": "global on seen",
-        "global_unseen_mean": "on unseen",
+        View.PERSONAL.mean: "personal",
+        WORST: "worst client",
+        View.SEEN.mean: "global on seen",
+        View.UNSEEN.mean: "on unseen",
     }
-    if summary.get("has_personal") is False:
-        del names["personal_mean"]  # it would be the global model's again
+    if summary.without_personal:
+        del names[View.PERSONAL.mean]  # it would be the global model's again
     # CIDEr is written times 100 as is usual, and is no share of anything: it can exceed 100.
-    sign, before = ("", "CIDEr ") if summary.get("metric") == "cider" else ("%", "")
-    values = [
-        f"{before}{text} {100 * summary[key]:.1f}{sign}" for key, text in names.items() if summary.get(key) is not None
-    ]
-    if labelled := summary.get("multilabel"):
-        values = [f"{metric} {labelled[labelled['headline']][metric]:.1%}" for metric in ("C-AP", "O-AP", "O-F1")]
-    return ", ".join([*values, f"{summary['seconds']:.0f} s"])
+    sign, before = ("", "CIDEr ") if summary.metric == "cider" else ("%", "")
+    values = {text: summary.cost(name) for name, text in names.items()}
+    parts = [f"{before}{text} {100 * value:.1f}{sign}" for text, value in values.items() if value is not None]
+    if summary.is_labelled:
+        parts = [f"{metric} {summary.label_value(metric) or 0.0:.1%}" for metric in ("C-AP", "O-AP", "O-F1")]
+    return ", ".join([*parts, f"{summary.cost('seconds') or 0.0:.0f} s"])
 
 
 # Process pool for independent jobs ----------------------------------------------------------------------------

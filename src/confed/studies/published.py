@@ -23,26 +23,24 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.reading import check_entries
 from confed.metrics.statistics import mean
-from confed.results.deployed import deploys
 from confed.results.folder import RunFolder
 from confed.results.metric import place_metric
-from confed.results.runs import Run, Study, average, counted, number, numbers
+from confed.results.runs import Run, Study
 from confed.results.settings import flat
+from confed.results.summary import WORST, average, deploys, number, numbers
+from confed.results.views import TESTED, View
 from confed.runs.digests import result_digests
 
 FORMAT = "confed-results/1"
 """What the key "format" of a results file says."""
 CONFIDENCE = 0.95
 """Of all intervals."""
-MEANS = ("personal_mean", "personal_worst", "global_seen_mean", "global_unseen_mean", "deployed_mean")
+MEANS = (View.PERSONAL.mean, WORST, View.SEEN.mean, View.UNSEEN.mean, View.DEPLOYED.mean)
 """Figures of a run as a whole, each where its method has it."""
 BITS = ("history", "predictions", "models")
 """Digests of a run that are equal where its results are the same to the last bit."""
-PLACES: Mapping[str, str] = {"personal": "personal", "global_seen": "global", "global_unseen": "unseen"}
-"""Figures of single clients or unseen places -> view of the predictions that they are means of."""
 LISTED = 100
 """Places that a line of the history lists."""
-_MEAN_OF = {"personal_mean": "personal", "global_seen_mean": "global_seen", "global_unseen_mean": "global_unseen"}
 
 
 def write_rows(studies: Study | Sequence[tuple[str, Study]], folder: Path, command: str = "") -> list[Path]:
@@ -104,20 +102,20 @@ def row_of(runs: Sequence[Run]) -> dict[str, Any]:
         "format": FORMAT,
         "method": first.method,
         "label": first.label,
-        "recipe": str(first.summary.get("recipe", "")),
+        "recipe": first.summary.recipe,
         "metric": first.metric,
         **({"deploys": first.deploys} if first.deploys else {}),
         "seeds": [run.seed for run in runs],
         "metrics": {key: _stated([figures[run.seed][key] for run in runs], alone.get(key)) for key in common},
         "resolved": first.recipe,
-        "packages": first.summary.get("packages", {}),
+        "packages": first.summary.packages,
         "runs": [
             {
                 "seed": run.seed,
                 "figures": figures[run.seed],
                 "digests": _digests(run),
-                "versions": run.summary.get("versions", {}),
-                "machine": run.summary.get("machine", {}),
+                "versions": run.summary.versions,
+                "machine": run.summary.machine,
                 "history": _history(run),
             }
             for run in runs
@@ -151,14 +149,13 @@ def seed_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[s
 def _figures(run: Run) -> dict[str, float]:
     """Name -> value on test data: means, single places as "personal/NAME", and metrics over all labelled examples."""
     summary = run.summary
-    figures = {key: value for key in MEANS if (value := number(summary.get(key))) is not None}
+    figures = {key: value for key in MEANS if (value := summary.cost(key)) is not None}
     # Where the study says what is deployed: its other rows must not decide, as a repetition has none.
-    if run.deploys and (value := average([*counted(summary, deploys(summary, run.deploys)).values()])) is not None:
-        figures["deployed_mean"] = value
-    for key in PLACES:
-        figures |= {f"{key}/{place}": value for place, value in numbers(summary.get(key)).items()}
-    labelled = summary.get("multilabel")
-    for view, values in labelled.items() if isinstance(labelled, Mapping) else ():
+    if run.deploys and (value := average([*summary.counted(deploys(summary, run.deploys)).values()])) is not None:
+        figures[View.DEPLOYED.mean] = value
+    for view in TESTED:
+        figures |= {f"{view}/{place}": value for place, value in summary.values(view).items()}
+    for view, values in summary.labelled.items():
         if view not in ("clients", "co_occurrence"):
             figures |= {f"multilabel/{view}/{name}": value for name, value in numbers(values).items()}
     return figures
@@ -185,27 +182,18 @@ def stated(average: float, sd: float, n: int) -> dict[str, Any]:
 def _example_intervals(run: Run) -> dict[str, tuple[float, float]]:
     """Normal intervals of a single run's figures over its test examples, as far as they are means of these."""
     scores = {key: values for key, values in run.predictions().items() if key.endswith("/correct") and len(values) > 1}
-    errors: dict[str, dict[str, float]] = {}
-    for key, view in PLACES.items():
-        for place, value in numbers(run.summary.get(key)).items():
-            scores_of_place = scores.get(f"{view}/{place}/correct")
-            if scores_of_place is not None and math.isclose(
-                float(scores_of_place.mean(dtype=np.float64)), value, abs_tol=1e-6
-            ):
-                errors.setdefault(key, {})[place] = float(scores_of_place.std(ddof=1, dtype=np.float64)) / math.sqrt(
-                    len(scores_of_place)
-                )
     intervals: dict[str, tuple[float, float]] = {}
-    for key, places in errors.items():
-        for place, error in places.items():
-            intervals[f"{key}/{place}"] = _around(numbers(run.summary[key])[place], error)
-    for name, key in _MEAN_OF.items():
-        counted = [place for place in numbers(run.summary.get(key)) if place not in run.left]
-        value, scores_of_place = number(run.summary.get(name)), errors.get(key, {})
-        if value is not None and counted and all(place in scores_of_place for place in counted):
-            intervals[name] = _around(
-                value, math.sqrt(sum(scores_of_place[place] ** 2 for place in counted)) / len(counted)
-            )
+    for view in TESTED:
+        errors: dict[str, float] = {}
+        for place, value in run.summary.values(view).items():
+            place_scores = scores.get(f"{view.evaluated}/{place}/correct", np.zeros(0)).astype(np.float64)
+            if len(place_scores) and math.isclose(float(place_scores.mean()), value, abs_tol=1e-6):
+                errors[place] = float(place_scores.std(ddof=1)) / math.sqrt(len(place_scores))
+                intervals[f"{view}/{place}"] = _around(value, errors[place])
+        counted, mean_value = run.summary.counted(view), run.summary.cost(view.mean)
+        if mean_value is not None and counted and counted.keys() <= errors.keys():
+            error = math.sqrt(sum(errors[place] ** 2 for place in counted)) / len(counted)
+            intervals[view.mean] = _around(mean_value, error)
     return intervals
 
 
@@ -218,9 +206,8 @@ def _around(value: float, error: float) -> tuple[float, float]:
 
 def _digests(run: Run) -> dict[str, str]:
     """Those of the summary; of an older one those of the files that are there."""
-    said = run.summary.get("digests")
     file_digests = result_digests(RunFolder(run.folder)) if run.folder.is_dir() else {}
-    return file_digests | ({str(key): str(value) for key, value in said.items()} if isinstance(said, Mapping) else {})
+    return file_digests | {str(key): str(value) for key, value in run.summary.digests.items()}
 
 
 def _history(run: Run) -> list[dict[str, Any]]:

@@ -36,8 +36,8 @@ from confed.federation.file_names import file_name
 from confed.federation.randomness import derive
 from confed.federation.specs import task_spec
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.results.deployed import deployed
 from confed.results.folder import read_jsonl
+from confed.results.summary import VALIDATION, deployed_by
 from confed.runs.encode import load_run_data
 from confed.runs.run import load_data
 from confed.studies import pool
@@ -80,7 +80,6 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     from confed.engines.local import Participation, Simulation, Workspace, simulate
     from confed.federation.protocols import Counting
     from confed.federation.state import MemoryStore
-    from confed.results.headline import VALIDATION
     from confed.runs.cohorts import cohorts_of
     from confed.runs.pooled_metrics import PooledCounts
     from confed.runs.run import prepare
@@ -121,8 +120,8 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
             if isinstance(setup.task, Counting):
                 yield _pooled_score(recipe, setup, counts.values())
                 continue
-            # The same rule as of tables (results/deployed.py): what is chosen by is what will be judged.
-            wanted = recipe.headline or deployed(setup.algorithm.global_model)
+            # The same rule as of tables (results/summary.py): what is chosen by is what will be judged.
+            wanted = recipe.headline or deployed_by(setup.algorithm.global_model)
             first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
             places = views["unseen"] if pooled else views[first] or views[second]
             scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
@@ -134,7 +133,6 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
 def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
     """Numbers of validation examples of the places that judge a configuration."""
     from confed.data.label_tables import LazyTables
-    from confed.results.headline import VALIDATION
 
     if isinstance(run_data.clients, LazyTables):
         remaining = run_data.clients.without(without)
@@ -164,8 +162,6 @@ def _without_test(data: "TableData") -> "TableData":
 
 def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
     """The metric that selects multi-label configurations, of the view that the method is judged by."""
-    from confed.results.headline import VALIDATION
-
     wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]
     view = next((name for name in [*wanted, f"unseen/{VALIDATION}"] if values.get(name)), None)
     if view is None:

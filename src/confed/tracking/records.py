@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from confed.results.folder import kind_of, read_jsonl
-from confed.results.headline import FIELD, HEADLINES
 from confed.results.metric import place_metric
-from confed.results.runs import Run, Summary, average, load, number, numbers
+from confed.results.runs import Run, load
 from confed.results.settings import flat
+from confed.results.summary import PRIVACY, WORST, Summary, average, number, numbers
+from confed.results.views import EVALUATED, TESTED, View
 from confed.results.watching import RunState, folders_of, states_of
 
 Values = dict[str, float]
 
 MANY_PLACES = 32
 """With more clients or places than this only their means are tracked."""
-
-VIEWS = ("personal", "global", "unseen")
 
 FILES = ("recipe.toml", "summary.json", "report.html", "modalities.csv")
 """Files of a run or study that tools keep with it."""
@@ -113,12 +112,12 @@ def tracked_runs(folder: Path, names: Names | None = None, files: bool = True) -
 
 
 def _tracked(run: Run, state: RunState, names: Names, group: str, files: bool) -> TrackedRun:
-    project = names.project or str(run.summary.get("recipe") or run.recipe.get("name") or "confed")
+    project = names.project or str(run.summary.recipe or run.recipe.get("name") or "confed")
     name = names.name or state.name
     rounds = _rounds(run)
     tags = {
-        "method": run.label, "algorithm": str(run.summary.get("algorithm", "")), "seed": str(run.seed),
-        "metric": run.metric, **{k: f"{v}" for k, v in dict(run.summary.get("versions", {})).items() if k == "confed"},
+        "method": run.label, "algorithm": run.summary.algorithm, "seed": str(run.seed),
+        "metric": run.metric, **{k: f"{v}" for k, v in run.summary.versions.items() if k == "confed"},
     }  # fmt: skip
     return TrackedRun(
         _digest(run.folder, project, group, name),
@@ -166,7 +165,7 @@ def _rounds(run: Run) -> dict[int, Values]:
     for round, epsilon in _at_site(run):
         rounds.setdefault(round, {})["privacy/epsilon"] = epsilon
     if run.complete and (tested := _tested(run.summary)):
-        rounds.setdefault(max(rounds, default=int(run.summary.get("rounds", 0))), {}).update(tested)
+        rounds.setdefault(max(rounds, default=run.summary.rounds), {}).update(tested)
     return {r: rounds[r] for r in sorted(rounds)}
 
 
@@ -178,7 +177,7 @@ def _training(line: Mapping[str, Any]) -> Values:
     losses["train/failed_clients"] = float(len(line.get("errors") or ()))
     if (clock := number(line.get("clock"))) is not None:
         losses["time/clock"] = clock
-    spent = numbers((line.get(FIELD) or {}).get("epsilon"))
+    spent = numbers((line.get(PRIVACY) or {}).get("epsilon"))
     return losses | ({"privacy/epsilon": max(spent.values())} if spent else {})
 
 
@@ -186,7 +185,7 @@ def _evaluated(run: Run, line: Mapping[str, Any]) -> Values:
     """Means over places of every metric, and the headline metric of each place."""
     found: Values = {}
     split = str(line.get("split", "validation"))
-    for view in VIEWS:
+    for view in EVALUATED:
         places = {str(place): numbers(values) for place, values in (line.get(view) or {}).items()}
         headline = {p: x for p, v in places.items() if (x := v.get(place_metric(run, p, v))) is not None}
         metrics: set[str] = set()
@@ -206,11 +205,12 @@ def _evaluated(run: Run, line: Mapping[str, Any]) -> Values:
 
 def _tested(summary: Summary) -> Values:
     """Headline values, places, and costs of a finished run."""
-    metrics = {f"test/{name}": value for name in HEADLINES if (value := number(summary.get(name))) is not None}
-    for view in ("personal", "global_seen", "global_unseen", "deployed"):
-        places = numbers(summary.get(view))
-        metrics |= {name: value for name, value in _by_place(f"test/{view}", places).items() if name != f"test/{view}"}
-    costs = {f"cost/{name}": number(summary.get(name)) for name in COSTS}
+    names = (View.PERSONAL.mean, WORST, View.SEEN.mean, View.UNSEEN.mean)
+    metrics = {f"test/{name}": value for name in names if (value := summary.cost(name)) is not None}
+    for view in (*TESTED, View.DEPLOYED):
+        places = _by_place(f"test/{view}", summary.values(view))
+        metrics |= {name: value for name, value in places.items() if name != f"test/{view}"}
+    costs = {f"cost/{name}": summary.cost(name) for name in COSTS}
     return metrics | {name: value for name, value in costs.items() if value is not None}
 
 
@@ -223,7 +223,7 @@ def _by_place(name: str, values: Mapping[str, float]) -> Values:
 
 def _at_site(run: Run) -> Iterator[tuple[int, float]]:
     """Privacy spent by a site of a federation, whose journal stands beside its run folder."""
-    if "site" in run.summary:
+    if run.summary.is_site:
         for line in read_jsonl(run.folder.parent / "privacy.jsonl"):
             if (epsilon := number(line.get("epsilon"))) is not None:
                 yield int(line["round"]), epsilon

@@ -62,7 +62,7 @@ def test_labels_go_from_frequent_to_rare(folder: Path) -> None:
     found = label_scores(study)
     assert found is not None
     assert list(found.train) == sorted(found.train, reverse=True)
-    summary = study.of("fedavg")[0].summary["multilabel"]
+    summary = study.of("fedavg")[0].summary.content["multilabel"]
     own = {row["label"]: row["AP"] for row in summary["per_class"]}
     for name, value in zip(found.labels, found.values["fedavg"], strict=True):
         assert np.isnan(value) if own[name] is None else value == own[name]

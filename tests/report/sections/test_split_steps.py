@@ -58,7 +58,7 @@ def test_the_table_of_parties_has_clients_first(folder: Path) -> None:
 
 def test_bytes_are_per_call_and_per_round(folder: Path) -> None:
     study = load(folder)
-    rounds = study.of("fedavg")[0].summary["rounds"]
+    rounds = study.of("fedavg")[0].summary.content["rounds"]
     table = traffic_table(study)
     assert table is not None
     step = next(row for row in table.rows if row[1].text == "step")
@@ -109,8 +109,8 @@ def test_rounds_are_those_of_the_runs_that_counted(folder: Path) -> None:
     table = traffic_table(study)
     assert table is not None
     step = next(row for row in table.rows if row[1].text == "step")
-    rounds = study.of("fedavg")[0].summary["rounds"]
-    assert rounds != study.of("fedavg")[1].summary["rounds"]
+    rounds = study.of("fedavg")[0].summary.content["rounds"]
+    assert rounds != study.of("fedavg")[1].summary.content["rounds"]
     assert step[5].value == pytest.approx(60 / rounds)
 
 

@@ -21,6 +21,7 @@ from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_
 from confed.report.tables.write import write_tables
 from confed.results import format as formats
 from confed.results.runs import Study, load
+from confed.results.summary import Summary
 from synthetic_study import CLIENTS, METHODS, SCENES, make_study
 
 
@@ -123,7 +124,10 @@ def test_rows_that_may_not_be_tested_have_no_marks() -> None:
 
     def bold(*rows: tuple[str, list[dict[str, Any]]]) -> int:
         column = next(column for column in COLUMNS if column.group == "personal" and column.title == "mean")
-        return sum(cell.mark == "best" for cell in column.cells([method_row(*one) for one in rows]))
+        return sum(
+            cell.mark == "best"
+            for cell in column.cells([method_row(label, [*map(Summary, runs)]) for label, runs in rows])
+        )
 
     blind = {"controls": {"personal": {"passed": False}}}
     assert bold(row("a", 0.5), row("b", 0.7)) == 1
@@ -142,7 +146,7 @@ def test_one_seed_has_no_marks_and_a_bound_stands_apart() -> None:
         ("FedAvg", [summary("fedavg", 0.6, 0.7, 0.4)]),
         ("Central", [summary("central", 0.99, 0.99, 0.99)]),
     ]
-    table = results_table(methods)
+    table = results_table([(label, [*map(Summary, runs)]) for label, runs in methods])
     local, average, central = table.rows
     assert [cell.text for cell in local] == [
         "Local",
@@ -162,7 +166,7 @@ def test_one_seed_has_no_marks_and_a_bound_stands_apart() -> None:
 
 def test_seeds_give_mean_and_spread() -> None:
     runs = [summary("fedavg", a, 0.7, 0.4, seed=seed) for seed, a in enumerate((0.60, 0.62))]
-    (row,) = results_table([("FedAvg", runs)]).rows
+    (row,) = results_table([("FedAvg", [*map(Summary, runs)])]).rows
     assert row[1].text == "61.0 ± 1.4"  # sd = 2 / sqrt(2)
     assert row[1].sd == pytest.approx(2**0.5)
     assert row[2].text == "70.0 ± 0.0"
@@ -180,7 +184,7 @@ def test_terminal_table_shows_every_method() -> None:
 def test_csv_holds_exact_numbers_and_every_client() -> None:
     clients = [f"c{i}" for i in range(20)]
     many = summary("fedavg", 0, 0, 0.4, clients=clients, personal=dict.fromkeys(clients, 1 / 3))
-    table = results_table([("FedAvg", [many])])
+    table = results_table([("FedAvg", [Summary(many)])])
     assert len(table.brief().columns) == 7
     header, row = list(csv.reader(io.StringIO(to_csv(table))))
     assert header[1] == "personal c0 (%)"
@@ -248,7 +252,7 @@ def test_paper_table_has_every_place_and_both_averages(study: Path) -> None:
 
 def test_harmonic_mean_is_of_base_and_of_new_classes_alone() -> None:
     views = {"global_seen": {"a": 0.8, "b": 0.6}, "global_unseen": {"new classes": 0.35, "sketch": 0.1}}
-    row = method_row("Prompt", [{**summary("promptfl", 0.5, 0.5), **views}])
+    row = method_row("Prompt", [Summary({**summary("promptfl", 0.5, 0.5), **views})])
 
     def found(*scenes: str) -> list[str]:
         columns = columns_of("paper", Context([row], ("a", "b"), scenes))
@@ -327,7 +331,8 @@ def test_notes_name_the_rows_as_the_paper_does_and_tuned_values(tmp_path: Path) 
 def test_many_clients_leave_their_columns_to_csv(study: Path) -> None:
     run = load(study / "fedp3" / "seed-0").runs[0]
     clients = [f"c{i}" for i in range(9)]
-    many = replace(run, summary={**run.summary, "clients": clients, "personal": dict.fromkeys(clients, 0.5)})
+    content = {**run.summary.content, "clients": clients, "personal": dict.fromkeys(clients, 0.5)}
+    many = replace(run, summary=Summary(content))
     table = paper_table(Study(study, "", (many,)))
     assert [column.full_title for column in table.brief().columns] == ["method", "personal average", "unseen average"]
     assert len(table.columns) == 1 + 9 + 1 + 2 + 1  # nobody to be compared with

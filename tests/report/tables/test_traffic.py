@@ -16,6 +16,7 @@ from confed.report.tables.cost import by_backbone
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.runs import load
+from confed.results.views import View
 from confed.runs.run import run
 
 SMALL = [
@@ -96,7 +97,7 @@ def test_heads_are_trained_and_not_sent(runs: dict[str, Path]) -> None:
 def test_the_columns_of_a_table(runs: dict[str, Path]) -> None:
     study = load(runs["adapter"])
     parameters = summary(runs["adapter"])["parameters"]
-    overhead = columns_of("paper", Context([], judged="deployed"))[:4]
+    overhead = columns_of("paper", Context([], judged=View.DEPLOYED))[:4]
     trained, sent, share, up = (column.cells([MethodRow("", study.runs)])[0] for column in overhead)
     assert (trained.value, sent.value) == (parameters["trained"], parameters["sent"])
     assert share.value == pytest.approx(100 * parameters["sent"] / parameters["total"])

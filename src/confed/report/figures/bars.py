@@ -16,10 +16,11 @@ from confed.report.figures.style import (
     style_axes,
 )
 from confed.report.figures.values import name_positions
-from confed.results.headline import headline
 from confed.results.history import judged, nobody_has_own
 from confed.results.metric import metric_of
-from confed.results.runs import Study, average, numbers
+from confed.results.runs import Study
+from confed.results.summary import average
+from confed.results.views import View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,14 +42,14 @@ def bars(study: Study) -> Drawing | None:
     panel per client. Many clients are one line per method, its clients from the worst to the best.
     """
 
-    def read(method: str, key: str) -> Sequence[Mapping[str, float]]:
-        return [numbers(run.summary.get(key)) for run in study.of(method)]
+    def read(method: str, view: View) -> Sequence[Mapping[str, float]]:
+        return [run.summary.values(view) for run in study.of(method)]
 
     values = [(series, read(method, judged(study))) for method, series in series_styles(study).items()]
     if study.single:
         method = study.methods[0]
-        values = [] if nobody_has_own(study) else [(PERSONAL, read(method, "personal"))]
-        values.append((GLOBAL, read(method, "global_seen")))
+        values = [] if nobody_has_own(study) else [(PERSONAL, read(method, View.PERSONAL))]
+        values.append((GLOBAL, read(method, View.SEEN)))
     values = [(series, runs) for series, runs in values if any(runs)]
     if not values or not study.clients:
         return None
@@ -85,8 +86,8 @@ def trade_off(study: Study) -> Drawing | None:
     """Each method as a point: global model on unseen places against the mean of the personal models."""
     points = {
         m: (
-            study.mean(m, lambda run: headline(run.summary, "global_unseen_mean")),
-            study.mean(m, lambda run: headline(run.summary, "personal_mean")),
+            study.mean(m, lambda run: run.summary.headline(View.UNSEEN.mean)),
+            study.mean(m, lambda run: run.summary.headline(View.PERSONAL.mean)),
         )
         for m in study.methods
     }

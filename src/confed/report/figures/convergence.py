@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from confed.metrics.statistics import mean_sd
 from confed.report.figures.annotate import End, at_ends
 from confed.report.figures.style import Drawing, Palette, line_style, series_styles, style_axes, whole_rounds
-from confed.results.headline import is_bound
 from confed.results.history import Curve, judged, judged_curve
 from confed.results.metric import metric_of
 from confed.results.runs import Study
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 def series(study: Study) -> dict[str, list[Curve]]:
     """Method -> one curve per seed: round -> mean over clients on validation data, a fraction."""
-    chosen = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
+    chosen = [m for m in study.methods if not study.of(m)[0].summary.is_bound]
     found = {}
     for m in chosen:
         found[m] = [judged_curve(study, run) for run in study.of(m)]

@@ -16,7 +16,6 @@ from confed.report.figures.style import (
     style_axes,
     whole_rounds,
 )
-from confed.results.headline import is_bound
 from confed.results.history import (
     Curve,
     curve,
@@ -169,7 +168,7 @@ def _against(study: Study, spent: Callable[[Run], Curve]) -> Mapping[str, tuple[
     """Method -> what it had spent, and what it had reached, after each evaluated round; mean over seeds."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for method in study.methods:
-        if is_bound(study.of(method)[0].summary):
+        if study.of(method)[0].summary.is_bound:
             continue
         results = over_seeds([judged_curve(study, run) for run in study.of(method)])
         amounts = over_seeds([spent(run) for run in study.of(method)])

@@ -8,8 +8,8 @@ import numpy as np
 
 from confed.report.figures.style import Drawing, Palette, SeriesStyle, series_styles, style_axes
 from confed.report.figures.values import name_positions
-from confed.results.headline import is_labelled
-from confed.results.runs import Run, Study, average, number
+from confed.results.runs import Run, Study
+from confed.results.summary import average, mapping, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,15 +40,13 @@ class LabelScores:
 
 def label_scores(study: Study) -> LabelScores | None:
     """The labels' average precision in the view that each run is judged by; None without any."""
-    runs = [run for run in study.runs if run.complete and is_labelled(run.summary)]
-    runs = [run for run in runs if run.summary["multilabel"].get("per_class")]
+    runs = [run for run in study.runs if run.complete and _rows(run)]
     if not runs:
         return None
     first = _rows(runs[0])
     order = sorted(range(len(first)), key=lambda i: -_count(first[i]))
     names = tuple(str(first[i]["label"]) for i in order)
-    summary = runs[0].summary["multilabel"]
-    examples = number(summary.get(summary["headline"], {}).get("examples")) or 1.0
+    examples = runs[0].summary.label_value("examples") or 1.0
     values: dict[str, np.ndarray] = {}
     for method in study.methods:
         tables: list[dict[str, float | None]] = []
@@ -127,8 +125,8 @@ def shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
 
 def co_occurrence(run: Run) -> Mapping[str, Any] | None:
     """Co-occurrence counts in a run's summary; None if there is nothing, or no pair."""
-    matrix: Any = run.summary.get("multilabel", {}).get("co_occurrence")
-    return matrix if isinstance(matrix, Mapping) and len(matrix.get("labels", ())) > 1 else None
+    matrix = mapping(run.summary.labelled.get("co_occurrence"))
+    return matrix if len(matrix.get("labels", ())) > 1 else None
 
 
 def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Drawing:
@@ -168,7 +166,7 @@ def co_occurrence_of(study: Study) -> Drawing | None:
 
 
 def _rows(run: Run) -> Sequence[Mapping[str, Any]]:
-    return run.summary["multilabel"]["per_class"]
+    return run.summary.labelled.get("per_class", ())
 
 
 def _count(row: Mapping[str, Any]) -> float:

@@ -15,7 +15,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from confed.report.figures.values import panels_of
-from confed.results.headline import is_bound
 from confed.results.runs import Study
 from confed.system.plain_text import visible
 
@@ -156,7 +155,7 @@ def series_styles(study: Study) -> dict[str, SeriesStyle]:
     rank = 0
     markers = list(_MARKERS)
     for method, label in study.labels.items():
-        if is_bound(study.of(method)[0].summary):
+        if study.of(method)[0].summary.is_bound:
             styles[method] = SeriesStyle(label, "m0", dashed=True, marker="D")
         else:
             marker = markers[rank % len(markers)]

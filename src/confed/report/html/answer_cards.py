@@ -7,7 +7,8 @@ from confed.report.html.attention_maps import attention_overlay
 from confed.report.html.image_store import ImageStore
 from confed.report.html.media import modalities_line, player, read, series_plot
 from confed.report.html.page import component
-from confed.results.runs import Study, number
+from confed.results.runs import Study
+from confed.results.summary import number
 
 Sample = Mapping[str, Any]
 

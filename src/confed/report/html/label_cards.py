@@ -9,8 +9,8 @@ from confed.report.html.answer_cards import place_of
 from confed.report.html.attention_maps import attention_overlay
 from confed.report.html.image_store import ImageStore
 from confed.report.html.page import component
-from confed.results.headline import is_bound
-from confed.results.runs import Study, number
+from confed.results.runs import Study
+from confed.results.summary import number
 
 _STRIP = 6
 """Labels whose attention is drawn below an example."""
@@ -81,7 +81,7 @@ class LabelCards:
 
     def shown(self, study: Study, samples: Mapping[str, Sequence[Sample]]) -> int:
         """The first method that is no bound."""
-        return 1 + next((i for i, m in enumerate(samples) if not is_bound(study.of(m)[0].summary)), 0)
+        return 1 + next((i for i, m in enumerate(samples) if not study.of(m)[0].summary.is_bound), 0)
 
 
 def bar(label: str, probability: float, threshold: float, there: bool | None, beside: str = "") -> str:

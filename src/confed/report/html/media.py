@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from confed.results.runs import number
+from confed.results.summary import number
 
 WIDTH, HEIGHT = 256, 64
 """Units of a drawing."""

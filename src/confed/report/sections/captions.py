@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from confed.report.tables.columns import Context, MethodRow, columns_of, method_table
 from confed.report.tables.table import Table, to_html
-from confed.results.deployed import global_note, without_global
 from confed.results.runs import Study
+from confed.results.summary import global_note
 
 _NOTE = (
     "Means over places, x 100, as they are usually written. CIDEr-D reaches 1,000 and weights words by the captions of "
@@ -16,7 +16,7 @@ _NOTE = (
 
 def captioned(study: Study) -> bool:
     """Whether the models of a study write captions."""
-    return any("bleu4" in run.summary for run in study.runs)
+    return any(run.summary.captioned for run in study.runs)
 
 
 def caption_table(study: Study) -> Table:
@@ -39,7 +39,7 @@ def measured(study: Study) -> str:
     """Description of the measurements in a sentence."""
     abroad = " and of unseen places" if study.scenes else ""
     firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
-    nobodys, note = all(map(without_global, firsts.values())), global_note(firsts)
+    nobodys, note = all(summary.without_global for summary in firsts.values()), global_note(firsts)
     who = "." if nobodys else ", and those of the one shared model."
     return (
         f"What is measured after the last round is how near captions of the clients' test pictures"

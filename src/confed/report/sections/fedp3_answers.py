@@ -11,7 +11,8 @@ from typing import Any
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
 from confed.report.html.page import Tabs
-from confed.results.runs import Study, number
+from confed.results.runs import Study
+from confed.results.summary import number
 
 _FORMULAS: Mapping[str, str] = {
     "gain": "log p_T − log(H_T/H_S) · log p_S, Eq. 8.12",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from confed.metrics.statistics import mean_sd
 from confed.report.figures.style import Drawing, Palette, style_axes
 from confed.report.html import page
-from confed.results.headline import headline
-from confed.results.runs import Run, Study, average, number
+from confed.results.runs import Run, Study
 from confed.results.settings import differing_keys
-from confed.results.traits import traits_of
+from confed.results.summary import average, number
+from confed.results.views import View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ class Point:
 
 def points(study: Study) -> list[Point]:
     """FedP³'s rows by N, then plain knowledge preserving (``st``), then FedAvg; none if the study has no such rows."""
-    traits = {method: traits_of(study.of(method)[0].summary) for method in study.methods}
+    traits = {method: study.of(method)[0].summary.traits for method in study.methods}
     averaging = [m for m, its in traits.items() if its.reference == 1]
     filtered = [m for m, its in traits.items() if its.answers_compared == "filtered"]
     filtered = [m for m in filtered if _algorithm(study, m).get("pairs", "filtered") == "filtered"]
@@ -145,7 +145,7 @@ def _panel(axes: "Axes", study: Study, found: Sequence[Point], key: str, palette
 
 
 def _is_filtered(study: Study, method: str) -> bool:
-    return traits_of(study.of(method)[0].summary).answers_compared == "filtered"
+    return study.of(method)[0].summary.traits.answers_compared == "filtered"
 
 
 def _point(study: Study, method: str, count: int | None, plain: str | None) -> Point:
@@ -153,8 +153,8 @@ def _point(study: Study, method: str, count: int | None, plain: str | None) -> P
     return Point(
         method,
         count,
-        tuple(100 * v for run in runs if (v := headline(run.summary, "personal_mean")) is not None),
-        tuple(100 * v for run in runs if (v := headline(run.summary, "global_unseen_mean")) is not None),
+        tuple(100 * v for run in runs if (v := run.summary.headline(View.PERSONAL.mean)) is not None),
+        tuple(100 * v for run in runs if (v := run.summary.headline(View.UNSEEN.mean)) is not None),
         tuple(v for run in runs if plain and (v := _extra(run, study.of(plain))) is not None),
     )
 
@@ -172,10 +172,10 @@ def _step_seconds(run: Run | None, first: int) -> float | None:
     """Median over rounds, counted from 1, of a round's time divided by the optimiser steps of all clients."""
     if run is None:
         return None
-    local, examples = run.recipe.get("local", {}), run.summary.get("examples", {})
+    local, examples = run.recipe.get("local", {}), run.summary.examples
     size, epochs = int(local.get("batch_size", 32)), int(local.get("epochs", 1))
     steps = epochs * sum(math.ceil(sizes.get("train", 0) / size) for sizes in examples.values())
-    last = int(run.summary.get("rounds", 0))
+    last = run.summary.rounds
     times = [number(line.get("seconds")) for line in run.timings if first <= int(line.get("round", 0)) <= last]
     measured = [seconds for seconds in times if seconds is not None]
     return statistics.median(measured) / steps if measured and steps else None

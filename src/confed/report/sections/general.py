@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 from confed.metrics.fairness import across_clients
 from confed.report.figures import bars as plots
@@ -12,17 +12,18 @@ from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.statistics.comparison import Comparison
 from confed.report.statistics.harmed import BySeed, by_seed, hurting
+from confed.report.statistics.over_models import means_by_type
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.cost import cost_table, cost_to_target_table
 from confed.report.tables.headline import table_of
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
-from confed.results.headline import headline, is_bound, is_labelled
 from confed.results.history import judged, judged_words, no_global, nobody_has_own
 from confed.results.metric import metric_of, types_in_order
-from confed.results.runs import Run, Study, average, number, numbers
-from confed.results.traits import traits_of
+from confed.results.runs import Run, Study
+from confed.results.summary import WORST, average, number, numbers
+from confed.results.views import TESTED, View
 
 # Report section that compares methods: differences to references, clients -------------------------------------
 
@@ -72,14 +73,14 @@ def features_saved(study: Study) -> str:
     used = [run for run in study.runs if _used(run)]
     if not used:
         return ""
-    served, computed = (sum(numbers(run.summary["features"]).get(key, 0.0) for run in used) for key in _COUNTS)
-    held = max(number(run.summary["features"].get("held")) or 0.0 for run in used)
-    stages = sorted({str(run.summary["features"].get("stage", "")) for run in used} - {""})
+    served, computed = (sum(numbers(run.summary.features).get(key, 0.0) for run in used) for key in _COUNTS)
+    held = max(number(run.summary.features.get("held")) or 0.0 for run in used)
+    stages = sorted({str(run.summary.features.get("stage", "")) for run in used} - {""})
     where = f" (up to {', '.join(stages)})" if stages else ""
     several = len(study.runs) > 1
     runs = f", in {len(used)} of {len(study.runs)} runs" if several else ""
-    exact = all(run.summary["features"].get("exact") is True for run in used)
-    worst = max(number(run.summary["features"].get("difference")) or 0.0 for run in used)
+    exact = all(run.summary.features.get("exact") is True for run in used)
+    worst = max(number(run.summary.features.get("difference")) or 0.0 for run in used)
     bits = "the same bits as without" if exact else f"relative difference at most {worst:.1e}"
     return (
         f"Features of frozen layers{where}{runs}: {formats.count(served)} examples served from what was kept, "
@@ -92,8 +93,8 @@ _COUNTS = ("reused", "computed")
 
 
 def _used(run: Run) -> bool:
-    features = run.summary.get("features")
-    return isinstance(features, dict) and features.get("used") is True and numbers(features).get("reused", 0.0) > 0
+    features = run.summary.features
+    return features.get("used") is True and numbers(features).get("reused", 0.0) > 0
 
 
 # Report sections of every study -------------------------------------------------------------------------------
@@ -104,12 +105,6 @@ MANY_METHODS = 8
 
 HALF = 5.2
 """Width in inches of a drawing that leaves room for text beside it."""
-
-VIEWS: Mapping[str, str] = {
-    "personal": "personal",
-    "global_seen": "global on seen",
-    "global_unseen": "global on unseen",
-}
 
 
 def tasks(study: Study) -> list[str]:
@@ -168,7 +163,7 @@ def learning(study: Study) -> str:
         return ""
     several = len(study.seeds) > 1
     over = "mean over places"
-    if any(is_labelled(run.summary) for run in study.runs):
+    if any(run.summary.is_labelled for run in study.runs):
         over = "of all clients' examples together, and the mean over unseen places"
     bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= lines.MANY_METHODS else ""
     caption = (
@@ -225,16 +220,17 @@ def question_types(study: Study, tabs: Tabs) -> str:
     panels: list[tuple[str, str]] = []
     names: dict[str, str] = {}
     for run in study.runs:
-        names |= {kind: str(text) for kind, text in run.summary.get("type_names", {}).items()}
-    judging = {"deployed": "deployed at each client"} if judged(study) == "deployed" and not study.single else {}
-    for view, title in {**judging, **VIEWS}.items():
+        names |= run.summary.type_names
+    views = tuple(View) if judged(study) is View.DEPLOYED and not study.single else TESTED
+    for view in views:
+        title = view.words if view is View.DEPLOYED else view.heading
         by_method = {m: _by_type(study.of(m), view) for m in study.methods}
         by_method = {m: values for m, values in by_method.items() if values}
         kinds = types_in_order(chain.from_iterable(by_method.values()))
         if not kinds:
             continue
         if study.single:
-            places = _by_place(study.runs[0], view)
+            places = study.runs[0].summary.types(view)
             columns = [*places, "mean"] if len(places) <= MANY_PLACES else ["mean"]
             mean = by_method[study.methods[0]]
             rows: list[tuple[str, list[float | None]]] = []
@@ -255,7 +251,7 @@ def question_types(study: Study, tabs: Tabs) -> str:
     if not panels:
         return ""
     over = "seeds and places" if len(study.seeds) > 1 else "places"
-    labelled = any(is_labelled(run.summary) for run in study.runs)
+    labelled = any(run.summary.is_labelled for run in study.runs)
     of = "kind of example" if labelled else "type of question"
     text = f"Test {metric_of(study.runs)} in % per {of}, mean over {over} where the {of.split(maxsplit=1)[0]} occurs."
     return page.paragraph(text, "muted") + tabs(panels)
@@ -264,13 +260,12 @@ def question_types(study: Study, tabs: Tabs) -> str:
 def calibration(study: Study) -> str:
     """Expected calibration error per method and view."""
 
-    def error(view: str, run: Run) -> float | None:
-        errors = numbers(run.summary.get("ece", {}).get(view))
-        return average([value for place, value in errors.items() if place not in run.left])
+    def error(view: View, run: Run) -> float | None:
+        return average([*run.summary.calibration(view).values()])
 
     rows: list[tuple[str, list[float | None]]] = []
     for m in study.methods:
-        rows.append((study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]))
+        rows.append((study.labels[m], [study.mean(m, partial(error, view)) for view in TESTED]))
     if all(value is None for value in chain.from_iterable(values for _, values in rows)):
         return ""
     text = (
@@ -280,7 +275,7 @@ def calibration(study: Study) -> str:
         "80 % are "
         "right 80 % of the time."
     )
-    return page.paragraph(text, "muted") + page.heatmap("method", list(VIEWS.values()), rows)
+    return page.paragraph(text, "muted") + page.heatmap("method", [view.heading for view in TESTED], rows)
 
 
 def cost(study: Study) -> str:
@@ -306,12 +301,12 @@ def cost(study: Study) -> str:
 
 def _finding(study: Study) -> str:
     """The best federated methods, in a sentence that claims no more than the table."""
-    federated = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
+    federated = [m for m in study.methods if not study.of(m)[0].summary.is_bound]
     parts: list[str] = []
     names = {
-        "personal_mean": "personal mean",
-        "personal_worst": "worst client",
-        "global_unseen_mean": "unseen places",
+        View.PERSONAL.mean: "personal mean",
+        WORST: "worst client",
+        View.UNSEEN.mean: "unseen places",
     }
     for name, words in names.items():
         means = {m: study.mean(m, _reader(name)) for m in federated}
@@ -325,22 +320,22 @@ def _finding(study: Study) -> str:
 
 
 def _reader(name: str) -> Callable[[Run], float | None]:
-    return lambda run: headline(run.summary, name)
+    return lambda run: run.summary.headline(name)
 
 
 def _fairness(study: Study) -> str:
     """Worst client, spread, and clients that would be better off with local training or the global model."""
-    local = next((m for m in study.methods if not traits_of(study.of(m)[0].summary).communicates), None)
+    local = next((m for m in study.methods if not study.of(m)[0].summary.traits.communicates), None)
     rows: list[tuple[Cell, ...]] = []
     view = judged(study)
     kind = judged_words(study)
-    against = view == "personal" and not nobody_has_own(study) and not no_global(study)
-    if any(is_labelled(run.summary) for run in study.runs):
+    against = view is View.PERSONAL and not nobody_has_own(study) and not no_global(study)
+    if any(run.summary.is_labelled for run in study.runs):
         kind = "global" if nobody_has_own(study) else "personal"
     for method in study.methods:
         mine = by_seed(study, method, view)
         personal = {client: sum(values.values()) / len(values) for client, values in mine.items()}
-        if len(personal) < 2 or is_bound(study.of(method)[0].summary):
+        if len(personal) < 2 or study.of(method)[0].summary.is_bound:
             continue
         spread = across_clients(personal)
         rows.append(
@@ -351,7 +346,7 @@ def _fairness(study: Study) -> str:
                 mean_sd_cell([spread.sd]),
                 mean_sd_cell([spread.spread]),
                 *([_hurt(mine, by_seed(study, local, view) if local != method else {})] if local else []),
-                *([_hurt(mine, by_seed(study, method, "global_seen"))] if against else []),
+                *([_hurt(mine, by_seed(study, method, View.SEEN))] if against else []),
             )
         )
     columns = (
@@ -383,30 +378,22 @@ def _hurt(own: BySeed, reference: BySeed) -> Cell:
 def _matrix(study: Study, method: str) -> str:
     """One method's matrix, mean over seeds, with the global model as its last row."""
     runs = study.of(method)
-    owners: list[str] = []
-    for c in study.clients:
-        if any(numbers(run.summary.get("matrix", {}).get(c)) for run in runs):
-            owners.append(c)
-    abroad = any(set(run.summary.get("matrix", {}).get(owner, {})) - {owner} for run in runs for owner in owners)
+    matrices = [run.summary.matrix for run in runs]
+    owners = [client for client in study.clients if any(matrix.get(client) for matrix in matrices)]
+    tried: set[str] = set()
+    abroad = False
+    for matrix, owner in product(matrices, owners):
+        tried.update(matrix.get(owner, ()))
+        abroad |= bool(matrix.get(owner, {}).keys() - {owner})
     if not owners or len(owners) > MANY_PLACES or not abroad:
         return ""
-    places = [
-        place
-        for place in [*study.clients, *study.scenes]
-        if any(place in run.summary.get("matrix", {}).get(owner, {}) for run in runs for owner in owners)
-    ]
-
-    def entry(owner: str, place: str) -> float | None:
-        return average([numbers(run.summary.get("matrix", {}).get(owner)).get(place) for run in runs])
-
-    def shared(place: str) -> float | None:
-        keys = ("global_seen", "global_unseen")
-        return average([numbers(run.summary.get(key)).get(place) for run in runs for key in keys])
-
+    places = [place for place in (*study.clients, *study.scenes) if place in tried]
     rows: list[tuple[str, Sequence[float | None]]] = []
-    for o in owners:
-        rows.append((o, [entry(o, p) for p in places]))
-    last = [shared(place) for place in places]
+    for owner in owners:
+        values_of = [matrix.get(owner, {}) for matrix in matrices]
+        rows.append((owner, [average([values.get(place) for values in values_of]) for place in places]))
+    shared = [run.summary.values(view) for run, view in product(runs, (View.SEEN, View.UNSEEN))]
+    last = [average([values.get(place) for values in shared]) for place in places]
     present = any(value is not None for value in last)
     if present:
         rows.append(("global model", last))
@@ -420,22 +407,9 @@ def _matrix(study: Study, method: str) -> str:
     )
 
 
-def _by_place(run: Run, view: str) -> dict[str, dict[str, float]]:
-    """Place -> type -> value."""
-    accuracy_by_type = run.summary.get("types", {}).get(view, {})
-    return {str(place): numbers(values) for place, values in accuracy_by_type.items()}
-
-
-def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
+def _by_type(runs: Sequence[Run], view: View) -> dict[str, float]:
     """Type -> mean over seeds and the places where it occurs, without clients that left."""
-    keys = [(run, str(run.summary.get("deploys", "personal")) if view == "deployed" else view) for run in runs]
-    tables: list[dict[str, float]] = []
-    for run, key in keys:
-        for place, values in _by_place(run, key).items():
-            if place not in run.left:
-                tables.append(values)
-    kinds = dict.fromkeys(chain.from_iterable(tables))
-    averages: dict[str, float | None] = {}
-    for kind in kinds:
-        averages[kind] = average([values.get(kind) for values in tables])
-    return {kind: value for kind, value in averages.items() if value is not None}
+    tables: list[Mapping[str, float]] = []
+    for run in runs:
+        tables += [values for place, values in run.summary.types(view).items() if place not in run.left]
+    return means_by_type(tables)

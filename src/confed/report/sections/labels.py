@@ -1,6 +1,7 @@
 """Report sections of multi-label runs and studies."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -17,8 +18,7 @@ from confed.report.html.page import Tabs
 from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
-from confed.results.headline import is_bound, is_labelled, label_value
-from confed.results.runs import Study, number
+from confed.results.runs import Study
 
 LISTED = 200
 """Up to this many labels are listed one by one."""
@@ -41,7 +41,7 @@ GLOSSARY: Mapping[str, str] = {
 
 def labelled(study: Study) -> bool:
     """Whether a study is about examples with several labels."""
-    return any(is_labelled(run.summary) for run in study.runs)
+    return any(run.summary.is_labelled for run in study.runs)
 
 
 def unit(study: Study) -> str:
@@ -66,9 +66,9 @@ def tiles(study: Study) -> str:
         "C-AP": "average precision, mean over labels (%)", "C-F1": "F1 of precision and recall over labels (%)",
         "O-AP": "average precision, all pairs together (%)", "O-F1": "F1, all pairs together (%)",
     }  # fmt: skip
-    tile_rows = [(formats.percent(label_value(summary, metric)), f"{metric}: {text}") for metric, text in words.items()]
-    tile_rows.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
-    tile_rows.append((formats.duration(number(summary.get("seconds"))), "wall time"))
+    tile_rows = [(formats.percent(summary.label_value(metric)), f"{metric}: {text}") for metric, text in words.items()]
+    tile_rows.append((formats.size(summary.cost("bytes_total")), "sent in all"))
+    tile_rows.append((formats.duration(summary.cost("seconds")), "wall time"))
     return page.tiles(tile_rows)
 
 
@@ -135,15 +135,14 @@ def pairs(study: Study, tabs: Tabs) -> str:
 def _places(study: Study) -> str:
     """C-AP of every unseen place, where there are several."""
     names = study.labels
-    views = list(
-        dict.fromkeys(
-            view for run in study.runs for view in run.summary.get("multilabel", {}) if view.startswith("unseen/")
-        )
-    )
+    sections = chain.from_iterable(run.summary.labelled for run in study.runs)
+    views = [name for name in dict.fromkeys(sections) if name.startswith("unseen/")]
     if len(views) < 2:
         return ""
-    rows = [(names[m], [study.mean(m, lambda run, v=view: label_value(run.summary, "C-AP", v)) for view in views])
-            for m in study.methods]  # fmt: skip
+    rows: list[tuple[str, list[float | None]]] = []
+    for method in study.methods:
+        values = [study.mean(method, lambda run, v=view: run.summary.label_value("C-AP", v)) for view in views]
+        rows.append((names[method], values))
     title = "<h3>The global model where nobody trained</h3>"
     return title + page.paragraph("C-AP in %, place by place.", "muted") + page.heatmap(
         "method", [view.partition("/")[2] for view in views], rows, by_column=True
@@ -169,7 +168,7 @@ def _thirds(study: Study, found: LabelScores) -> str:
     )
     names = {m: study.labels[m] for m in found.values}
     values = {m: [float(np.nanmean(row[label_rows])) for label_rows in parts] for m, row in found.values.items()}
-    ranked = [m for m in values if not is_bound(study.of(m)[0].summary)]
+    ranked = [m for m in values if not study.of(m)[0].summary.is_bound]
 
     def row(method: str) -> tuple[Cell, ...]:
         return (Cell(names[method]), *(Cell(formats.percent(value), 100 * value) for value in values[method]))

@@ -13,9 +13,9 @@ from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, lin
 from confed.report.html import page
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results.headline import headline
-from confed.results.runs import Run, Study, distinct_labels, number
-from confed.results.traits import traits_of
+from confed.results.runs import Run, Study, distinct_labels
+from confed.results.summary import number
+from confed.results.views import View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,11 +62,11 @@ def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
     curve_of: dict[str, str] = {}
     for row in study.methods:
         runs = study.of(row)
-        accuracies = [a for run in runs if (a := headline(run.summary, "global_seen_mean")) is not None]
+        accuracies = [a for run in runs if (a := run.summary.headline(View.SEEN.mean)) is not None]
         if not _rows_up(runs[0]) or not accuracies:
             continue
         curve = curve_of.setdefault(_fixed(runs[0]), row)
-        labels.setdefault(curve, str(runs[0].summary.get("label") or _method(runs[0])))
+        labels.setdefault(curve, runs[0].summary.label or _method(runs[0]))
         points_of.setdefault(curve, []).append(Point(row, _epsilon(runs[0], delta), tuple(accuracies)))
     names = distinct_labels(labels)
     return {names[curve]: sorted(points, key=lambda point: point.epsilon) for curve, points in points_of.items()}
@@ -171,7 +171,7 @@ def _noised(study: Study) -> bool:
 def _epsilon(run: Run, delta: float) -> float:
     """Epsilon of a run's rows."""
     noise = number(_privacy(run).get("noise")) or 0.0
-    if traits_of(run.summary).gradients_up:  # they tell of the labels
+    if run.summary.traits.gradients_up:  # they tell of the labels
         noise = min(noise, number(_privacy(run).get("gradient_noise")) or 0.0)
     epochs = int(run.recipe["run"]["rounds"]) * int(run.recipe["local"]["epochs"])
     return epsilon(noise, releases_of(epochs, _rows_up(run)), delta)
@@ -179,4 +179,4 @@ def _epsilon(run: Run, delta: float) -> float:
 
 def _rows_up(run: Run) -> int:
     """Kinds of rows that go up per example and step: v_MHA and v_APN of BiCSL; h and the gradient of z."""
-    return traits_of(run.summary).rows_up
+    return run.summary.traits.rows_up

@@ -6,17 +6,17 @@ from typing import Any
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
-from confed.results.headline import EXAMPLES, FIELD, SHOWN
-from confed.results.runs import Run, Study, number, numbers
+from confed.results.runs import Run, Study
+from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY, PRIVACY_SHOWN, number, numbers
 
 
 def section(study: Study) -> str:
     """Epsilon of every client, as it grew, or of its examples; nothing where no run noised anything of these."""
     html = ""
     for run in study.runs:
-        for field, table in ((FIELD, _table), (EXAMPLES, _examples)):
-            spent = run.summary.get(field)
-            if isinstance(spent, Mapping):
+        for key, table in ((PRIVACY, _table), (EXAMPLE_PRIVACY, _examples)):
+            spent = run.summary.privacy(key)
+            if spent:
                 title = f"<h3>{page.escape(run.label)}, seed {run.seed}</h3>" if not study.single else ""
                 html += title + page.paragraph(str(spent.get("guarantee", "")), "muted") + to_html(table(run, spent))
     return html
@@ -26,7 +26,7 @@ def _examples(_run: Run, found: Mapping[str, Any]) -> Table:
     """Epsilon of a client's examples, beside what others would name."""
     epsilon, steps = numbers(found.get("epsilon")), numbers(found.get("steps"))
     claimed = numbers(found.get("claimed"))
-    shown = sorted(epsilon, key=lambda name: -epsilon[name])[: 4 * SHOWN]
+    shown = sorted(epsilon, key=lambda name: -epsilon[name])[: 4 * PRIVACY_SHOWN]
     rows = [
         (Cell(name), Cell(f"{steps.get(name, 0):.0f}"), _cell(epsilon[name]), *(_cell(v) for v in claimed.values()))
         for name in shown
@@ -43,7 +43,7 @@ def _examples(_run: Run, found: Mapping[str, Any]) -> Table:
 def _table(run: Run, found: Mapping[str, Any]) -> Table:
     after = [str(round) for round in found.get("after", ())]
     epsilon = numbers(found.get("epsilon"))
-    shown = sorted(epsilon, key=lambda name: -epsilon[name])[: 4 * SHOWN]
+    shown = sorted(epsilon, key=lambda name: -epsilon[name])[: 4 * PRIVACY_SHOWN]
     rows = [
         (
             Cell(name),

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from confed.report.figures.style import HUES, Drawing, Palette
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
 from confed.results.folder import RunFolder, read_jsonl
-from confed.results.runs import Run, Study, average, number, numbers
+from confed.results.runs import Run, Study
+from confed.results.summary import average, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,14 +158,14 @@ def traffic_table(study: Study) -> Table | None:
     """Bytes of each action: per call, which is one client's, and per round, of all clients; None without counts."""
     rows: list[tuple[tuple[Cell, ...], ...]] = []
     for method in study.methods:
-        counting = [run for run in study.of(method) if _actions(run)]
-        traffic = [_actions(run) for run in counting]
-        rounds = average([number(run.summary.get("rounds")) for run in counting])
+        counting = [run for run in study.of(method) if run.summary.actions]
+        traffic = [run.summary.actions for run in counting]
+        rounds = average([run.summary.rounds for run in counting])
         if traffic and rounds:
             actions = dict.fromkeys(map(str, chain.from_iterable(traffic)))
             of: dict[str, list[dict[str, float]]] = {}
             for action in actions:
-                of[action] = [numbers(count.get(action)) for count in traffic]
+                of[action] = [counts.get(action, {}) for counts in traffic]
             rows.append(tuple(_traffic(study.labels[method], a, counts, rounds) for a, counts in of.items()))
     if not rows:
         return None
@@ -190,10 +191,8 @@ def traffic_table(study: Study) -> Table | None:
 
 def splitting(study: Study) -> list[str]:
     """The labels of the methods that send activations batch by batch."""
-    counts: dict[str, list[dict[str, float]]] = {}
-    for m in study.methods:
-        counts[m] = [numbers(_actions(run).get("step")) for run in study.of(m)]
-    return [study.labels[method] for method, found in counts.items() if any(found)]
+    methods = [m for m in study.methods if any(run.summary.actions.get("step") for run in study.of(m))]
+    return [study.labels[method] for method in methods]
 
 
 def section(study: Study) -> str:
@@ -239,12 +238,6 @@ def _traffic(label: str, action: str, found: Sequence[Mapping[str, float]], roun
         Cell(f"{times:.4g}", times),
         *(Cell(formats.size(value), value) for value in per_round),
     )
-
-
-def _actions(run: Run) -> Mapping[str, Any]:
-    """Action -> counts of a run; empty without counts."""
-    traffic = run.summary.get("traffic")
-    return traffic if isinstance(traffic, Mapping) else {}
 
 
 def _by_method(study: Study) -> dict[str, list[Span]]:

@@ -4,13 +4,11 @@ A refused pair keeps its values and loses every test: p-values, intervals, equiv
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from confed.results.metric import ONE_ANSWER, SEVERAL, metrics_of, strict_scores
-from confed.results.runs import Run, counted
-
-KEYS = ("deployed", "personal", "global_seen", "global_unseen")
-"""Keys of the values per place that means are taken over."""
+from confed.results.runs import Run
+from confed.results.summary import mapping
+from confed.results.views import View
 
 
 class OtherExamples(str):
@@ -27,10 +25,10 @@ def refusal_of(pairs: Sequence[tuple[Run, Run]], strict: Callable[[Run], bool] =
     return next(filter(None, (refusal(a, b, strict) for a, b in pairs)), "")
 
 
-def other_places(pairs: Sequence[tuple[Run, Run]], key: str) -> str:
+def other_places(pairs: Sequence[tuple[Run, Run]], view: View) -> str:
     """Why the means of two methods are not of the same places; "" if they are, or if one of them has no values."""
     for run, reference in pairs:
-        a, b = (counted(one.summary, key).keys() for one in (run, reference))
+        a, b = (one.summary.counted(view).keys() for one in (run, reference))
         if a and b and a != b:
             only = sorted(a ^ b)
             more = f" and {len(only) - 1} more" if len(only) > 1 else ""
@@ -46,7 +44,7 @@ def refusals(
     for a, runs in methods.items():
         for b, others in methods.items():
             pairs = [(runs[s], others[s]) for s in runs if s in others]
-            reasons = (refusal_of(pairs, strict), *(other_places(pairs, key) for key in KEYS))
+            reasons = (refusal_of(pairs, strict), *(other_places(pairs, view) for view in View))
             if a != b and (reason := next(filter(None, reasons), "")):
                 refused.setdefault(a, {})[b] = reason
     return refused
@@ -54,7 +52,7 @@ def refusals(
 
 def other_data(run: Run, reference: Run) -> str:
     """Why values of two runs are not of the same data; "" if they may be."""
-    a, b = (_data(r).get("name") for r in (run, reference))
+    a, b = (mapping(one.recipe.get("data")).get("name") for one in (run, reference))
     if a and b and a != b:
         return f"the data differ ({a}, not {b})"
     if run.clients and reference.clients and not set(run.clients) & set(reference.clients):
@@ -74,8 +72,3 @@ def _other_metric(run: Run, reference: Run, strict: Callable[[Run], bool]) -> st
         return ""
     place = differ[0]
     return f"the metrics differ ({a[place]}, not {b[place]})"
-
-
-def _data(run: Run) -> Mapping[str, Any]:
-    section = run.recipe.get("data")
-    return section if isinstance(section, Mapping) else {}

@@ -33,18 +33,17 @@ from confed.report.statistics.paired import (
 from confed.report.statistics.pairing import BY_POSITION, Scores
 from confed.report.tables.control_marks import MEANING, blind_pair, fails, with_marks
 from confed.report.tables.differences import client_table, difference_table, seed_table
-from confed.report.tables.headline import view_key
+from confed.report.tables.headline import tested_view
 from confed.report.tables.labels import without_positives
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
 from confed.results import format as formats
-from confed.results.deployed import deployed_note, is_shown, personal_note
 from confed.results.gates import POOLING
-from confed.results.headline import LABELS, is_bound, is_labelled
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import Run, Study, Summary, counted, distinct_labels, load, with_deployed_of
+from confed.results.runs import Run, Study, distinct_labels, load, with_deployed_of
 from confed.results.settings import differing_keys, named_apart, tuning_note
-from confed.results.traits import traits_of
+from confed.results.summary import LABELS, Summary, deployed_note, personal_note
+from confed.results.views import View
 from confed.system.processor import machine_differences
 
 if TYPE_CHECKING:
@@ -166,16 +165,13 @@ def _on_families(pairs: Sequence[Difference]) -> list[str]:
 
 def _on_methods(methods: Methods) -> list[str]:
     """Deployed models, and rows that are bounds."""
-    shown = {}
-    for runs in methods.values():
-        for run in [*runs.values()][:1]:
-            shown[run.label] = run.summary
-    lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
-    lines += filter(None, [personal_note(shown)])
-    labelled = [s["multilabel"] for s in shown.values() if is_labelled(s)]
-    lines += without_positives([(m, m.get(m.get("headline", ""))) for m in labelled])
     firsts = [next(iter(runs.values())) for runs in methods.values()]
-    bounds = [run.label for run in firsts if is_bound(run.summary)]
+    shown = {run.label: run.summary for run in firsts}
+    deployed = all(summary.deploys is not None for summary in shown.values())
+    lines = [deployed_note(shown)] if deployed else []
+    lines += filter(None, [personal_note(shown)])
+    lines += without_positives([(s, s.label_section()) for s in shown.values() if s.is_labelled])
+    bounds = [run.label for run in firsts if run.summary.is_bound]
     if bounds:
         lines.append(f"{formats.names(bounds)}: all data in one place, a bound and not a federated method.")
     return lines
@@ -357,10 +353,10 @@ def compare_runs(
     items: list[tuple[str, str]] = []
     for name, method_values in values.items():
         for method in method_values:
-            if fails(summaries[method], view_key(name, summaries[method][0])):
+            if fails(summaries[method], tested_view(name, summaries[method][0])):
                 items.append((name, method))
     blind = tuple(items)
-    view = "deployed" if values["deployed_mean"] else "personal"
+    view = View.DEPLOYED if values[View.DEPLOYED.mean] else View.PERSONAL
     sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(blind), *remarks(differences, methods)]
     return Comparison(
         references=references,
@@ -373,7 +369,7 @@ def compare_runs(
         remarks=(*sentences, *[BY_POSITION] * scores.by_position),
         table_remarks=tuple(table_remarks(differences, pairs, margin)),
         clients_of=_clients_of(methods, view),
-        places_of={name: _clients_of(methods, m.key) for name, m in MEASURES.items() if m.key and values[name]},
+        places_of={m: _clients_of(methods, v) for m, (_, v) in MEASURES.items() if v is not None and values[m]},
         refused=_refused(methods, scores, summaries, view),
         blind=blind,
         pairs=tuple(pairs),
@@ -381,7 +377,7 @@ def compare_runs(
 
 
 def _refused(
-    methods: Methods, scores: Scores, summaries: Mapping[str, Sequence[Summary]], view: str
+    methods: Methods, scores: Scores, summaries: Mapping[str, Sequence[Summary]], view: View
 ) -> dict[str, dict[str, str]]:
     """Why methods are not compared client by client: other data, or neither uses its input."""
     refused = refusals(methods, scores.strict)
@@ -392,12 +388,12 @@ def _refused(
     return refused
 
 
-def _clients_of(methods: Methods, view: str) -> dict[str, dict[str, dict[int, float]]]:
+def _clients_of(methods: Methods, view: View) -> dict[str, dict[str, dict[int, float]]]:
     """Method -> client -> seed -> value, of clients that stayed to the end."""
     client_values: dict[str, dict[str, dict[int, float]]] = {}
     for method, runs in methods.items():
         for seed, run in sorted(runs.items()):
-            for client, value in counted(run.summary, view).items():
+            for client, value in run.summary.counted(view).items():
                 client_values.setdefault(method, {}).setdefault(client, {})[seed] = value
     return client_values
 
@@ -444,7 +440,7 @@ def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
     """The keys in which any of these pairs differs, with the values of the last such pair; not what tuning chose."""
     differing: dict[str, str] = {}
     for a, b in pairs:
-        for key, values in (differing_keys(a, b) | machine_differences(a.summary, b.summary)).items():
+        for key, values in (differing_keys(a, b) | machine_differences(a.summary.content, b.summary.content)).items():
             if key not in a.tuned and key not in b.tuned:
                 differing[key] = values
     return ", ".join(f"{key} ({values})" for key, values in differing.items())
@@ -452,11 +448,10 @@ def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
 
 # Verdict of a study: which method is best, by how much --------------------------------------------------------
 
-UNSEEN = "global_unseen_mean"
 VERDICTS = {
-    "deployed_mean": "Deployed models",
-    "personal_mean": "Personal models on their own clients' data",
-    UNSEEN: "The global model in unseen places",
+    View.DEPLOYED.mean: "Deployed models",
+    View.PERSONAL.mean: "Personal models on their own clients' data",
+    View.UNSEEN.mean: "The global model in unseen places",
     "C-AP": "C-AP",
 }
 """Measures that a verdict is given on -> what they are called there; personal means only where nothing is deployed."""
@@ -471,12 +466,12 @@ def verdict(study: Study, comparison: Comparison) -> str:
     the second says that nothing can be judged.
     """
     firsts = {run.method: run.summary for run in study.runs if run.complete}
-    ranked = [method for method, summary in firsts.items() if not is_bound(summary)]
+    ranked = [method for method, summary in firsts.items() if not summary.is_bound]
     if study.single or len(ranked) < 2:
         return ""
     sentences: list[str] = []
     for measure, words in VERDICTS.items():
-        if measure == "personal_mean" and "deployed_mean" in comparison.values:
+        if measure == View.PERSONAL.mean and View.DEPLOYED.mean in comparison.values:
             continue
         values = comparison.values.get(measure, {})
         means = {method: sum(values[method].values()) / len(values[method]) for method in ranked if method in values}
@@ -552,15 +547,15 @@ def _no_headroom(comparison: Comparison, firsts: Mapping[str, Summary], measure:
     reference.
     """
     values = comparison.values[measure]
-    central = next((method for method in values if is_bound(firsts[method])), "")
+    central = next((method for method in values if firsts[method].is_bound), "")
     if not central:
         return ""
-    trained = firsts[central].get("trainable")
-    like = [method for method in values if method != central and firsts[method].get("trainable") == trained]
-    if measure == UNSEEN:
+    trained = firsts[central].trainable
+    like = [method for method in values if method != central and firsts[method].trainable == trained]
+    if measure == View.UNSEEN.mean:
         lower = next((method for method in comparison.references if method in like), "")
     else:
-        lower = next((method for method in like if not traits_of(firsts[method]).communicates), "")
+        lower = next((method for method in like if not firsts[method].traits.communicates), "")
     seeds = [seed for seed in values[central] if lower and seed in values[lower]]
     if not seeds:
         return ""

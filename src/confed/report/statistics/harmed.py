@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from confed.metrics.fairness import Hurt, hurt
-from confed.results.runs import Study, counted
-from confed.results.traits import traits_of
+from confed.results.runs import Study
+from confed.results.views import View
 
 BySeed = Mapping[str, Mapping[int, float]]
 """Client -> seed -> value."""
@@ -25,11 +25,11 @@ class Hurting(NamedTuple):
     every: bool
 
 
-def by_seed(study: Study, method: str, key: str = "personal") -> dict[str, dict[int, float]]:
+def by_seed(study: Study, method: str, view: View = View.PERSONAL) -> dict[str, dict[int, float]]:
     """Client -> seed -> value, of the clients that stayed to the end."""
     values: dict[str, dict[int, float]] = {}
     for run in study.of(method):
-        for client, value in counted(run.summary, key).items():
+        for client, value in run.summary.counted(view).items():
             values.setdefault(client, {})[run.seed] = value
     return values
 
@@ -54,7 +54,7 @@ def reference_row(study: Study) -> str | None:
         for run in study.of(m):
             if run.complete:
                 ended[m] = run.summary
-    traits = {method: traits_of(summary) for method, summary in ended.items()}
+    traits = {method: summary.traits for method, summary in ended.items()}
     alone = [method for method, its in traits.items() if not its.communicates]
     rows = alone or [method for method, its in traits.items() if its.reference == 1]
-    return next((m for m in rows if ended[m].get("algorithm") == m), rows[0]) if rows else None
+    return next((m for m in rows if ended[m].algorithm == m), rows[0]) if rows else None

@@ -12,10 +12,10 @@ from confed.report.statistics.comparable import refusals
 from confed.report.statistics.paired import baseline_methods
 from confed.report.tables.columns import COLUMNS, RunColumn
 from confed.report.tables.control_marks import fails
-from confed.results.deployed import is_shown
-from confed.results.headline import headline, is_bound
 from confed.results.metric import types_in_order
-from confed.results.runs import Run, Study, average, numbers, with_deployed_of
+from confed.results.runs import Run, Study, with_deployed_of
+from confed.results.summary import average
+from confed.results.views import View
 
 OVERALL = "overall"
 """The measure over all types of question; the others are the types' names."""
@@ -58,7 +58,7 @@ class ModelStudies:
     Attributes:
         studies: label of a model -> its study.
         labels: method -> its name as people write it, in order.
-        kind: "deployed" or "personal": which models at the clients are judged.
+        view: what is judged at the clients: deployed or personal models.
         measures: measure -> values; first :data:`OVERALL`, then a measure per type of question.
         absent: label of a model without any run -> why.
         refused: method -> other method -> why the two are not tested against each other.
@@ -68,7 +68,7 @@ class ModelStudies:
 
     studies: Mapping[str, Study]
     labels: Mapping[str, str]
-    kind: str
+    view: View
     measures: Mapping[str, Cells]
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
@@ -80,7 +80,7 @@ class ModelStudies:
         runs: dict[str, list[Run]] = {}
         for m in self.labels:
             runs[m] = [run for study in self.studies.values() for run in study.of(m)]
-        return tuple(method for method, method_runs in runs.items() if method_runs and is_bound(method_runs[0].summary))
+        return tuple(method for method, method_runs in runs.items() if method_runs and method_runs[0].summary.is_bound)
 
     def references(self, asked: Sequence[str] | None = None) -> tuple[str, ...]:
         """The methods that others are compared with; see :func:`confed.report.statistics.paired.baseline_methods`.
@@ -110,25 +110,20 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
     # The order of the study that has most rows: a study may lack those that failed.
     order = list(max(found.values(), key=lambda study: len(study.rows or study.labels)).rows or labels)
     labels = {m: labels[m] for m in dict.fromkeys([*order, *labels])}
-    kind = "deployed" if any(is_shown(run.summary) for study in found.values() for run in study.runs) else "personal"
-    types = types_in_order(t for study in found.values() for run in study.runs for t in _types(run, kind))
-    measures = {measure: _cells(found, list(labels), kind, measure) for measure in (OVERALL, *types, *_declared())}
+    runs = list(chain.from_iterable(study.runs for study in found.values()))
+    view = View.DEPLOYED if any(run.summary.deploys is not None for run in runs) else View.PERSONAL
+    types = types_in_order(chain.from_iterable(_types(run, view) for run in runs))
+    measures = {measure: _cells(found, list(labels), view, measure) for measure in (OVERALL, *types, *_declared())}
     refused: dict[str, dict[str, str]] = {}
     for study in found.values():
         for method, others in refusals({m: {run.seed: run for run in study.of(m)} for m in study.methods}).items():
             refused.setdefault(method, {}).update(others)
-    blind = {
-        model: tuple(m for m in labels if fails([run.summary for run in study.of(m) if run.complete], kind))
-        for model, study in found.items()
-    }
-    return ModelStudies(
-        found,
-        labels,
-        kind,
-        measures,
-        refused=refused,
-        blind={m: blind_methods for m, blind_methods in blind.items() if blind_methods},
-    )
+    blind: dict[str, list[str]] = {}
+    for model, study in found.items():
+        for method in labels:
+            if fails([run.summary for run in study.of(method) if run.complete], view):
+                blind.setdefault(model, []).append(method)
+    return ModelStudies(found, labels, view, measures, refused=refused, blind=blind)
 
 
 def pairs_over_models(
@@ -176,22 +171,22 @@ def _common(
     return a, b
 
 
-def _cells(studies: Mapping[str, Study], methods: Sequence[str], kind: str, measure: str) -> Cells:
+def _cells(studies: Mapping[str, Study], methods: Sequence[str], view: View, measure: str) -> Cells:
     cells: dict[str, dict[str, dict[int, float]]] = {method: {} for method in methods}
     for model, study in studies.items():
         for run in study.runs:
-            value = _value(run, kind, measure) if run.complete else None
+            value = _value(run, view, measure) if run.complete else None
             if value is not None:
                 cells[run.method].setdefault(model, {})[run.seed] = value
     return cells
 
 
-def _value(run: Run, kind: str, measure: str) -> float | None:
+def _value(run: Run, view: View, measure: str) -> float | None:
     if measure == OVERALL:
-        return headline(run.summary, f"{kind}_mean")
+        return run.summary.headline(view.mean)
     if measure in (declared := _declared()):
         return declared[measure].value(run)
-    return _types(run, kind).get(measure)
+    return _types(run, view).get(measure)
 
 
 def _declared() -> dict[str, RunColumn]:
@@ -199,13 +194,16 @@ def _declared() -> dict[str, RunColumn]:
     return {column.heading.full_title: column for column in COLUMNS if "models" in column.tables}
 
 
-def _types(run: Run, judged: str) -> dict[str, float]:
+def _types(run: Run, view: View) -> dict[str, float]:
     """Type of question -> mean over the places where it occurs, of a run's judged models."""
-    key = str(run.summary.get("deploys", "personal")) if judged == "deployed" else "personal"
-    types = run.summary.get("types", {}).get(key, {})
-    places = [numbers(values) for place, values in types.items() if place not in run.left]
-    averages: dict[str, float | None] = {}
-    for values in places:
-        for kind in values:
-            averages[kind] = average([values.get(kind) for values in places])
-    return {kind: value for kind, value in averages.items() if value is not None}
+    return means_by_type([values for place, values in run.summary.types(view).items() if place not in run.left])
+
+
+def means_by_type(places: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Type of question -> mean over those that have it."""
+    means: dict[str, float] = {}
+    for kind in dict.fromkeys(chain.from_iterable(places)):
+        mean = average([values.get(kind) for values in places])
+        if mean is not None:
+            means[kind] = mean
+    return means

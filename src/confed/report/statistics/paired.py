@@ -25,10 +25,10 @@ from confed.metrics.stratified import RESAMPLES, Interval, SignFlip, flip_interv
 from confed.report.statistics.comparable import OtherExamples, other_places, refusal_of
 from confed.report.statistics.pairing import Scores
 from confed.report.tables.control_marks import blind_pair
-from confed.report.tables.headline import view_key
-from confed.results.headline import LABELS, headline, is_bound
+from confed.report.tables.headline import tested_view
 from confed.results.runs import Run
-from confed.results.traits import traits_of
+from confed.results.summary import LABELS
+from confed.results.views import View
 
 __all__ = [
     "LEVEL",
@@ -65,22 +65,17 @@ class Measure(NamedTuple):
 
     Attributes:
         words: its name as people read it.
-        view: the view of the predictions that it is a mean of; empty if it is no mean over examples.
-        key: the key of its values per place in a run's summary; empty if it is no mean over places.
+        view: the view that it is a mean of, over places and their examples; None if it is no such mean.
     """
 
     words: str
-    view: str
-    key: str
+    view: View | None = None
 
 
 MEASURES: Mapping[str, Measure] = {
     # Of multi-label runs: no means over examples, so that their tests over examples resample the metric itself.
-    **{name: Measure(name, "", "") for name in LABELS},
-    "deployed_mean": Measure("deployed at each client", "deployed", "deployed"),
-    "personal_mean": Measure("personal on own data", "personal", "personal"),
-    "global_seen_mean": Measure("global on seen", "global", "global_seen"),
-    "global_unseen_mean": Measure("global on unseen", "unseen", "global_unseen"),
+    **{name: Measure(name) for name in LABELS},
+    **{view.mean: Measure(view.words, view) for view in View},
 }
 """Key of the summary -> measure."""
 
@@ -192,14 +187,14 @@ def baseline_methods(methods: Methods, asked: str | Sequence[str] | None = None)
             raise ValueError(f"reference must name at least one of {', '.join(methods)}, got none")
         return names
     firsts = {method: next(iter(runs.values())) for method, runs in methods.items()}
-    ranks = {method: traits_of(run.summary).reference for method, run in firsts.items()}
+    ranks = {method: run.summary.traits.reference for method, run in firsts.items()}
     baselines: list[str] = []
     for rank in sorted({rank for rank in ranks.values() if rank}):
         # The row named as its method comes first; a variant of it (another aggregation, say) only without that.
         same = [method for method in firsts if ranks[method] == rank]
-        baselines.append(next((m for m in same if firsts[m].summary.get("algorithm") == m), same[0]))
+        baselines.append(next((m for m in same if firsts[m].summary.algorithm == m), same[0]))
     baselines += [name for name in REFERENCE_ROWS if name in methods and name not in baselines]
-    federated = (method for method, run in firsts.items() if not is_bound(run.summary))
+    federated = (method for method, run in firsts.items() if not run.summary.is_bound)
     return tuple(baselines) or (next(federated, next(iter(methods))),)
 
 
@@ -207,7 +202,7 @@ def values_of(methods: Methods, measure: str) -> dict[str, dict[int, float]]:
     """Method -> seed -> value of a measure; methods without any are left out."""
     values: dict[str, dict[int, float]] = {}
     for method, runs in methods.items():
-        seeds = {seed: headline(run.summary, measure) for seed, run in sorted(runs.items())}
+        seeds = {seed: run.summary.headline(measure) for seed, run in sorted(runs.items())}
         present = {seed: value for seed, value in seeds.items() if value is not None}
         if present:
             values[method] = present
@@ -251,8 +246,9 @@ def _tested(
     """A pair with its tests, uncorrected, or with the reason why there are none."""
     runs, measure = _runs(pair, methods), MEASURES[pair.measure]
     summaries, others = ([two[side].summary for two in runs] for side in (0, 1))
-    blind = blind_pair(summaries, others, view_key(pair.measure, summaries[0]))
-    if refused := refusal_of(runs, scores.strict) or other_places(runs, measure.key) or blind:
+    places = other_places(runs, measure.view) if measure.view else ""
+    blind = blind_pair(summaries, others, tested_view(pair.measure, summaries[0]))
+    if refused := refusal_of(runs, scores.strict) or places or blind:
         return replace(pair, refused=refused)
     if len(runs) > 1:
         pair = replace(pair, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
@@ -260,7 +256,7 @@ def _tested(
         if reason := scores.labels.unpaired(runs, pair.measure):
             return _without(pair, reason)
         return replace(pair, over_examples=scores.labels.over_examples(runs, pair.measure))
-    if not measure.view:
+    if measure.view is None:
         return pair
     strata = _strata(runs, measure.view, scores)
     if isinstance(strata, str):
@@ -271,7 +267,8 @@ def _tested(
 
 def with_places(pair: Difference, methods: Methods, scores: Scores) -> Difference:
     """A pair with the tests of its places, where its examples are tested."""
-    strata = _strata(_runs(pair, methods), MEASURES[pair.measure].view, scores) if pair.signs is not None else {}
+    view = MEASURES[pair.measure].view
+    strata = "" if pair.signs is None or view is None else _strata(_runs(pair, methods), view, scores)
     if isinstance(strata, str):
         return pair
     tests = math.comb(len(values_of(methods, pair.measure)), 2) * len(strata)
@@ -300,7 +297,7 @@ def _without(difference: Difference, reason: str) -> Difference:
     return replace(difference, unpaired=reason)
 
 
-def _strata(runs: Sequence[tuple[Run, Run]], view: str, scores: Scores) -> dict[str, np.ndarray] | str:
+def _strata(runs: Sequence[tuple[Run, Run]], view: View, scores: Scores) -> dict[str, np.ndarray] | str:
     """Place -> differences of its examples (S, N), in the federation's order; or why there are none."""
     strata = scores.differences(runs, view)
     if isinstance(strata, str):

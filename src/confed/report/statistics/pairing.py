@@ -20,9 +20,9 @@ from confed.data.imputation import missing_of
 from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
 from confed.metrics.resampling import Bootstrap, bootstrap_of
 from confed.report.statistics.comparable import OtherExamples
-from confed.results.deployed import VIEWS
-from confed.results.headline import LABELS, VALIDATION, label_value
 from confed.results.runs import Run
+from confed.results.summary import LABELS, VALIDATION
+from confed.results.views import View
 
 # Paired tests over test examples of multi-label runs ----------------------------------------------------------
 
@@ -99,9 +99,9 @@ def _observed(found: Sequence[tuple[_Resampled, _Resampled]]) -> float:
 
 def _resampled(run: Run, view: str, metric: str) -> _Resampled | None:
     """One metric of one run, resampled; None without it or without probabilities."""
-    about: Mapping[str, Any] = run.summary.get("multilabel") or {}
-    value = label_value(run.summary, metric, view)
-    together = _together(run, view or str(about.get("headline", "")))
+    about = run.summary.labelled
+    value = run.summary.label_value(metric, view)
+    together = _together(run, view or run.summary.label_view)
     if value is None or together is None:
         return None
     scores, truth, names = together
@@ -180,21 +180,17 @@ class Scores:
         self.labels = LabelResamples()
         self.by_position = False
 
-    def of(self, run: Run, view: str) -> dict[str, Rows]:
-        """Place -> its examples in one view; without clients that left before the end, as in means.
-
-        The view "deployed" is that of the model which the run's method deploys.
-        """
-        if view == "deployed":
-            view = VIEWS[run.summary["deploys"]]
-        return {place: rows for place, rows in self._views(run).get(view, {}).items() if place not in run.left}
+    def of(self, run: Run, view: View) -> dict[str, Rows]:
+        """Place -> its examples in one view; without clients that left before the end, as in means."""
+        places = self._views(run).get(run.summary.view(view).evaluated, {})
+        return {place: rows for place, rows in places.items() if place not in run.left}
 
     def strict(self, run: Run) -> bool:
         """Whether all scores of a run's test examples are known and 0 or 1."""
         rows = list(chain.from_iterable(places.values() for places in self._views(run).values()))
         return bool(rows) and all(bool(np.isin(r.scores, (0, 1)).all()) for r in rows)
 
-    def differences(self, pairs: Sequence[tuple[Run, Run]], view: str) -> dict[str, np.ndarray] | str:
+    def differences(self, pairs: Sequence[tuple[Run, Run]], view: View) -> dict[str, np.ndarray] | str:
         """Paired differences of every example of each place."""
         score_pairs = [(self.of(a, view), self.of(b, view)) for a, b in pairs]
         if any(not rows for pair in score_pairs for rows in pair):

@@ -47,13 +47,13 @@ class Stage:
     @property
     def rounds(self) -> str:
         """The budget of communication rounds; a span where methods differ."""
-        found = sorted({int(run.summary.get("rounds", 0)) for run in self.study.runs if run.complete})
+        found = sorted({run.summary.rounds for run in self.study.runs if run.complete})
         return "–".join(map(str, dict.fromkeys((found[0], found[-1])))) if found else formats.MISSING
 
     @property
     def measure(self) -> str:
         """Measure that is compared: a key of :data:`confed.report.statistics.paired.MEASURES`."""
-        return f"{judged(self.study)}_mean"
+        return judged(self.study).mean
 
     def values(self, method: str) -> Mapping[int, float]:
         """A method's value for each seed, a fraction."""

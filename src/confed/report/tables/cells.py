@@ -8,8 +8,7 @@ from confed.data.picture_tables import by_place
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, holm, mean, paired_t
 from confed.report.tables.table import Cell, Mark
 from confed.results import format as formats
-from confed.results.headline import membership
-from confed.results.runs import Summary
+from confed.results.summary import Summary
 
 # Table of clients and places with examples left out because of unreadable -------------------------------------
 
@@ -17,14 +16,9 @@ SIGN = "‡"
 """Behind the values of clients and places without all their examples."""
 
 
-def _examples(summary: Summary) -> Mapping[str, Mapping[str, int]]:
-    left_out = summary.get("left_out")
-    return left_out if isinstance(left_out, Mapping) else {}
-
-
 def mark_excluded(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
     """Cells with the mark behind the text of those whose client or place lacks examples in some run."""
-    lacking = set(chain.from_iterable(_examples(summary) for summary in summaries))
+    lacking = set(chain.from_iterable(summary.left_out for summary in summaries))
     return [
         replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and place in lacking else cell
         for cell, place in zip(cells, places, strict=True)
@@ -35,7 +29,7 @@ def left_out_note(summaries: Iterable[Summary]) -> list[str]:
     """Footnote on the mark, with the largest number of missing examples; nothing where none is missing."""
     most: dict[str, dict[str, int]] = {}
     for summary in summaries:
-        for place, roles in _examples(summary).items():
+        for place, roles in summary.left_out.items():
             place_counts = most.setdefault(place, {})
             for role, count in roles.items():
                 place_counts[role] = max(count, place_counts.get(role, 0))
@@ -45,7 +39,7 @@ def left_out_note(summaries: Iterable[Summary]) -> list[str]:
 def left_clients_note(summaries: Iterable[Summary]) -> list[str]:
     """Why a mean over clients is not that of the cells beside it, if it is not."""
     summaries = list(summaries)
-    names = dict.fromkeys(map(str, chain.from_iterable(summary.get("left", ()) for summary in summaries)))
+    names = dict.fromkeys(chain.from_iterable(summary.left for summary in summaries))
     left = [f"Left before the last round and in no mean: {', '.join(names)}."] if names else []
     return left + missing_sites_note(summaries)
 
@@ -54,9 +48,9 @@ def missing_sites_note(summaries: Iterable[Summary]) -> list[str]:
     """Over which part of a federation's sites the means are, and why others are in none; nothing where all are."""
     notes: dict[str, None] = {}
     for summary in summaries:
-        if sites := membership(summary):
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in summary["membership"]["missing"].items())
-            notes[f"{summary['label']}: every mean over clients is over {sites} (not evaluated: {reasons})."] = None
+        if sites := summary.membership:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in summary.missing_sites.items())
+            notes[f"{summary.label}: every mean over clients is over {sites} (not evaluated: {reasons})."] = None
     return [*notes]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,9 @@ from confed.report.tables.cells import best_marks, bold_note, mark_excluded, mea
 from confed.report.tables.control_marks import blind_pair, controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
-from confed.results.deployed import is_shown
-from confed.results.headline import headline, is_bound, membership
-from confed.results.runs import Run, Summary, average, counted, number, numbers
+from confed.results.runs import Run
+from confed.results.summary import WORST, Summary, average, numbers
+from confed.results.views import TESTED, View
 
 MANY_PLACES = 8
 """With more clients or unseen places than this their columns are left to the CSV file."""
@@ -49,7 +49,7 @@ class MethodRow:
     @property
     def title(self) -> str:
         """The label, with over how many sites the means are where not all are in them."""
-        parts = dict.fromkeys(filter(None, map(membership, self.summaries)))
+        parts = dict.fromkeys(filter(None, (summary.membership for summary in self.summaries)))
         return f"{self.label} ({', '.join(parts)})" if parts else self.label
 
 
@@ -66,7 +66,7 @@ class Context:
     rows: Sequence[MethodRow]
     clients: Sequence[str] = ()
     scenes: Sequence[str] = ()
-    judged: Literal["personal", "deployed"] = "personal"
+    judged: View = View.PERSONAL
 
     @property
     def runs(self) -> list[Run]:
@@ -97,7 +97,7 @@ class RunColumn:
     group: str = ""
     kind: Kind = "quality"
     shown: Callable[[Context], bool] = lambda context: True
-    controls: Callable[[Sequence[Summary]], str] | None = None
+    controls: Callable[[Sequence[Summary]], View] | None = None
     place: str = ""
     ranked: bool = True
     of_bounds: bool = True
@@ -142,8 +142,8 @@ class RunColumn:
         pairs = [(run, others[run.seed]) for run in row.runs if run.seed in others]
         if (reason := refusal_of(pairs)) or self.controls is None:
             return reason
-        key = self.controls(row.summaries)
-        return other_places(pairs, key) or blind_pair(row.summaries, other.summaries, key)
+        view = self.controls(row.summaries)
+        return other_places(pairs, view) or blind_pair(row.summaries, other.summaries, view)
 
 
 def columns_of(table: TableName, context: Context) -> list[RunColumn]:
@@ -151,14 +151,13 @@ def columns_of(table: TableName, context: Context) -> list[RunColumn]:
     return [column for column in COLUMNS if table in column.tables and column.shown(context)]
 
 
-def place_columns(key: str, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:
+def place_columns(view: View, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:
     """A column for each place."""
-    return [
-        RunColumn(
-            place, lambda run, p=place: numbers(run.summary.get(key)).get(p), (), group, place=place, detail=detail
-        )
-        for place in places
-    ]
+
+    def value_at(place: str) -> Callable[[Run], float | None]:
+        return lambda run: run.summary.values(view).get(place)
+
+    return [RunColumn(place, value_at(place), (), group, place=place, detail=detail) for place in places]
 
 
 def method_table(
@@ -183,8 +182,8 @@ def method_table(
 
 def method_row(label: str, summaries: Sequence[Summary]) -> MethodRow:
     """The row of a method of which only the summaries are known, one per seed."""
-    runs = [Run(Path(), label, label, int(number(s.get("seed")) or 0), s, {}) for s in summaries]
-    return MethodRow(label, runs, bool(runs) and is_bound(summaries[0]))
+    runs = [Run(Path(), label, label, summary.seed, summary, {}) for summary in summaries]
+    return MethodRow(label, runs, bool(runs) and summaries[0].is_bound)
 
 
 def in_order(rows: Sequence[MethodRow]) -> list[MethodRow]:
@@ -201,20 +200,20 @@ def bytes_up(run: Run) -> float | None:
     return average(list(chain.from_iterable(clients.values() for clients in rounds)))
 
 
-def _view(name: str) -> Callable[[Sequence[Summary]], str]:
-    return lambda _: name
+def _view(view: View) -> Callable[[Sequence[Summary]], View]:
+    return lambda _: view
 
 
 def _headline(name: str) -> Callable[[Run], float | None]:
-    return lambda run: headline(run.summary, name)
+    return lambda run: run.summary.headline(name)
 
 
-def _stated(key: str) -> Callable[[Run], float | None]:
-    return lambda run: number(run.summary.get(key))
+def _cost(key: str) -> Callable[[Run], float | None]:
+    return lambda run: run.summary.cost(key)
 
 
 def _parameters(key: str) -> Callable[[Run], float | None]:
-    return lambda run: numbers(run.summary.get("parameters")).get(key)
+    return lambda run: run.summary.parameters.get(key)
 
 
 def _share_sent(run: Run) -> float | None:
@@ -224,55 +223,51 @@ def _share_sent(run: Run) -> float | None:
 
 def _base_and_new(run: Run) -> float | None:
     """Harmonic mean of the global model's accuracies on clients' (base) and on new classes."""
-    base, new = headline(run.summary, "global_seen_mean"), numbers(run.summary.get("global_unseen")).get(NEW)
+    base, new = run.summary.headline(View.SEEN.mean), run.summary.values(View.UNSEEN).get(NEW)
     return None if base is None or new is None else harmonic_mean(base, new)
 
 
-def _captions(view: str, measure: str) -> Callable[[Run], float | None]:
-    """A caption measure's mean over the places of a view."""
-
-    def value(run: Run) -> float | None:
-        if measure == "cider":
-            return average([*counted(run.summary, view).values()])
-        return average([*numbers(run.summary.get(measure, {}).get(view)).values()])
-
-    return value
+def _bleu4(view: View) -> Callable[[Run], float | None]:
+    return lambda run: average([*run.summary.bleu4(view).values()])
 
 
-def _recall(view: str, measure: str) -> Callable[[Run], float | None]:
+def _cider(view: View) -> Callable[[Run], float | None]:
+    return lambda run: average([*run.summary.counted(view).values()])
+
+
+def _recall(view: View, measure: str) -> Callable[[Run], float | None]:
     """A share of the task ``retrieval``, mean over the places of a view."""
 
     def value(run: Run) -> float | None:
-        places = run.summary.get("test_metrics", {}).get(view, {}).values()
-        return average([numbers(place)[measure] for place in places if measure in numbers(place)])
+        return average([metrics.get(measure) for metrics in run.summary.metrics(view).values()])
 
     return value
 
 
 def _retrieval(context: Context) -> bool:
     """Whether texts are looked for by pictures, and pictures by texts."""
-    return any(run.summary.get("metric") == "tr@1" for run in context.runs)
+    return any(run.metric == "tr@1" for run in context.runs)
 
 
 def _deployed(context: Context) -> bool:
-    return context.judged == "deployed"
+    return context.judged is View.DEPLOYED
 
 
 def _personal(context: Context) -> bool:
-    return context.judged == "personal"
+    return context.judged is View.PERSONAL
 
 
 def _some_deployed(context: Context) -> bool:
-    return any(is_shown(run.summary) for run in context.runs)
+    return any(run.summary.deploys is not None for run in context.runs)
 
 
 def _several_trainable(context: Context) -> bool:
     """Whether methods train different parts of the model, so that numbers of parameters differ."""
-    return len({str(run.summary.get("trainable")) for run in context.runs}) > 1
+    return len({run.summary.trainable for run in context.runs}) > 1
 
 
 def _unseen(context: Context) -> bool:
-    return bool(context.scenes) or context.judged == "personal"
+    return bool(context.scenes) or context.judged is View.PERSONAL
 
 
 def _new_classes(context: Context) -> bool:
@@ -285,37 +280,36 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("sent", _parameters("sent"), ("paper",), "parameters", "count", _deployed, of_bounds=False),
     RunColumn("share", _share_sent, ("paper",), "parameters", "share", _deployed, of_bounds=False),
     RunColumn("sent up", bytes_up, ("paper",), "round and client", "size", _deployed, of_bounds=False),
-    RunColumn("average", _headline("deployed_mean"), ("paper",), "deployed", shown=_deployed,
-              controls=_view("deployed")),
-    RunColumn("average", _headline("personal_mean"), ("paper",), "personal", shown=_personal,
-              controls=_view("personal")),
-    RunColumn("average", _headline("global_unseen_mean"), ("paper",), "unseen", shown=_unseen,
-              controls=_view("global_unseen")),
+    RunColumn("average", _headline(View.DEPLOYED.mean), ("paper",), "deployed", shown=_deployed,
+              controls=_view(View.DEPLOYED)),
+    RunColumn("average", _headline(View.PERSONAL.mean), ("paper",), "personal", shown=_personal,
+              controls=_view(View.PERSONAL)),
+    RunColumn("average", _headline(View.UNSEEN.mean), ("paper",), "unseen", shown=_unseen,
+              controls=_view(View.UNSEEN)),
     RunColumn("harmonic mean", _base_and_new, ("paper",), "base and new", shown=_new_classes),
-    RunColumn("mean", _headline("deployed_mean"), ("results",), "deployed", shown=_some_deployed,
-              controls=_view("deployed")),
-    RunColumn("mean", _headline("personal_mean"), ("results",), "personal", controls=_view("personal")),
-    RunColumn("worst", _headline("personal_worst"), ("results",), "personal"),
-    RunColumn("seen", _headline("global_seen_mean"), ("results",), "global", controls=_view("global_seen")),
-    RunColumn("unseen", _headline("global_unseen_mean"), ("results",), "global", controls=_view("global_unseen")),
-    *(
-        RunColumn(title, _captions(view, measure), ("captions",), group, ranked=False)
-        for view, group in (
-            ("personal", "clients' own models"),
-            ("global_seen", "global, seen places"),
-            ("global_unseen", "global, unseen places"),
+    RunColumn("mean", _headline(View.DEPLOYED.mean), ("results",), "deployed", shown=_some_deployed,
+              controls=_view(View.DEPLOYED)),
+    RunColumn("mean", _headline(View.PERSONAL.mean), ("results",), "personal", controls=_view(View.PERSONAL)),
+    RunColumn("worst", _headline(WORST), ("results",), "personal"),
+    RunColumn("seen", _headline(View.SEEN.mean), ("results",), "global", controls=_view(View.SEEN)),
+    RunColumn("unseen", _headline(View.UNSEEN.mean), ("results",), "global", controls=_view(View.UNSEEN)),
+    *chain.from_iterable(
+        (
+            RunColumn("CIDEr-D", _cider(view), ("captions",), view.heading, ranked=False),
+            RunColumn("BLEU-4", _bleu4(view), ("captions",), view.heading, ranked=False),
         )
-        for measure, title in (("cider", "CIDEr-D"), ("bleu4", "BLEU-4"))
+        for view in TESTED
     ),
     *(
-        RunColumn(f"{way}@{k}", _recall(view, f"{way}@{k}"), ("paper",), group, shown=_retrieval, detail=True)
-        for view, group in (("global_seen", "recall, global"), ("personal", "recall, own"))
-        for way in ("tr", "ir")
-        for k in (1, 5, 10)
+        RunColumn(cut, _recall(view, cut), ("paper",), group, shown=_retrieval, detail=True)
+        for (view, group), cut in product(
+            ((View.SEEN, "recall, global"), (View.PERSONAL, "recall, own")),
+            ("tr@1", "tr@5", "tr@10", "ir@1", "ir@5", "ir@10"),
+        )
     ),
     RunColumn("trained", _parameters("trained"), ("results",), "parameters", "count", _several_trainable),
     RunColumn("shared", _parameters("sent"), ("results",), "parameters", "count", _several_trainable),
-    RunColumn("sent", _stated("bytes_total"), ("results", "labels and cost"), kind="size"),
-    RunColumn("time", _stated("seconds"), ("results", "labels and cost"), kind="duration"),
+    RunColumn("sent", _cost("bytes_total"), ("results", "labels and cost"), kind="size"),
+    RunColumn("time", _cost("seconds"), ("results", "labels and cost"), kind="duration"),
 )  # fmt: skip
 """Every declared column, in the order of the tables."""

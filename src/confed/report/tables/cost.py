@@ -7,10 +7,8 @@ from itertools import chain
 
 from confed.report.tables.table import Cell, Column, Table, joined
 from confed.results import format as formats
-from confed.results.headline import is_bound
 from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
-from confed.results.runs import Run, Study, number, numbers
-from confed.results.traits import traits_of
+from confed.results.runs import Run, Study
 
 # Joined tables of several studies, with the backbone in front of every row ------------------------------------
 
@@ -78,12 +76,12 @@ def cost_to_target_table(study: Study) -> Table | None:
     curves = {
         method: over_seeds([judged_curve(study, run) for run in study.of(method)])
         for method in study.methods
-        if not is_bound(study.of(method)[0].summary)
+        if not study.of(method)[0].summary.is_bound
     }
     curves = {method: curve for method, curve in curves.items() if len(curve) > 1}
     if len(curves) < 2:
         return None
-    averaging = (m for m in curves if traits_of(study.of(m)[0].summary).reference == 1)
+    averaging = (m for m in curves if study.of(m)[0].summary.traits.reference == 1)
     reference = next(averaging, next((m for m in curves if m == "adapter"), next(iter(curves))))
     goal = curves[reference][max(curves[reference])]
     rows: list[tuple[Cell, ...]] = []
@@ -111,10 +109,10 @@ def _row(study: Study, method: str) -> tuple[Cell, ...]:
         return study.mean(method, read)
 
     sent: list[float | None] = [None, None, None]
-    if not is_bound(study.of(method)[0].summary):
+    if not study.of(method)[0].summary.is_bound:
         sent = [mean(partial(_total, "bytes_up")), mean(partial(_total, "bytes_down")), mean(_per_call)]
-    seconds = [mean(partial(_stated, key)) for key in ("seconds", "seconds_per_round", "cpu_seconds")]
-    memory = mean(partial(_stated, "peak_memory_bytes"))
+    seconds = [mean(partial(_cost, key)) for key in ("seconds", "seconds_per_round", "cpu_seconds")]
+    memory = mean(partial(_cost, "peak_memory_bytes"))
     counts = [_count(study, method, key) for key in ("trained", "sent", "stored", "total")]
     return (
         Cell(study.labels[method]),
@@ -125,33 +123,33 @@ def _row(study: Study, method: str) -> tuple[Cell, ...]:
     )
 
 
-def _total(key: str, run: Run) -> float | None:
-    rounds = run.summary.get(key)
-    return sum(sum(numbers(line).values()) for line in rounds.values()) if isinstance(rounds, Mapping) else None
+def _total(direction: str, run: Run) -> float | None:
+    rounds = run.summary.sent(direction)
+    return None if rounds is None else sum(sum(clients.values()) for clients in rounds)
 
 
 def _per_call(run: Run) -> float | None:
     """Mean over rounds and the clients that took part, both directions."""
     ways: list[list[float]] = []
-    for key in ("bytes_up", "bytes_down"):
-        ways.append([n for line in run.summary.get(key, {}).values() for n in numbers(line).values()])
+    for direction in ("bytes_up", "bytes_down"):
+        rounds = run.summary.sent(direction) or []
+        ways.append(list(chain.from_iterable(clients.values() for clients in rounds)))
     calls = max(map(len, ways))
     return sum(map(sum, ways)) / calls if calls else None
 
 
-def _stated(key: str, run: Run) -> float | None:
-    return number(run.summary.get(key))
+def _cost(key: str, run: Run) -> float | None:
+    return run.summary.cost(key)
 
 
 def _count(study: Study, method: str, key: str) -> Cell:
     """A number of parameters: one client's, or from the smallest client's to the largest one's with their mean."""
 
     def of_client(choose: Callable[[list[float]], float], run: Run) -> float | None:
-        each = run.summary.get("parameters_of", {})
-        counts = [n for client_counts in each.values() if (n := number(client_counts.get(key))) is not None]
+        counts = [counts[key] for counts in run.summary.parameters_of.values() if key in counts]
         return choose(counts) if counts else None
 
-    value = study.mean(method, lambda run: number(run.summary.get("parameters", {}).get(key)))
+    value = study.mean(method, lambda run: run.summary.parameters.get(key))
     low, high = (study.mean(method, partial(of_client, choose)) for choose in (min, max))
     if low is None or high is None or low == high:
         return Cell(formats.count(value), value)

@@ -1,8 +1,8 @@
 """Headline table of a study: quality and cost, one row per method."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confed.report.tables.cells import left_clients_note, left_out_note
 from confed.report.tables.columns import (
@@ -14,32 +14,31 @@ from confed.report.tables.columns import (
     method_table,
     place_columns,
 )
-from confed.report.tables.labels import controls_key, label_tables
+from confed.report.tables.labels import label_tables, label_view
 from confed.report.tables.table import Table, to_rich
-from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
-from confed.results.headline import LABELS, PARTS, is_labelled
-from confed.results.runs import Study, Summary, numbers
+from confed.results.runs import Study
+from confed.results.summary import LABELS, WORST, Summary, deployed_note, global_note, personal_note, with_deployed
+from confed.results.views import View
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table as RichTable
 
 
-def view_key(name: str, summary: Summary) -> str:
-    """The key of a summary's values per place that belongs to one of the means; see :func:`headline`."""
-    if name not in LABELS:
-        return PARTS[name]
-    return controls_key([summary], LABELS[name][0])
+def tested_view(name: str, summary: Summary) -> View:
+    """The view that one of the means belongs to; see :meth:`confed.results.summary.Summary.headline`."""
+    if name in LABELS:
+        return label_view([summary], LABELS[name][0])
+    return View.PERSONAL if name == WORST else View(name.removesuffix("_mean"))
 
 
-def study_table(summaries: Iterable[Summary]) -> "RichTable | Group":
-    """The headline table for a terminal; of multi-label runs a table per view."""
+def study_table(contents: Iterable[Mapping[str, Any]]) -> "RichTable | Group":
+    """The headline table for a terminal, of contents of ``summary.json``; of multi-label runs a table per view."""
     groups: dict[tuple[str, str], list[Summary]] = {}
-    for summary in with_deployed(list(summaries)):
-        algorithm = str(summary.get("algorithm", ""))
-        groups.setdefault((algorithm, str(summary.get("label", algorithm))), []).append(summary)
+    for summary in with_deployed([*map(Summary, contents)]):
+        groups.setdefault((summary.algorithm, summary.label), []).append(summary)
     methods = [(label, runs) for (_, label), runs in groups.items()]
-    if any(map(is_labelled, chain.from_iterable(runs for _, runs in methods))):
+    if any(summary.is_labelled for summary in chain.from_iterable(runs for _, runs in methods)):
         from rich.console import Group
 
         return Group(*map(to_rich, label_tables(methods, cost=True).values()))
@@ -62,24 +61,24 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
         raise ValueError(f"every method must have at least one run, got {[(m, len(runs)) for m, runs in methods]}")
     rows = in_order([method_row(label, runs) for label, runs in methods])
     every = list(chain.from_iterable(runs for _, runs in methods))
-    clients = list(dict.fromkeys(chain.from_iterable(summary.get("clients", ()) for summary in every)))
-    clients = clients or list(dict.fromkeys(chain.from_iterable(numbers(summary.get("personal")) for summary in every)))
+    clients = list(dict.fromkeys(chain.from_iterable(summary.clients for summary in every)))
+    clients = clients or list(dict.fromkeys(chain.from_iterable(one.values(View.PERSONAL) for one in every)))
     many = len(clients) > MANY_PLACES
     columns = columns_of("results", Context(rows, clients))
     firsts = {label: runs[0] for label, runs in methods}
     notes = _notes(methods, many, any(row.bound for row in rows))
-    deployed = deployed_note(firsts) if any(map(is_shown, every)) else ""
+    deployed = deployed_note(firsts) if any(summary.deploys is not None for summary in every) else ""
     notes[1:1] = filter(None, [deployed, personal_note(firsts), global_note(firsts)])
     if any(column.group == "parameters" for column in columns):
         notes.insert(1, "Parameters: what a client trains, and what of it travels, once in each direction of a round.")
-    places = place_columns("personal", "personal", [str(client) for client in clients], many)
+    places = place_columns(View.PERSONAL, "personal", clients, many)
     return method_table(_title(every, methods), rows, [*places, *columns], notes)
 
 
 def _title(every: Sequence[Summary], methods: Sequence[tuple[str, Sequence[Summary]]]) -> str:
-    metrics = {str(summary["metric"]): None for summary in every if "metric" in summary}
+    metrics = dict.fromkeys(summary.metric for summary in every)
     metric = next(iter(metrics), "accuracy") if len(metrics) < 2 else "score"
-    recipe = next((str(summary["recipe"]) for summary in every if summary.get("recipe")), "")
+    recipe = next((summary.recipe for summary in every if summary.recipe), "")
     seeds = max(len(runs) for _, runs in methods)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     return f"{recipe + ': ' if recipe else ''}test {metric} in % after the last round{over}"

@@ -13,7 +13,8 @@ from confed.report.tables.cells import missing_sites_note
 from confed.report.tables.columns import Context, RunColumn, columns_of, in_order, method_row, method_table
 from confed.report.tables.table import Table
 from confed.results import format as formats
-from confed.results.headline import LABEL_METRICS, is_labelled, label_value
+from confed.results.summary import LABEL_METRICS, Summary
+from confed.results.views import OF_EVALUATED, View
 
 VIEWS: Mapping[str, str] = {
     "": "the model that each method is judged by",
@@ -30,8 +31,6 @@ LEVELS: Mapping[str, str] = {
 }
 """Level -> what it is: other labels, or another way to count."""
 
-Summary = Mapping[str, Any]
-
 
 def label_table(
     methods: Sequence[tuple[str, Sequence[Summary]]], view: str = "", level: str = "", *, cost: bool = False
@@ -41,9 +40,9 @@ def label_table(
     columns = [
         RunColumn(
             metric,
-            lambda run, m=metric: label_value(run.summary, m, view, level),
+            lambda run, m=metric: run.summary.label_value(m, view, level),
             group=LEVELS.get(level, ""),
-            controls=(lambda runs: controls_key(runs, view)) if metric == LABEL_METRICS[0] else None,
+            controls=(lambda runs: label_view(runs, view)) if metric == LABEL_METRICS[0] else None,
         )
         for metric in LABEL_METRICS
     ]
@@ -53,24 +52,23 @@ def label_table(
     return method_table(_title(methods, view, level), rows, columns, _notes(methods, view, bounds, level))
 
 
-def controls_key(runs: Sequence[Summary], view: str) -> str:
-    """The key of a summary's controls that belongs to a view, the empty one the runs' headline."""
-    headlines = [str(run["multilabel"].get("headline", "")) for run in runs if is_labelled(run)]
-    name = (view or next(iter(headlines), "")).partition("/")[0]
-    return {"global": "global_seen", "unseen": "global_unseen"}.get(name, name)
+def label_view(runs: Sequence[Summary], view: str) -> View:
+    """The view of a name in multi-label results, the empty one that which heads the runs' results."""
+    name = view or next((run.label_view for run in runs if run.is_labelled), "")
+    return OF_EVALUATED.get(name.partition("/")[0], View.SEEN)
 
 
-def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[str]:
+def without_positives(shown: Sequence[tuple[Summary, Mapping[str, Any]]]) -> list[str]:
     """Note on the number of classes without positive test examples; nothing if there are none."""
     notes: dict[str, None] = {}
-    for section, scores in shown:
-        empty = int(scores["without_positives"]) if scores and "without_positives" in scores else 0
-        if not empty or scores is None:
+    for summary, scores in shown:
+        empty = int(scores.get("without_positives", 0))
+        if not empty:
             continue
         classes = int(scores.get("classes", 0))
         of = f" of {classes}" if classes else ""
         text = f"{empty}{of} classes have no positive test example"
-        if section.get("undefined") == "omit":
+        if summary.labelled.get("undefined") == "omit":
             notes[f"{text}; they are left out of means over classes (C-AP, C-P, C-R)."] = None
             continue
         best = f": a model without a mistake would have C-AP {100 * (classes - empty) / classes:.1f}" if classes else ""
@@ -87,25 +85,21 @@ def label_tables(
     ``table-unseen``.
     """
     tables = {"table": label_table(methods, cost=cost)}
-    label_summaries: list[Any] = []
-    for _, runs in methods:
-        for summary in runs:
-            if is_labelled(summary):
-                label_summaries.append(summary["multilabel"])
-    if any("coarse" in labelled[labelled["headline"]] for labelled in label_summaries):
+    summaries = [summary for summary in chain.from_iterable(runs for _, runs in methods) if summary.is_labelled]
+    if any(summary.label_section(level="coarse") for summary in summaries):
         tables["table-coarse"] = label_table(methods, level="coarse")
     for view in ("personal", "unseen"):
-        if any(view in labelled and labelled.get("headline") != view for labelled in label_summaries):
+        if any(view in summary.labelled and summary.label_view != view for summary in summaries):
             tables[f"table-{view}"] = label_table(methods, view)
     for level in ("top3", "flair") if every else ():
-        if any(level in labelled[labelled["headline"]] for labelled in label_summaries):
+        if any(summary.label_section(level=level) for summary in summaries):
             tables[f"table-{level}"] = label_table(methods, level=level)
     return tables
 
 
 def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: str) -> str:
     every = list(chain.from_iterable(runs for _, runs in methods))
-    recipe = next((str(summary["recipe"]) for summary in every if summary.get("recipe")), "")
+    recipe = next((summary.recipe for summary in every if summary.recipe), "")
     seeds = max((len(runs) for _, runs in methods), default=0)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     views = {view} if view else _headlines(every)
@@ -115,25 +109,24 @@ def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: s
 
 
 def _headlines(summaries: Iterable[Summary]) -> set[str]:
-    return {str(s["multilabel"]["headline"]).partition("/")[0] for s in summaries if is_labelled(s)}
+    return {summary.label_view.partition("/")[0] for summary in summaries if summary.is_labelled}
 
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:
-    labelled = [(label, s["multilabel"]) for label, runs in methods for s in runs[:1] if is_labelled(s)]
+    firsts = {label: runs[0] for label, runs in methods if runs and runs[0].is_labelled}
     notes = missing_sites_note(chain.from_iterable(runs for _, runs in methods))
     notes += [
         "C: means over classes; C-F1 is the harmonic mean of C-P and C-R. O: over all pairs of example and label. AP: "
         "average precision; P, R and F1 at the probability "
-        + formats.names(sorted({f"{m.get('threshold', 0.5):g}" for _, m in labelled}))
+        + formats.names(sorted({f"{summary.labelled.get('threshold', 0.5):g}" for summary in firsts.values()}))
         + "."
     ]
     by_view: dict[str, list[str]] = {}
-    for label, m in labelled:
-        by_view.setdefault(str(m["headline"]).partition("/")[0], []).append(label)
+    for label, summary in firsts.items():
+        by_view.setdefault(summary.label_view.partition("/")[0], []).append(label)
     if not view and len(by_view) > 1:
         notes.append("; ".join(f"{formats.names(who)}: {VIEWS[name]}" for name, who in by_view.items()) + ".")
-    shown = [(m, m.get(view or m["headline"])) for _, m in labelled]
-    notes += without_positives([(m, scores.get(level) if level and scores else scores) for m, scores in shown])
+    notes += without_positives([(summary, summary.label_section(view, level)) for summary in firsts.values()])
     notes += {
         "coarse": ["A coarse label's score is the largest of its labels' scores."],
         "top3": ["An example's three most probable labels count as predicted, as far as they reach the threshold."],

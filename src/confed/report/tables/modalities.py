@@ -19,7 +19,9 @@ from confed.report.tables.table import Cell, Column, Table, to_csv
 from confed.results import format as formats
 from confed.results.history import no_global
 from confed.results.metric import metric_of
-from confed.results.runs import Study, average, load, numbers
+from confed.results.runs import Study, load
+from confed.results.summary import average
+from confed.results.views import TESTED, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 
 FILE = "modalities"
 """Name of the table's files, without an ending."""
-
-VIEWS: Mapping[str, str] = {"personal": "own", "global_seen": "global", "global_unseen": "global"}
-"""View -> whose model."""
 
 DARK = 0.55
 """Shades from here on have white figures."""
@@ -44,14 +43,14 @@ class Row(NamedTuple):
         values: set of modalities -> a value for each seed that has one, fractions.
     """
 
-    view: str
+    view: View
     place: str
     values: Mapping[str, Sequence[float]]
 
     @property
     def label(self) -> str:
         """The row's name."""
-        return self.place if self.view == "personal" else f"global model, {self.place}"
+        return self.place if self.view is View.PERSONAL else f"global model, {self.place}"
 
     def mean(self, shown: str) -> float | None:
         """The mean over seeds."""
@@ -60,15 +59,15 @@ class Row(NamedTuple):
 
 def rows_of(study: Study, method: str) -> list[Row]:
     """A method's rows; none where no matrix was made."""
-    values: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for run in study.of(method):
-        matrix = run.summary.get("modality_matrix", {})
-        for view in VIEWS:
-            for place, sets in matrix.get(view, {}).items():
-                for shown, value in numbers(sets).items():
-                    values.setdefault((view, str(place)), {}).setdefault(shown, []).append(value)
-    order = list(VIEWS)
-    return [Row(*key, values[key]) for key in sorted(values, key=lambda key: order.index(key[0]))]
+    rows: list[Row] = []
+    for view in TESTED:
+        values: dict[str, dict[str, list[float]]] = {}
+        for run in study.of(method):
+            for place, sets in run.summary.modality_matrix(view).items():
+                for shown, value in sets.items():
+                    values.setdefault(place, {}).setdefault(shown, []).append(value)
+        rows += [Row(view, place, place_values) for place, place_values in values.items()]
+    return rows
 
 
 def sets_of(study: Study) -> list[str]:
@@ -89,7 +88,7 @@ def section(study: Study, tabs: Tabs) -> str:
             for row in rows:
                 cells.append((row.label, [row.mean(shown) for shown in sets]))
             full_set = {row.label: max(row.values, key=lambda shown: shown.count("+")) for row in rows}
-            shared = sum(row.view != "personal" for row in rows)
+            shared = sum(row.view is not View.PERSONAL for row in rows)
             panels.append((study.labels[method], page.heatmap("model of", sets, cells, own=full_set, sections=shared)))
     if not panels:
         return ""
@@ -108,20 +107,14 @@ def table(study: Study) -> Table | None:
     sets = sets_of(study)
     if not sets:
         return None
-    items = []
+    sections: list[tuple[tuple[Cell, ...], ...]] = []
     for method in study.methods:
-        items.append(
-            tuple(
-                (
-                    Cell(study.labels[method]),
-                    Cell(VIEWS[row.view]),
-                    Cell(row.place),
-                    *(mean_sd_cell(list(row.values.get(shown, ()))) for shown in sets),
-                )
-                for row in rows_of(study, method)
-            )
-        )
-    sections = tuple(items)
+        rows: list[tuple[Cell, ...]] = []
+        for row in rows_of(study, method):
+            model = "own" if row.view is View.PERSONAL else "global"
+            values = [mean_sd_cell(list(row.values.get(shown, ()))) for shown in sets]
+            rows.append((Cell(study.labels[method]), Cell(model), Cell(row.place), *values))
+        sections.append(tuple(rows))
     columns = (
         Column("method", words=True),
         Column("model", words=True),
@@ -184,7 +177,7 @@ def _panel(
     axes.set_xticks(range(len(sets)), [shown.replace("+", "\n+") for shown in sets])
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.tick_params(colors=palette("muted"), labelsize=7.5, length=0)
-    first = next((number for number, row in enumerate(rows) if row.view != "personal"), 0)
+    first = next((number for number, row in enumerate(rows) if row.view is not View.PERSONAL), 0)
     if first:
         axes.axhline(first - 0.5, color=palette("muted"), linewidth=1.0)
     for spine in axes.spines.values():

@@ -13,9 +13,9 @@ from confed.report.tables.cells import best_marks, bold_note, mean_sd_cell
 from confed.report.tables.control_marks import MEANING, SIGN
 from confed.report.tables.table import Cell, Column, Mark, Table, joined, to_csv, to_latex, to_markdown
 from confed.results import format as formats
-from confed.results.deployed import deployed_note, personal_note
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import average
+from confed.results.summary import average, deployed_note, personal_note
+from confed.results.views import View
 
 FEW_TYPES = 4
 """With more types of question than this their tables are left to the files and the page."""
@@ -229,9 +229,9 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
         firsts[models.labels[m]] = next((r for r in runs if r.method == m and r.complete), None)
     runs_with_method = {label: run for label, run in firsts.items() if run is not None}
     notes = ["Personal: each client's own model on its own test data, mean over clients."]
-    if models.kind == "deployed":
+    if models.view is View.DEPLOYED:
         notes = [deployed_note({label: run.summary for label, run in runs_with_method.items()})]
-    if models.kind == "personal":
+    if models.view is View.PERSONAL:
         notes += filter(None, [personal_note({label: run.summary for label, run in runs_with_method.items()})])
     if models.bounds:
         labels = formats.names([models.labels[method] for method in models.bounds])

@@ -10,12 +10,12 @@ from confed.report.tables.cost import backbone
 from confed.report.tables.labels import label_table, label_tables
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
-from confed.results.deployed import deployed_note, is_shown, personal_note
-from confed.results.headline import is_bound, is_labelled
+from confed.results.history import judged
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import Run, Study, Summary
+from confed.results.runs import Run, Study
 from confed.results.settings import tuning_note
-from confed.results.traits import traits_of
+from confed.results.summary import Summary, deployed_note, personal_note
+from confed.results.views import View
 
 
 def paper_table(study: Study) -> Table:
@@ -38,11 +38,11 @@ def paper_table(study: Study) -> Table:
     done: dict[str, list[Run]] = {}
     for method in names:
         done[method] = [run for run in study.of(method) if run.complete]
-    rows = {m: MethodRow(names[m], runs, bool(runs) and is_bound(runs[0].summary)) for m, runs in done.items()}
+    rows = {m: MethodRow(names[m], runs, bool(runs) and runs[0].summary.is_bound) for m, runs in done.items()}
     bounds = [method for method, row in rows.items() if row.bound]
     order = [*(method for method in rows if method not in bounds), *bounds]
     many = max(len(study.clients), len(study.scenes)) > MANY_PLACES
-    kind = "deployed" if any(is_shown(run.summary) for run in study.runs) else "personal"
+    kind = judged(study)
     declared = columns_of("paper", Context(list(rows.values()), study.clients, study.scenes, kind))
     hurt = _hurt_cells(study, order[: len(order) - len(bounds)], kind)
     worse = [hurt.get(method, Cell(formats.MISSING)) for method in order]
@@ -53,7 +53,7 @@ def paper_table(study: Study) -> Table:
         *place_columns(kind, kind, study.clients, many),
         *declared[first:last],
         *([(Column("hurt", kind, "clients"), worse)] if hurt else []),
-        *place_columns("global_unseen", "unseen", study.scenes, many),
+        *place_columns(View.UNSEEN, "unseen", study.scenes, many),
         *declared[last:],
     ]
     seeds = max((len(runs) for runs in done.values()), default=0)
@@ -75,10 +75,11 @@ def labelled_rows(study: Study) -> list[tuple[str, list[Summary]]]:
     summaries = []
     for m in rows:
         summaries.append((rows[m], [run.summary for run in study.of(m) if run.complete]))
-    return summaries if any(map(is_labelled, chain.from_iterable(runs for _, runs in summaries))) else []
+    labelled = any(summary.is_labelled for summary in chain.from_iterable(runs for _, runs in summaries))
+    return summaries if labelled else []
 
 
-def _hurt_cells(study: Study, methods: Sequence[str], kind: str) -> dict[str, Cell]:
+def _hurt_cells(study: Study, methods: Sequence[str], kind: View) -> dict[str, Cell]:
     """Method -> how many clients it leaves worse off than the reference does; empty without one to measure by."""
     reference = reference_row(study)
     if reference is None:
@@ -99,7 +100,8 @@ def _notes(
     many: bool,
     hurt: bool,
 ) -> list[str]:
-    deployed = {rows[m]: runs[0].summary for m, runs in done.items() if runs and is_shown(runs[0].summary)}
+    firsts = {rows[m]: runs[0].summary for m, runs in done.items() if runs}
+    deployed = {label: summary for label, summary in firsts.items() if summary.deploys is not None}
     notes = [deployed_note(deployed)] if deployed else ["Personal: each client's own model on its own test data."]
     if study.scenes:
         notes[0] += " Unseen: the global model on places that took no part; a dash where there is no global model."
@@ -114,7 +116,6 @@ def _notes(
             f"Hurt: clients whose {'deployed' if deployed else 'own'} model is worse than with {rows[reference]}, in "
             "the mean over the seeds that both have."
         )
-    firsts = {rows[m]: runs[0].summary for m, runs in done.items() if runs}
     notes += [] if deployed else [*filter(None, [personal_note(firsts)]), *_paper_names(study.recipe, rows, done)]
     notes += filter(None, [metric_note(study.runs)])
     note = tuning_note([runs[0] for runs in done.values() if runs])
@@ -139,7 +140,7 @@ def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequen
     """Row names of the FedVQA chapter, for its own recipes."""
     if not recipe.startswith("fedvqa"):
         return []
-    traits = {method: traits_of(runs[0].summary) for method, runs in done.items() if runs}
+    traits = {method: runs[0].summary.traits for method, runs in done.items() if runs}
     names = {m: "CT" if t.centralised else "DT" for m, t in traits.items() if t.centralised or not t.communicates}
     sentences = [f"{rows[method]} is {name}" for method, name in names.items()]
     return [f"In the FedVQA chapter, {' and '.join(sentences)}."] if sentences else []

@@ -16,7 +16,7 @@ from confed.report.statistics.harmed import BySeed
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
-from confed.results.runs import average
+from confed.results.summary import average
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

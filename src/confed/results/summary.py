@@ -1,0 +1,521 @@
+"""Results of a run, read from its ``summary.json``: the only place that knows its keys.
+
+Folders of every version are read, unfinished and damaged ones too: what is missing has an empty value, and numbers that
+are not finite are missing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, get_args
+
+from confed.federation.traits import GlobalModel, Traits
+from confed.results import format as formats
+from confed.results.views import View
+
+SEVERAL = "score"
+"""What a run's metric is called where places have several."""
+
+VALIDATION = "validation"
+"""An unseen place of this name is looked at while training; it counts in no test result over several places."""
+
+PRIVACY, EXAMPLE_PRIVACY = "update_privacy", "example_privacy"
+"""Keys of the guarantees of clients and of single examples; the first is also that of a line of ``metrics.jsonl``."""
+
+PRIVACY_SHOWN = 8
+"""Rounds of a ledger that a summary states, spread evenly; of clients four times as many are shown."""
+
+WORST = "personal_worst"
+"""Key of the lowest value among personal models."""
+
+LABELS: Mapping[str, tuple[str, str]] = {
+    f"{view} {metric}".strip(): (view, metric) for view in ("", "unseen", "personal") for metric in ("C-AP", "O-F1")
+}
+"""Means of multi-label runs -> view and metric; the empty view is the one that heads a run's results."""
+
+LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
+
+_OLDER_TRAITS: Mapping[str, str] = {
+    "has_personal": "has_personal",
+    "has_global": "has_global",
+    "pooled": "centralised",
+}
+"""Key of a summary before summaries stated all traits -> trait."""
+
+
+def number(value: object) -> float | None:
+    """A finite number as a float, anything else as None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def numbers(value: object) -> dict[str, float]:
+    """The finite numbers of a mapping; anything else is an empty one."""
+    finite: dict[str, float] = {}
+    for key, item in mapping(value).items():
+        if (read := number(item)) is not None:
+            finite[str(key)] = read
+    return finite
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """A mapping as it is, anything else as an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """The entries of a list as texts; anything else is empty."""
+    return tuple(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def average(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are there, None if none is."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Results of a run.
+
+    Attributes:
+        content: of ``summary.json``; of an interrupted run what its other files tell.
+        deploys: the view of what the method deploys at a client, where tables have a column of it; else None.
+    """
+
+    content: Mapping[str, Any]
+    deploys: View | None = None
+
+    # What was run ---------------------------------------------------------------------------------------------
+
+    @property
+    def algorithm(self) -> str:
+        """The method's registered name."""
+        return str(self.content.get("algorithm", ""))
+
+    @property
+    def label(self) -> str:
+        """The method's name as people write it."""
+        return str(self.content.get("label", self.algorithm))
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe."""
+        return str(self.content.get("recipe", ""))
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.content.get("seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were done."""
+        return int(self.content.get("rounds", 0))
+
+    @property
+    def planned_rounds(self) -> int:
+        """Rounds of the recipe of an interrupted run; 0 of a finished one."""
+        return int(self.content.get("planned_rounds") or 0)
+
+    @property
+    def metric(self) -> str:
+        """Name of the headline metric; :data:`SEVERAL` where places have several."""
+        return str(self.content.get("metric", "accuracy"))
+
+    @property
+    def metrics_of_places(self) -> Mapping[str, str]:
+        """Place -> its headline metric, where places have several."""
+        return {place: str(name) for place, name in mapping(self.content.get("metric_of")).items()}
+
+    @property
+    def trainable(self) -> str:
+        """Which part of the model is trained; empty where unknown."""
+        return str(self.content.get("trainable") or "")
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Clients in the federation's order; of very many the first ones."""
+        return texts(self.content.get("clients"))
+
+    @property
+    def more_clients(self) -> int:
+        """Clients besides :attr:`clients`."""
+        return int(number(self.content.get("more_clients")) or 0)
+
+    @property
+    def scenes(self) -> tuple[str, ...]:
+        """Unseen places: they took no part in training."""
+        return texts(self.content.get("scenes"))
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Clients that left before the end; they are in no mean."""
+        return texts(self.content.get("left"))
+
+    @property
+    def sites(self) -> Mapping[str, Any]:
+        """Client -> its site, of a federation across machines."""
+        return mapping(self.content.get("federation"))
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What the run states of its method; of older runs, what the registered method says."""
+        stated = self.content.get("traits")
+        traits = Traits() if isinstance(stated, Mapping) else _registered_traits(self.algorithm)
+        values = {
+            trait: self.content[key] for key, trait in _OLDER_TRAITS.items() if isinstance(self.content.get(key), bool)
+        }
+        for name, default in traits.stated().items():
+            value = mapping(stated).get(name)
+            if type(value) is type(default):
+                values[name] = value
+        return replace(traits, **values)
+
+    @cached_property
+    def global_model(self) -> GlobalModel:
+        """What is global of the method and the model; older runs say whether the method has private heads."""
+        stated: Any = self.content.get("global_model")
+        if stated in get_args(GlobalModel):
+            return stated
+        if not self.traits.has_global:
+            return "none"
+        private_heads = mapping(self.content.get("traits")).get("private_heads", self.content.get("own_heads"))
+        if private_heads is None:
+            private_heads = _needs_own_parts(self.algorithm)
+        return "with own parts" if private_heads else "alone"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is a bound on what a federation could reach; bounds are not ranked."""
+        return self.traits.centralised
+
+    @property
+    def without_personal(self) -> bool:
+        """Whether the method makes no models of the clients' own; the global one stands where these would."""
+        return not self.traits.has_personal
+
+    @property
+    def without_global(self) -> bool:
+        """Whether the method makes no global model: clients train alone, or keep private parts."""
+        return self.global_model == "none"
+
+    def public_place(self, recipe: Mapping[str, Any]) -> str:
+        """The unseen place whose examples every client holds; empty where the method has none."""
+        stated = self.content.get("public_place", mapping(recipe.get("algorithm")).get("public"))
+        return stated if isinstance(stated, str) else ""
+
+    # Results --------------------------------------------------------------------------------------------------
+
+    def view(self, view: View) -> View:
+        """The view itself; of what is deployed, the one that it is."""
+        return (self.deploys or View.PERSONAL) if view is View.DEPLOYED else view
+
+    def values(self, view: View) -> dict[str, float]:
+        """Place -> headline value; of what is deployed only where tables have a column of it."""
+        if view is View.DEPLOYED and self.deploys is None:
+            return {}
+        return numbers(self.content.get(self.view(view)))
+
+    def counted(self, view: View) -> dict[str, float]:
+        """Place -> headline value, of those that means are over: clients that left before the end are not."""
+        return {place: value for place, value in self.values(view).items() if place not in self.left}
+
+    def headline(self, name: str) -> float | None:
+        """A mean that heads the results, worked out from its places where it is not stated.
+
+        Args:
+            name: ``View.mean``, :data:`WORST`, or one of :data:`LABELS`.
+        """
+        if name in LABELS:
+            view, metric = LABELS[name]
+            return self.label_value(metric, view)
+        stated = number(self.content.get(name))
+        if stated is not None:
+            return stated
+        if name == WORST:
+            return min(self.counted(View.PERSONAL).values(), default=None)
+        return average([*self.counted(View(name.removesuffix("_mean"))).values()])
+
+    def metrics(self, view: View) -> dict[str, dict[str, float]]:
+        """Place -> every metric of the task."""
+        return self._by_place("test_metrics", view)
+
+    def types(self, view: View) -> dict[str, dict[str, float]]:
+        """Place -> type of question -> headline value."""
+        return self._by_place("types", view)
+
+    @property
+    def type_names(self) -> dict[str, str]:
+        """Type of question -> how people write it."""
+        return {kind: str(text) for kind, text in mapping(self.content.get("type_names")).items()}
+
+    def calibration(self, view: View) -> dict[str, float]:
+        """Place -> expected calibration error, of places that means are over."""
+        errors = numbers(mapping(self.content.get("ece")).get(self.view(view)))
+        return {place: error for place, error in errors.items() if place not in self.left}
+
+    @property
+    def captioned(self) -> bool:
+        """Whether models write captions."""
+        return "bleu4" in self.content
+
+    def bleu4(self, view: View) -> dict[str, float]:
+        """Place -> BLEU-4 of its captions."""
+        return numbers(mapping(self.content.get("bleu4")).get(self.view(view)))
+
+    @property
+    def matrix(self) -> dict[str, dict[str, float]]:
+        """Owner of a personal model -> place -> value."""
+        return {owner: numbers(places) for owner, places in mapping(self.content.get("matrix")).items()}
+
+    @property
+    def has_modality_matrix(self) -> bool:
+        """Whether models were tried with sets of modalities."""
+        return bool(self.content.get("modality_matrix"))
+
+    def modality_matrix(self, view: View) -> dict[str, dict[str, float]]:
+        """Place -> set of modalities -> value."""
+        return self._by_place("modality_matrix", view)
+
+    def controls(self, view: View) -> Mapping[str, Any]:
+        """Results under control conditions; empty where none were tried."""
+        return mapping(mapping(self.content.get("controls")).get(self.view(view)))
+
+    @property
+    def controls_left_out(self) -> Mapping[str, str]:
+        """View, or "all" -> why control conditions were not tried."""
+        return mapping(mapping(self.content.get("controls")).get("left_out"))
+
+    # Labels ---------------------------------------------------------------------------------------------------
+
+    @property
+    def labelled(self) -> Mapping[str, Any]:
+        """Results of multi-label data (:mod:`confed.runs.pooled_metrics`); empty for other data."""
+        return mapping(self.content.get("multilabel"))
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether these are results of multi-label data."""
+        return isinstance(self.content.get("multilabel"), Mapping)
+
+    @property
+    def label_view(self) -> str:
+        """The view that heads multi-label results: "global", "unseen/<place>" or "personal"."""
+        return str(self.labelled.get("headline", ""))
+
+    def label_section(self, view: str = "", level: str = "") -> Mapping[str, Any]:
+        """Metrics of one view of multi-label results (by default the one that heads them), at one level of labels."""
+        section = mapping(self.labelled.get(view or self.label_view))
+        return mapping(section.get(level)) if level else section
+
+    def label_value(self, metric: str, view: str = "", level: str = "") -> float | None:
+        """One value of multi-label results, a fraction; None where there is none."""
+        return number(self.label_section(view, level).get(metric))
+
+    # Data, costs and circumstances -----------------------------------------------------------------------------
+
+    @property
+    def examples(self) -> dict[str, dict[str, float]]:
+        """Client -> role ("train", "validation", "test") -> number of examples."""
+        return {client: numbers(roles) for client, roles in mapping(self.content.get("examples")).items()}
+
+    @property
+    def left_out(self) -> Mapping[str, Mapping[str, int]]:
+        """Client or unseen place -> role -> examples whose pictures cannot be read."""
+        return mapping(self.content.get("left_out"))
+
+    def cost(self, key: str) -> float | None:
+        """A number that is stated once: "bytes_total", "seconds", "seconds_per_round", "cpu_seconds" ..."""
+        return number(self.content.get(key))
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Values of one client's model: "total", "trained", "sent" and "stored"."""
+        return numbers(self.content.get("parameters"))
+
+    @property
+    def parameters_of(self) -> dict[str, dict[str, float]]:
+        """Client -> the same, where clients differ."""
+        return {client: numbers(counts) for client, counts in mapping(self.content.get("parameters_of")).items()}
+
+    @property
+    def is_site(self) -> bool:
+        """Whether it is what one site of a federation keeps, without results."""
+        return "site" in self.content
+
+    def sent(self, direction: str) -> list[dict[str, float]] | None:
+        """Client -> bytes, of each round; ``direction`` is "bytes_up" or "bytes_down"; None where not counted."""
+        rounds = self.content.get(direction)
+        return [numbers(line) for line in rounds.values()] if isinstance(rounds, Mapping) else None
+
+    @property
+    def actions(self) -> dict[str, dict[str, float]]:
+        """Action of a split method -> "calls", "up" and "down"."""
+        return {action: numbers(counts) for action, counts in mapping(self.content.get("traffic")).items()}
+
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """What keeping features of frozen layers saved."""
+        return mapping(self.content.get("features"))
+
+    @property
+    def errors(self) -> Sequence[Mapping[str, Any]]:
+        """Calls that failed: "round", "client" and "error"."""
+        return self.content.get("errors", ())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers must know."""
+        return texts(self.content.get("notes"))
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Sizes and floors of the data."""
+        return mapping(self.content.get("facts"))
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Package -> version."""
+        return mapping(self.content.get("versions"))
+
+    @property
+    def packages(self) -> Mapping[str, str]:
+        """Every installed package -> version."""
+        return mapping(self.content.get("packages"))
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        """Processor and system."""
+        return mapping(self.content.get("machine"))
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """What -> SHA-256 of it."""
+        return mapping(self.content.get("digests"))
+
+    def privacy(self, key: str) -> Mapping[str, Any]:
+        """A guarantee, :data:`PRIVACY` or :data:`EXAMPLE_PRIVACY`; empty where none is given."""
+        return mapping(self.content.get(key))
+
+    @property
+    def missing_sites(self) -> Mapping[str, str]:
+        """Site of a federation that was not evaluated -> why."""
+        return mapping(mapping(self.content.get("membership")).get("missing"))
+
+    @property
+    def membership(self) -> str:
+        """Share of a federation's sites that the means are over, such as "1 of 2 sites"; empty where all are."""
+        if not self.missing_sites:
+            return ""
+        evaluated = len(self.content["membership"]["evaluated"])
+        return f"{evaluated} of {evaluated + len(self.missing_sites)} sites"
+
+    def over_clients(self, words: str) -> str:
+        """Words for a mean over clients, which say over which where some sites have no result."""
+        if not self.membership:
+            return words
+        if "over clients" in words:
+            return words.replace("over clients", f"over {self.membership}")
+        return f"{words}, {self.membership}"
+
+    def _by_place(self, key: str, view: View) -> dict[str, dict[str, float]]:
+        places = mapping(mapping(self.content.get(key)).get(self.view(view)))
+        return {str(place): numbers(values) for place, values in places.items()}
+
+
+# Which model a method deploys at a client ---------------------------------------------------------------------
+
+HEADLINES = (View.PERSONAL, View.SEEN)
+"""What may be deployed: each client's own model; what is global, with each client's own head where it has one."""
+
+
+def check_headline(value: str, where: str) -> str:
+    """The value, if it is one of :data:`HEADLINES` or empty (as a method's kind asks); else a ``ValueError``."""
+    if value not in ("", *HEADLINES):
+        raise ValueError(f"{where} must be one of {', '.join(HEADLINES)}, got {value!r}")
+    return value
+
+
+def deployed_by(global_model: GlobalModel) -> View:
+    """What a method deploys unless a recipe says otherwise."""
+    return View.SEEN if global_model == "with own parts" else View.PERSONAL
+
+
+def deploys(summary: Summary, wanted: str = "") -> View:
+    """What a run's method deploys: the wanted view or its own, if it has values."""
+    view = View(wanted) if wanted else deployed_by(summary.global_model)
+    return view if summary.content.get(view) else View.PERSONAL
+
+
+def with_deployed(summaries: Sequence[Summary], wanted: Sequence[str] = ()) -> list[Summary]:
+    """The same summaries with what each deploys, so that methods of different kinds stand in one column.
+
+    FedDAT's tables judge a federated row by the averaged part with each client's own head, and a local row by each
+    client's own model: what a client would use in either case. Without where no run deploys the global model: then
+    the column would only repeat that of the personal models.
+    """
+    views = [deploys(*pair) for pair in zip(summaries, wanted or [""] * len(summaries), strict=True)]
+    if View.SEEN not in views:
+        return [replace(summary, deploys=None) for summary in summaries]
+    return [replace(summary, deploys=view) for summary, view in zip(summaries, views, strict=True)]
+
+
+def deployed_note(firsts: Mapping[str, Summary]) -> str:
+    """What is deployed by whom, in a sentence."""
+    labels_of: dict[View, list[str]] = {view: [] for view in HEADLINES}
+    for label, summary in firsts.items():
+        if summary.deploys is not None:
+            labels_of[summary.deploys].append(label)
+    heads = any(firsts[label].global_model == "with own parts" for label in labels_of[View.SEEN])
+    shared = "what is global, with each client's own head where it has one" if heads else "the global model"
+    parts = [f"{shared} ({formats.names(labels_of[View.SEEN])})"]
+    if labels_of[View.PERSONAL]:
+        parts.append(f"each client's own model ({formats.names(labels_of[View.PERSONAL])})")
+    return f"Deployed, on each client's test data: {', or '.join(parts)}."
+
+
+def personal_note(firsts: Mapping[str, Summary]) -> str:
+    """Which methods' personal values are the global model's, in a sentence; the empty text if none are."""
+    labels = [label for label, summary in firsts.items() if summary.without_personal]
+    if not labels:
+        return ""
+    return f"{formats.names(labels)}: no models of the clients' own, so under personal stands the global model."
+
+
+def global_note(firsts: Mapping[str, Summary]) -> str:
+    """Which methods have nothing under global, in a sentence; the empty text if all have."""
+    labels = [label for label, summary in firsts.items() if summary.without_global]
+    verb = "trains" if len(labels) == 1 else "train"
+    whose = "its" if len(labels) == 1 else "their"
+    return f"{formats.names(labels)} {verb} no shared model, so {whose} global columns are empty." if labels else ""
+
+
+@lru_cache(maxsize=256)
+def _needs_own_parts(name: str) -> bool:
+    """Whether the registered method needs parts of clients' own on a model with a head, as all early ones had."""
+    from confed.registry import algorithms
+
+    try:
+        method = algorithms[name]
+    except ValueError:
+        return False
+    try:
+        return method().global_model == "with own parts"
+    except ValueError:  # it keeps the model's head private, and was not told which one that is
+        return True
+
+
+@lru_cache(maxsize=256)
+def _registered_traits(name: str) -> Traits:
+    """Those of the method of that name; the defaults where none is registered here."""
+    from confed.federation.algorithm import Algorithm
+    from confed.registry import algorithms
+
+    try:
+        method = algorithms[name]
+    except ValueError:
+        return Traits()
+    return method.traits if isinstance(method, type) and issubclass(method, Algorithm) else Traits()
