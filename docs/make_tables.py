@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confed.results.format import MISSING, count, p_value, percent, points, size
+from confed.system.format import MISSING, count, p_value, percent, points, size
 
 DOCS = Path(__file__).parent
 MARKER = re.compile(r"<!-- table\n(.*?)\n-->\n((?:\|[^\n]*\n)*)", re.DOTALL)

@@ -15,8 +15,8 @@ from confed.federation.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range, c
 from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import Run
 from confed.registry import algorithms
-from confed.results import format as formats
 from confed.runs.checks import warn_of_ignored
+from confed.system import format as formats
 
 
 @pytest.mark.parametrize(

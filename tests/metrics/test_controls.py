@@ -11,22 +11,24 @@ import numpy as np
 import pytest
 import torch
 
+from confed.comparison.refusals import fails
 from confed.data.controls import GREY, WordAnswers, controlled, controls_of, donors
 from confed.data.examples import TableData
 from confed.data.modal_tables import ModalTable
 from confed.data.table import Table
 from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipes.recipe import load_recipe
+from confed.report.comparison import compare_runs
+from confed.report.over_models import model_studies
 from confed.report.report import render
-from confed.report.statistics.comparison import compare_runs
-from confed.report.statistics.over_models import model_studies
-from confed.report.statistics.sweep import Stage
-from confed.report.tables.control_marks import SIGN, controls_in, controls_table, fails
+from confed.report.stages import Stage
+from confed.report.tables.control_marks import SIGN, controls_table
 from confed.report.tables.headline import results_table
 from confed.report.tables.models import model_tables
 from confed.report.tables.paper import paper_table
 from confed.report.tables.sweep import sweep_table
 from confed.report.tables.table import to_csv
+from confed.results.records import record_of
 from confed.results.runs import Run, Study, load
 from confed.results.summary import Summary
 from confed.results.sweep import Point, Sweep
@@ -236,12 +238,17 @@ def test_tables_mark_models_that_fail_and_say_in_a_sentence_what_that_means():
 
 def test_half_of_the_seeds_decide_and_global_models_stand_for_missing_personal_ones():
     bad, good = Summary(_summary("m", False)), Summary(_summary("m", True, seed=1))
-    assert fails([bad, good], View.PERSONAL)
-    assert not fails([bad, good, good], View.PERSONAL)
-    assert not fails([Summary({})], View.PERSONAL)
+    assert _fails(View.PERSONAL, bad, good)
+    assert not _fails(View.PERSONAL, bad, good, good)
+    assert not _fails(View.PERSONAL, Summary({}))
     del bad.content["controls"]["personal"]
-    assert controls_in(bad, View.PERSONAL) == bad.content["controls"]["global_seen"]
-    assert fails([replace(bad, deploys=View.UNSEEN)], View.DEPLOYED)
+    assert not _fails(View.PERSONAL, bad)
+    assert _fails(View.DEPLOYED, replace(bad, deploys=View.UNSEEN))
+
+
+def _fails(view: View, *summaries: Summary) -> bool:
+    runs = [Run(Path("run"), "m", "M", 0, summary, {}) for summary in summaries]
+    return fails([record_of(run) for run in runs], view.mean)
 
 
 def test_a_report_shows_the_controls(finished: Path):

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 from scipy import stats
 
 from confed.recipes.recipe import load_recipe
+from confed.report.comparison import compare
 from confed.report.figures import convergence
 from confed.report.figures.save import save_figures
-from confed.report.statistics.comparison import compare
 from confed.report.tables.cost import by_backbone
 from confed.report.tables.headline import study_table
 from confed.report.tables.paper import paper_table

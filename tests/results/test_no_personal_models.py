@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from confed.report.comparison import compare
 from confed.report.html.page import Tabs
 from confed.report.report import render
 from confed.report.sections.general import learning, matrices, question_types
-from confed.report.statistics.comparison import compare
 from confed.report.tables.headline import table_of
 from confed.report.tables.paper import paper_table
-from confed.results import format as formats
 from confed.results.runs import load
 from confed.results.summary import Summary, deployed_note, global_note, personal_note, with_deployed
 from confed.studies.pool import headline
+from confed.system import format as formats
 from synthetic_study import changed, make_run
 
 

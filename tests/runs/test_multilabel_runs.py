@@ -12,20 +12,22 @@ from safetensors.numpy import load_file, save_file
 from coloured_labels import CLIENTS, LABELS, RECIPE, colours_dataset
 from confed import registry
 from confed.cli.dataset_description import describe
+from confed.comparison import Record
+from confed.comparison.paired import against, all_pairs
+from confed.comparison.pairing import paired_bootstrap
+from confed.comparison.refusals import OtherExamples
 from confed.engines.local import Simulation
 from confed.federation.state import MemoryStore
 from confed.inference.evaluate import evaluate
 from confed.metrics.binned_precision import flair_metrics
 from confed.metrics.multilabel import multilabel_metrics
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.report.statistics.comparable import OtherExamples
-from confed.report.statistics.comparison import compare_runs
-from confed.report.statistics.paired import against, all_pairs
-from confed.report.statistics.pairing import LabelResamples
+from confed.report.comparison import compare_runs
 from confed.report.tables.headline import study_table
 from confed.report.tables.labels import label_tables
 from confed.report.tables.paper import main_tables
-from confed.results.runs import Run, load
+from confed.results.records import MEASURES, record_of
+from confed.results.runs import load
 from confed.results.summary import Summary
 from confed.runs.build import prepare
 from confed.runs.pooled_metrics import PooledCounts
@@ -256,20 +258,19 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
     summary = json.loads((other / "summary.json").read_text())
     summary["multilabel"]["global"] |= multilabel_metrics(scores, truth)
     (other / "summary.json").write_text(json.dumps(summary))
-    (first,), (second,) = load(finished).runs, load(other).runs
-    resamples = LabelResamples()
+    (run_of_first,), (run_of_second,) = load(finished).runs, load(other).runs
+    first, second = record_of(run_of_first), record_of(run_of_second)
     for measure, metric in (("C-AP", "C-AP"), ("O-F1", "O-F1")):
-        same = resamples.over_examples([(first, first)], measure)
+        same = paired_bootstrap([(first, first)], measure)
         assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
-        found = resamples.over_examples([(second, first)], measure)
-        expected = [run.summary.label_value(metric, "global") for run in (second, first)]
+        found = paired_bootstrap([(second, first)], measure)
+        expected = [run.summary.label_value(metric, "global") for run in (run_of_second, run_of_first)]
         assert found.difference == pytest.approx(expected[0] - expected[1])
         assert found.low < found.difference < found.high
         assert found.n == len(truth)
     # Other names are other examples, even if all labels agree: nothing is paired. Older folders have no names.
     moved = {key: value[::-1].copy() if key == f"names/{places[0]}" else value for key, value in kept.items()}
     save_file(moved, other / "predictions.safetensors")
-    assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is None
     reason = unpaired(other, first)
     assert (reason, isinstance(reason, OtherExamples)) == ("test examples in another order (seed 0)", False)
     moved[f"names/{places[0]}"] = moved[f"names/{places[0]}"] + 1
@@ -277,23 +278,22 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
     assert isinstance(reason := unpaired(other, first), OtherExamples)
     assert reason == "other test examples (seed 0)"
     # Then nothing is tested over seeds either.
-    runs = {"fedavg": dict.fromkeys(range(5), first), "other": dict.fromkeys(range(5), load(other).runs[0])}
-    found = next(d for d in against(all_pairs(runs), "fedavg") if d.measure == "C-AP")
+    runs = {"fedavg": dict.fromkeys(range(5), first), "other": dict.fromkeys(range(5), record_of(load(other).runs[0]))}
+    found = next(d for d in against(all_pairs(runs, MEASURES), "fedavg") if d.measure == "C-AP")
     assert (found.refused, found.over_seeds, found.unpaired) == (reason, None, "")
     older = {key: value for key, value in kept.items() if not key.startswith("names/")}
     save_file(older, other / "predictions.safetensors")
-    assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is not None
+    assert not isinstance(unpaired(other, first), str)
     # Other test labels are another test set.
     kept[f"labels/{places[0]}"] = 1 - kept[f"labels/{places[0]}"]
     save_file(kept, other / "predictions.safetensors")
-    assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is None
     assert unpaired(other, first) == "test examples with other labels (seed 0)"
     (other / "predictions.safetensors").unlink()
     assert unpaired(other, first) == "probabilities of both on test examples are missing"
 
 
-def unpaired(other: Path, first: Run) -> str:
-    return LabelResamples().unpaired([(load(other).runs[0], first)], "C-AP")
+def unpaired(other: Path, first: Record) -> object:
+    return paired_bootstrap([(record_of(load(other).runs[0]), first)], "C-AP")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import toy_federation  # its datasets have names then
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.report.statistics.comparison import compare_runs
+from confed.report.comparison import compare_runs
 from confed.results.folder import RunFolder
 from confed.results.runs import load
 from confed.runs.run import run

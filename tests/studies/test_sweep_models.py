@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from confed.cli import main
 from confed.cli.study import finish
 from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.comparison import compare
 from confed.report.html.models_page import write_models
-from confed.report.statistics.comparison import compare
-from confed.report.statistics.over_models import model_studies
+from confed.report.over_models import model_studies
 from confed.report.tables.models import model_tables, pairs_of
 from confed.report.tables.paper import paper_table
 from confed.results.folder import kind_of

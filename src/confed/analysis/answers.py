@@ -42,10 +42,10 @@ from confed.attacks.answer_recovery import (
     observe,
     score,
 )
+from confed.comparison.records import distinct_labels
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator, isolated
 from confed.privacy.cut import CutPrivacy, cut_privacy
-from confed.results.runs import distinct_labels
 from confed.system.events import Note, Progress, ignore
 
 COUNTING, FOLLOWING = "equal rows", "rows followed from step to step"

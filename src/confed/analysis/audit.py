@@ -15,7 +15,7 @@ from confed.federation.randomness import generator
 from confed.federation.specs import TaskAware, frozen_names
 from confed.privacy.accountant import epsilon
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
+from confed.system import format as formats
 
 NOISES = (0.03, 0.1, 0.3, 1.0)
 """Noise multipliers that audits try."""

@@ -10,16 +10,16 @@ import numpy as np
 from confed.analysis.dual_key import Opened, _ask, _shown
 from confed.analysis.trojan_page import as_png
 from confed.analysis.victim import Finding, expand, names_of, open_victim
+from confed.comparison.records import distinct_labels
 from confed.data.backdoor import VARIANTS, DualKey
 from confed.datasets.poisoned import key_of
 from confed.recipes.recipe import load_recipe
 from confed.report.figures.style import HUES, Drawing, Palette, style_axes
 from confed.report.html.image_store import ImageStore
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
 from confed.results.folder import RunFolder
-from confed.results.runs import distinct_labels
 from confed.results.summary import average
+from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:

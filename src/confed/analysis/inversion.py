@@ -27,14 +27,14 @@ from confed.attacks.inversion import (
     questions_as_sets,
     searched,
 )
+from confed.comparison.records import distinct_labels
 from confed.data.table import Table as Rows
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.privacy.cut import CutPrivacy, cut_privacy
 from confed.report.figures.style import Drawing, Palette
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
-from confed.results.runs import distinct_labels
+from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:

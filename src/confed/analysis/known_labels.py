@@ -26,7 +26,7 @@ from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
+from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:

@@ -47,6 +47,7 @@ from confed.attacks.trojan import (
     truth_loss,
 )
 from confed.attacks.words import Text, inserted, last_words, with_words, word_embedding
+from confed.comparison.records import distinct_labels
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.metrics.statistics import holm
@@ -56,8 +57,7 @@ from confed.report.html import page
 from confed.report.html.image_store import ImageStore
 from confed.report.tables.differences import p_cell
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
-from confed.results.runs import distinct_labels
+from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:

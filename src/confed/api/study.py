@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from confed.report.statistics.comparison import Comparison
+    from confed.report.comparison import Comparison
 
 # Tables, figures and report of a study, written into its folder -----------------------------------------------
 
@@ -63,9 +63,9 @@ def write_study_files(
         margin: of equality, a fraction.
         relative: a method whose relative improvement over each of the others is shown, client by client; "" for none.
     """
+    from confed.report.comparison import compare
     from confed.report.figures.save import save_figures
     from confed.report.report import write_report
-    from confed.report.statistics.comparison import compare
     from confed.report.tables.write import write_tables
     from confed.results.runs import load
 
@@ -197,7 +197,7 @@ class Study(Trackable):
             >>> comparison.references, sorted({d.method for d in comparison.differences})
             (('local',), ['fedavg'])
         """
-        from confed.report.statistics.comparison import compare
+        from confed.report.comparison import compare
 
         if not 0 < margin < 100:
             raise ValueError(f"margin must lie between 0 and 100 points, got {margin:g}")

@@ -15,7 +15,7 @@ from confed.cli.study import Margin, Methods, Seeds, Tuned, Workers, judged_by, 
 
 if TYPE_CHECKING:
     from confed.recipes.recipe import Recipe
-    from confed.report.statistics.over_models import ModelStudies
+    from confed.report.over_models import ModelStudies
     from confed.report.tables.table import Table
     from confed.results.runs import Study
 
@@ -146,7 +146,7 @@ def _compare_folders(
     from dataclasses import asdict
 
     from confed.api.study import write_files
-    from confed.report.statistics.comparison import compare as compare_folders
+    from confed.report.comparison import compare as compare_folders
     from confed.report.tables import models as model_tables
     from confed.report.tables.table import in_files, to_rich
     from confed.results.runs import load
@@ -216,7 +216,7 @@ def _by_backbone(studies: "Sequence[Study]", headline: str) -> "Table | None":
 def _by_model(folders: Sequence[Path], studies: "Sequence[Study]", headline: str) -> "ModelStudies | None":
     """A folder of several models, or several studies with one model each."""
     from confed.report.html.models_page import load_models
-    from confed.report.statistics.over_models import model_studies
+    from confed.report.over_models import model_studies
     from confed.report.tables.cost import backbone
 
     if len(folders) == 1 and (models := _models(folders[0])):
@@ -230,9 +230,10 @@ def _by_model(folders: Sequence[Path], studies: "Sequence[Study]", headline: str
 
 def _other_data(studies: "Sequence[Study]") -> str:
     """Reason why the studies cannot be of the same data; "" if they may be."""
-    from confed.report.statistics.comparable import other_data
+    from confed.comparison.refusals import other_data
+    from confed.results.records import record_of
 
-    firsts = [study.runs[0] for study in studies]
+    firsts = [record_of(study.runs[0]) for study in studies]
     return next(filter(None, (other_data(firsts[0], other) for other in firsts[1:])), "")
 
 

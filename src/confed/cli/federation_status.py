@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from confed.api.progress import escape
-from confed.results import format as formats
+from confed.system import format as formats
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus
 
 

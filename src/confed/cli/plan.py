@@ -88,7 +88,7 @@ def _totals(plans: "Mapping[str, RunPlan]", seeds: int, workers: int, beside: bo
 def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]) -> None:
     from rich.table import Table
 
-    from confed.results.format import count, counted, duration, size
+    from confed.system.format import count, counted, duration, size
 
     table = Table(box=None, pad_edge=False)
     for heading in (
@@ -133,7 +133,7 @@ def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]
 
 def _compare_with_limit(plans: "Mapping[str, RunPlan]", options: "Options") -> None:
     """Cells beside the time limit of their tasks: warnings where not even one round fits."""
-    from confed.results.format import duration
+    from confed.system.format import duration
 
     usable = (options.seconds or math.inf) - options.lead
     for title, plan in plans.items():

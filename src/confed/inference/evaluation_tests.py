@@ -9,7 +9,8 @@ from torch import Tensor
 
 from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
-from confed.report.tables.control_marks import SIGN, blind_pair
+from confed.report.tables.control_marks import SIGN
+from confed.results.records import is_blind
 from confed.results.summary import Summary
 from confed.results.views import View
 
@@ -72,9 +73,9 @@ def blind_notes(summaries: tuple[Summary, Summary], models: Sequence[str]) -> li
     views = {View.SEEN if model == "global" else View.PERSONAL for model in models}
     notes: list[str] = []
     for view in sorted(views):
-        if why := blind_pair([summaries[0]], [summaries[1]], view):
-            models_of = f"{view.evaluated} models of the two runs"
-            notes.append(f"{SIGN} The {models_of}: {why} (their own controls); their difference says little")
+        if all(is_blind(summary, view) for summary in summaries):
+            why = "neither model is shown to use its input (their own controls); their difference says little"
+            notes.append(f"{SIGN} The {view.evaluated} models of the two runs: {why}")
     return notes
 
 

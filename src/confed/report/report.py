@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
+from confed.report.comparison import compare_runs, verdict
 from confed.report.html import page
 from confed.report.html.gallery import gallery
 from confed.report.html.image_store import ImageStore
@@ -22,16 +23,15 @@ from confed.report.sections import privacy_curve, similarity
 from confed.report.sections import privacy_spent as spent
 from confed.report.sections import split_steps as steps
 from confed.report.sections.general import significance
-from confed.report.statistics.comparison import compare_runs, verdict
 from confed.report.tables import control_marks
 from confed.report.tables import modalities as modality_matrix
 from confed.report.tables.cells import missing_sites_note
-from confed.results import format as formats
 from confed.results.metric import metric_of
 from confed.results.runs import Run, Study, load
 from confed.results.settings import flat, tuning_note
 from confed.results.summary import WORST, Summary, global_note, personal_note
 from confed.results.views import View
+from confed.system import format as formats
 
 # Introduction of a report: methods, data ----------------------------------------------------------------------
 

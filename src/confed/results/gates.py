@@ -16,14 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from confed.comparison.verdict import POOLING
 from confed.results.runs import Run, Study
 from confed.results.summary import average, numbers
 from confed.results.views import View
 
 LONGER = 1.5
 """How many times the rounds gate b asks for."""
-POOLING, ADAPTED, HEADROOM, OVER_FLOORS = 5.0, 5.0, 10.0, 10.0
-"""Least differences of the gates a, c, d and e, in points."""
+ADAPTED, HEADROOM, OVER_FLOORS = 5.0, 10.0, 10.0
+"""Least differences of the gates c, d and e, in points; that of gate a is :data:`confed.comparison.verdict.POOLING`."""
 LEVEL = 0.5
 """Differences of so many points count as none."""
 _VIEWS = (View.PERSONAL, View.SEEN)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
+from confed.comparison.refusals import SEVERAL, SHARES_OF_RIGHT
+from confed.results.records import record_of
 from confed.results.runs import Run
-from confed.results.summary import SEVERAL
 
 HEADLINES = ("accuracy", "vqa_accuracy", "vqa_any", "cider", "exact", "vqa", "anls", "f1", "choice")
 """Metrics that head results of tasks on questions."""
@@ -15,9 +14,6 @@ NAMES = {
     "choice": "accuracy",
 }  # fmt: skip
 """Metric -> its name in tables, where that is another."""
-
-ONE_ANSWER = ("accuracy", "vqa_accuracy", SEVERAL)
-"""Metrics that are the same share of right answers where every question has one."""
 
 ANSWER_TYPES = ("yes/no", "number", "other")
 """The types of VQA-v2, in the order in which its tables have them."""
@@ -49,7 +45,7 @@ def metric_note(runs: Sequence[Run]) -> str:
     for name in names:
         of[name] = list(dict.fromkeys(run.label for run in complete if run.metric == name))
     words = "; ".join(f"{name} of {', '.join(labels)}" for name, labels in of.items())
-    if {*names} <= {*ONE_ANSWER} and all(strict_scores(run) for run in complete):
+    if {*names} <= {*SHARES_OF_RIGHT} and all(record_of(run).strict() for run in complete):
         return f"Metrics have several names ({words}), but every score is 0 or 1: all are shares of right answers."
     return f"Warning: the metrics differ ({words}), so values in one column are not the same quantity."
 
@@ -65,15 +61,3 @@ def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
     if typed:
         return typed[0]
     return headline_metrics[0] if len(headline_metrics) == 1 else SEVERAL
-
-
-def metrics_of(run: Run) -> dict[str, str]:
-    """Place -> name of its headline metric, of all places with results."""
-    declared = run.summary.metrics_of_places
-    return {place: declared.get(place, run.metric) for place in (*run.clients, *run.scenes)}
-
-
-def strict_scores(run: Run) -> bool:
-    """Whether all scores of a run's test questions are known and 0 or 1."""
-    scores = [value for key, value in run.predictions().items() if key.endswith("/correct")]
-    return bool(scores) and all(bool(np.isin(values, (0, 1)).all()) for values in scores)

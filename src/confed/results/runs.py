@@ -12,16 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from confed.comparison.records import distinct_labels
 from confed.federation.file_names import name_of_file
 from confed.federation.reading import check_header
 from confed.results.run_files import EXPECTED, provisional, read_json, read_lines, read_toml
 from confed.results.summary import Summary, average, check_headline, mapping, with_deployed
-
-
-def distinct_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Method -> its name as people write it; methods that share one are told apart by their keys."""
-    names = list(labels.values())
-    return {m: label if names.count(label) == 1 or label == m else f"{label} ({m})" for m, label in labels.items()}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from confed.results.runs import Run, distinct_labels
+from confed.comparison.records import distinct_labels
+from confed.results.runs import Run
 
 # What must agree for two runs to differ in nothing but the algorithm.
 _FAIR = (

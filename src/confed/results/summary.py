@@ -11,11 +11,8 @@ from functools import cached_property, lru_cache
 from typing import Any, get_args
 
 from confed.federation.traits import GlobalModel, Traits
-from confed.results import format as formats
 from confed.results.views import View
-
-SEVERAL = "score"
-"""What a run's metric is called where places have several."""
+from confed.system import format as formats
 
 VALIDATION = "validation"
 """An unseen place of this name is looked at while training; it counts in no test result over several places."""

@@ -13,9 +13,9 @@ from confed.federation.evaluation import read_tallies
 from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
-from confed.results import format as formats
 from confed.runs.encode import RunData
 from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest, written
+from confed.system import format as formats
 from confed.system.events import Progress, RunProgress, ignore
 from confed.tasks.vqa import summarise
 

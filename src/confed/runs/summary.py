@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from confed.comparison.refusals import SEVERAL
 from confed.data.examples import FederatedDataset
 from confed.engines.local import Participation, Setup
 from confed.engines.perform import Workspace, count_parameters
@@ -16,7 +17,7 @@ from confed.federation.specs import model_spec
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
-from confed.results.summary import EXAMPLE_PRIVACY, SEVERAL, WORST, average
+from confed.results.summary import EXAMPLE_PRIVACY, WORST, average
 from confed.results.views import OF_EVALUATED, TESTED, View
 from confed.runs.controls import summarise_controls
 from confed.runs.digests import result_digests, source_digests

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from confed.comparison.records import distinct_labels
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of, read_bounded
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import kind_of
-from confed.results.runs import distinct_labels
 from confed.runs.build import check_device
 from confed.runs.cohorts import pinned
 from confed.runs.run import load_data, prepare

@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from confed.report.statistics.comparison import compare_runs
+from confed.report.comparison import compare_runs
 from confed.report.tables.cells import best_marks, bold_note
 from confed.report.tables.columns import COLUMNS, Context, columns_of, method_row
 from confed.report.tables.headline import results_table, study_table
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
 from confed.report.tables.write import write_tables
-from confed.results import format as formats
 from confed.results.runs import Study, load
 from confed.results.summary import Summary
+from confed.system import format as formats
 from synthetic_study import CLIENTS, METHODS, SCENES, make_study
 
 

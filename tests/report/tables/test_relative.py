@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.report.statistics.comparison import compare
+from confed.report.comparison import compare
 from confed.report.tables.relative import (
     improvement,
     improvement_cell,

@@ -5,13 +5,14 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from confed.comparison.records import distinct_labels
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.statistics.over_models import OVERALL, ModelStudies, model_studies
+from confed.report.over_models import OVERALL, ModelStudies, model_studies
 from confed.report.tables import models as model_tables
 from confed.report.tables.table import Table, to_html
 from confed.report.tables.write import write_files
-from confed.results.runs import Study, distinct_labels, load
+from confed.results.runs import Study, load
 
 
 def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> ModelStudies:

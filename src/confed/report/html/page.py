@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
-from confed.results import format as formats
+from confed.system import format as formats
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:

@@ -5,25 +5,25 @@ from functools import partial
 from itertools import chain, product
 
 from confed.metrics.fairness import across_clients
+from confed.report.comparison import Comparison
 from confed.report.figures import bars as plots
 from confed.report.figures import curves as lines
 from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, series_styles
+from confed.report.harmed import BySeed, by_seed, hurting
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.statistics.comparison import Comparison
-from confed.report.statistics.harmed import BySeed, by_seed, hurting
-from confed.report.statistics.over_models import means_by_type
+from confed.report.over_models import means_by_type
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.cost import cost_table, cost_to_target_table
 from confed.report.tables.headline import table_of
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results import format as formats
 from confed.results.history import judged, judged_words, no_global, nobody_has_own
 from confed.results.metric import metric_of, types_in_order
 from confed.results.runs import Run, Study
 from confed.results.summary import WORST, average, number, numbers
 from confed.results.views import TESTED, View
+from confed.system import format as formats
 
 # Report section that compares methods: differences to references, clients -------------------------------------
 

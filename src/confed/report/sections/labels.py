@@ -17,8 +17,8 @@ from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results import format as formats
 from confed.results.runs import Study
+from confed.system import format as formats
 
 LISTED = 200
 """Up to this many labels are listed one by one."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from confed.comparison.records import distinct_labels
 from confed.metrics.statistics import mean_sd
 from confed.privacy.accountant import available, epsilon, releases_of
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
 from confed.report.html import page
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results.runs import Run, Study, distinct_labels
+from confed.results.runs import Run, Study
 from confed.results.summary import number
 from confed.results.views import View
 

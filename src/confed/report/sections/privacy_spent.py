@@ -5,9 +5,9 @@ from typing import Any
 
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results import format as formats
 from confed.results.runs import Run, Study
 from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY, PRIVACY_SHOWN, number, numbers
+from confed.system import format as formats
 
 
 def section(study: Study) -> str:

@@ -16,9 +16,9 @@ from confed.report.figures.style import Drawing, Palette
 from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results import format as formats
 from confed.results.folder import RunFolder
 from confed.results.runs import Run, Study
+from confed.system import format as formats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from confed.report.figures.style import HUES, Drawing, Palette
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results import format as formats
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.runs import Run, Study
 from confed.results.summary import average, number
+from confed.system import format as formats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,8 @@ from itertools import chain, combinations
 from confed.data.picture_tables import by_place
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, holm, mean, paired_t
 from confed.report.tables.table import Cell, Mark
-from confed.results import format as formats
 from confed.results.summary import Summary
+from confed.system import format as formats
 
 # Table of clients and places with examples left out because of unreadable -------------------------------------
 
@@ -76,7 +76,7 @@ def best_marks(
     """The best mean and all that tests do not tell from it; no marks where the tests tell none from it.
 
     Paired t-tests over seeds with Holm's correction over all pairs with values, those that are not ranked or may not be
-    tested too, as in :func:`confed.report.statistics.paired.all_pairs`. Fewer than five common seeds tell nothing.
+    tested too, as in :func:`confed.comparison.paired.all_pairs`. Fewer than five common seeds tell nothing.
     """
     marks: list[Mark] = [""] * len(values)
     pairs = list(combinations([i for i, row_values in enumerate(values) if row_values], 2))

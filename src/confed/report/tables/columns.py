@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
 from typing import Literal
 
+from confed.comparison.records import Record
+from confed.comparison.refusals import blind_pair, other_places, refusal_of
 from confed.data.few_shot import NEW, harmonic_mean
-from confed.report.statistics.comparable import other_places, refusal_of
 from confed.report.tables.cells import best_marks, bold_note, mark_excluded, mean_sd_cell
-from confed.report.tables.control_marks import blind_pair, controls_note, marked
+from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
+from confed.results.records import record_of
 from confed.results.runs import Run
 from confed.results.summary import WORST, Summary, average, numbers
 from confed.results.views import TESTED, View
+from confed.system import format as formats
 
 MANY_PLACES = 8
 """With more clients or unseen places than this their columns are left to the CSV file."""
@@ -45,6 +48,11 @@ class MethodRow:
     def summaries(self) -> list[Summary]:
         """The summaries of the runs."""
         return [run.summary for run in self.runs]
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """The runs as records."""
+        return [record_of(run) for run in self.runs]
 
     @property
     def title(self) -> str:
@@ -84,7 +92,8 @@ class RunColumn:
         kind: how values are written. Qualities are in percent with their standard deviation over seeds, and what
             tests do not tell from the best is marked.
         shown: whether a table about this has the column.
-        controls: view whose control conditions mark the cells (:mod:`confed.report.tables.control_marks`).
+        measure: measure whose control conditions mark the cells (:mod:`confed.report.tables.control_marks`), and by
+            which pairs of rows may be tested.
         place: client or unseen place that the values are of.
         ranked: whether the best qualities are marked.
         of_bounds: whether rows that are bounds have values.
@@ -97,7 +106,7 @@ class RunColumn:
     group: str = ""
     kind: Kind = "quality"
     shown: Callable[[Context], bool] = lambda context: True
-    controls: Callable[[Sequence[Summary]], View] | None = None
+    measure: str = ""
     place: str = ""
     ranked: bool = True
     of_bounds: bool = True
@@ -126,10 +135,8 @@ class RunColumn:
             federated = [i for i, row in enumerate(rows) if not row.bound]
             marks = best_marks(by_seed, federated, lambda i, j: self._refused(rows[i], rows[j]))
             cells = [replace(cell, mark=mark) for cell, mark in zip(cells, marks, strict=True)]
-        if self.controls is not None:
-            cells = [
-                marked(cell, row.summaries, self.controls(row.summaries)) for cell, row in zip(cells, rows, strict=True)
-            ]
+        if self.measure:
+            cells = [marked(cell, row.records, self.measure) for cell, row in zip(cells, rows, strict=True)]
         if self.place:
             cells = [
                 mark_excluded([cell], [self.place], row.summaries)[0] for cell, row in zip(cells, rows, strict=True)
@@ -138,12 +145,11 @@ class RunColumn:
 
     def _refused(self, row: MethodRow, other: MethodRow) -> str:
         """Why two rows may not be tested against each other, as in comparisons; "" if they may."""
-        others = {run.seed: run for run in other.runs}
-        pairs = [(run, others[run.seed]) for run in row.runs if run.seed in others]
-        if (reason := refusal_of(pairs)) or self.controls is None:
+        others = {record.seed: record for record in other.records}
+        pairs = [(record, others[record.seed]) for record in row.records if record.seed in others]
+        if (reason := refusal_of(pairs)) or not self.measure:
             return reason
-        view = self.controls(row.summaries)
-        return other_places(pairs, view) or blind_pair(row.summaries, other.summaries, view)
+        return other_places(pairs, self.measure) or blind_pair(row.records, other.records, self.measure)
 
 
 def columns_of(table: TableName, context: Context) -> list[RunColumn]:
@@ -169,14 +175,10 @@ def method_table(
     lines = [(Cell(row.title), *row_cells) for row, row_cells in zip(rows, zip(*cells, strict=True), strict=True)]
     cut = sum(not row.bound for row in rows)
     headings = (column.heading if isinstance(column, RunColumn) else column[0] for column in columns)
-    judged = [column.controls for column in columns if isinstance(column, RunColumn) and column.controls is not None]
-    note: list[list[str]] = []
-    for row in rows:
-        for key in judged:
-            if row.runs:
-                note.append(controls_note([row.summaries], [key(row.summaries)]))
+    judged = [column.measure for column in columns if isinstance(column, RunColumn) and column.measure]
+    meaning = controls_note([row.records for row in rows if row.runs], judged)
     sections = (tuple(lines[:cut]), tuple(lines[cut:]))
-    notes = (*notes, *bold_note(lines), *next(filter(None, note), []))
+    notes = (*notes, *bold_note(lines), *meaning)
     return Table(title, (Column("method", words=True), *headings), sections, notes)
 
 
@@ -198,10 +200,6 @@ def bytes_up(run: Run) -> float | None:
     """
     rounds = [numbers(line.get("bytes_up")) for line in run.rounds if line.get("event") == "round"]
     return average(list(chain.from_iterable(clients.values() for clients in rounds)))
-
-
-def _view(view: View) -> Callable[[Sequence[Summary]], View]:
-    return lambda _: view
 
 
 def _headline(name: str) -> Callable[[Run], float | None]:
@@ -281,18 +279,18 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("share", _share_sent, ("paper",), "parameters", "share", _deployed, of_bounds=False),
     RunColumn("sent up", bytes_up, ("paper",), "round and client", "size", _deployed, of_bounds=False),
     RunColumn("average", _headline(View.DEPLOYED.mean), ("paper",), "deployed", shown=_deployed,
-              controls=_view(View.DEPLOYED)),
+              measure=View.DEPLOYED.mean),
     RunColumn("average", _headline(View.PERSONAL.mean), ("paper",), "personal", shown=_personal,
-              controls=_view(View.PERSONAL)),
+              measure=View.PERSONAL.mean),
     RunColumn("average", _headline(View.UNSEEN.mean), ("paper",), "unseen", shown=_unseen,
-              controls=_view(View.UNSEEN)),
+              measure=View.UNSEEN.mean),
     RunColumn("harmonic mean", _base_and_new, ("paper",), "base and new", shown=_new_classes),
     RunColumn("mean", _headline(View.DEPLOYED.mean), ("results",), "deployed", shown=_some_deployed,
-              controls=_view(View.DEPLOYED)),
-    RunColumn("mean", _headline(View.PERSONAL.mean), ("results",), "personal", controls=_view(View.PERSONAL)),
+              measure=View.DEPLOYED.mean),
+    RunColumn("mean", _headline(View.PERSONAL.mean), ("results",), "personal", measure=View.PERSONAL.mean),
     RunColumn("worst", _headline(WORST), ("results",), "personal"),
-    RunColumn("seen", _headline(View.SEEN.mean), ("results",), "global", controls=_view(View.SEEN)),
-    RunColumn("unseen", _headline(View.UNSEEN.mean), ("results",), "global", controls=_view(View.UNSEEN)),
+    RunColumn("seen", _headline(View.SEEN.mean), ("results",), "global", measure=View.SEEN.mean),
+    RunColumn("unseen", _headline(View.UNSEEN.mean), ("results",), "global", measure=View.UNSEEN.mean),
     *chain.from_iterable(
         (
             RunColumn("CIDEr-D", _cider(view), ("captions",), view.heading, ranked=False),

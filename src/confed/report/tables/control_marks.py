@@ -7,15 +7,17 @@ What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.run
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from typing import Any
 
+from confed.comparison.records import Record
+from confed.comparison.refusals import fails
 from confed.report.html import page
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results.format import p_value
+from confed.results.records import record_of
 from confed.results.runs import Study
 from confed.results.summary import Summary, number
 from confed.results.views import TESTED, View
+from confed.system.format import p_value
 
 SIGN = "†"
 """Behind the means of models that do not beat their controls."""
@@ -38,21 +40,9 @@ _CONDITIONS: Mapping[str, str] = {
 }
 
 
-def controls_in(summary: Summary, view: View) -> Mapping[str, Any]:
-    """The controls of one view of a run, for personal models that there are not the global one's."""
-    controls = summary.controls(view)
-    return summary.controls(View.SEEN) if not controls and summary.view(view) is View.PERSONAL else controls
-
-
-def fails(summaries: Iterable[Summary], view: View) -> bool:
-    """Whether a method's models are marked: at least half of the runs that tried controls did not beat them."""
-    passed = [bool(control.get("passed", True)) for summary in summaries if (control := controls_in(summary, view))]
-    return bool(passed) and 2 * sum(passed) <= len(passed)
-
-
-def marked(cell: Cell, summaries: Iterable[Summary], view: View) -> Cell:
-    """A cell with the mark behind its text where the method's models of this view do not beat their controls."""
-    return replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and fails(summaries, view) else cell
+def marked(cell: Cell, records: Iterable[Record], measure: str) -> Cell:
+    """A cell with the mark behind its text where the method's models do not beat their controls."""
+    return replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and fails(records, measure) else cell
 
 
 def with_marks(table: Table, blind: Collection[tuple[str, str]]) -> Table:
@@ -67,21 +57,18 @@ def with_marks(table: Table, blind: Collection[tuple[str, str]]) -> Table:
     return replace(table, sections=tuple(tuple(map(row, section)) for section in table.sections))
 
 
-def blind_pair(runs: Iterable[Summary], others: Iterable[Summary], view: View) -> str:
-    """Why no difference between two methods' models of one view may be tested; "" if it may."""
-    return "neither model is shown to use its input" if fails(runs, view) and fails(others, view) else ""
-
-
-def controls_note(methods: Iterable[Sequence[Summary]], views: Sequence[View] = TESTED) -> list[str]:
+def controls_note(methods: Iterable[Sequence[Record]], measures: Sequence[str]) -> list[str]:
     """Footnote on the mark, where a table has one."""
-    return [MEANING] if any(fails(runs, view) for runs, view in product(methods, views)) else []
+    return [MEANING] if any(fails(records, measure) for records, measure in product(methods, measures)) else []
 
 
 def controls_table(study: Study) -> Table | None:
     """Every method's means over places under all conditions, a section per view; None where none were tried."""
     runs: dict[str, list[Summary]] = {}
+    records: dict[str, list[Record]] = {}
     for m in study.methods:
         runs[m] = [run.summary for run in study.of(m) if run.complete]
+        records[m] = [record_of(run) for run in study.of(m) if run.complete]
     control_names: set[str] = set()
     for summary, view in product(chain.from_iterable(runs.values()), TESTED):
         control_names.update(summary.controls(view).get("means", ()))
@@ -101,7 +88,7 @@ def controls_table(study: Study) -> Table | None:
             cells: list[Cell] = []
             for name in names:
                 cells.append(mean_sd_cell([number(statement["means"].get(name)) for statement in stated]))
-            cells[0] = marked(cells[0], method_summaries, view)
+            cells[0] = marked(cells[0], records[method], view.mean)
             largest = max((min(statement["p"].values(), default=1.0) for statement in stated), default=1.0)
             if "permuted_image" in control_names:
                 largest = max((statement["p"].get("permuted_image", 1.0) for statement in stated), default=1.0)
@@ -112,7 +99,7 @@ def controls_table(study: Study) -> Table | None:
         "Blank: every picture is grey. The last columns are answers without any picture, learned from the training "
         "data. p: one-sided sign-flip test of own input against permuted, of multi-label data a paired bootstrap of "
         "C-AP; of several seeds the largest.",
-        *controls_note(list(runs.values())),
+        *controls_note([*records.values()], [view.mean for view in TESTED]),
     )
     return Table("Whether models use their input: test score in % under control conditions", columns,
                  tuple(sections), notes)  # fmt: skip

@@ -6,9 +6,9 @@ from functools import partial
 from itertools import chain
 
 from confed.report.tables.table import Cell, Column, Table, joined
-from confed.results import format as formats
 from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
 from confed.results.runs import Run, Study
+from confed.system import format as formats
 
 # Joined tables of several studies, with the backbone in front of every row ------------------------------------
 

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from confed.comparison.paired import Difference
 from confed.metrics.equivalence import Equivalence
 from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import PairedT
 from confed.metrics.stratified import Interval
-from confed.report.statistics.paired import MEASURES, Difference
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
+from confed.results.records import MEASURES
+from confed.system import format as formats
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Measure -> method -> seed -> value."""

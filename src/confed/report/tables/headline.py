@@ -14,22 +14,15 @@ from confed.report.tables.columns import (
     method_table,
     place_columns,
 )
-from confed.report.tables.labels import label_tables, label_view
+from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Table, to_rich
 from confed.results.runs import Study
-from confed.results.summary import LABELS, WORST, Summary, deployed_note, global_note, personal_note, with_deployed
+from confed.results.summary import Summary, deployed_note, global_note, personal_note, with_deployed
 from confed.results.views import View
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table as RichTable
-
-
-def tested_view(name: str, summary: Summary) -> View:
-    """The view that one of the means belongs to; see :meth:`confed.results.summary.Summary.headline`."""
-    if name in LABELS:
-        return label_view([summary], LABELS[name][0])
-    return View.PERSONAL if name == WORST else View(name.removesuffix("_mean"))
 
 
 def study_table(contents: Iterable[Mapping[str, Any]]) -> "RichTable | Group":

@@ -12,9 +12,8 @@ from typing import Any
 from confed.report.tables.cells import missing_sites_note
 from confed.report.tables.columns import Context, RunColumn, columns_of, in_order, method_row, method_table
 from confed.report.tables.table import Table
-from confed.results import format as formats
 from confed.results.summary import LABEL_METRICS, Summary
-from confed.results.views import OF_EVALUATED, View
+from confed.system import format as formats
 
 VIEWS: Mapping[str, str] = {
     "": "the model that each method is judged by",
@@ -42,7 +41,7 @@ def label_table(
             metric,
             lambda run, m=metric: run.summary.label_value(m, view, level),
             group=LEVELS.get(level, ""),
-            controls=(lambda runs: label_view(runs, view)) if metric == LABEL_METRICS[0] else None,
+            measure=f"{view} C-AP".strip() if metric == "C-AP" and view != "global" else "",
         )
         for metric in LABEL_METRICS
     ]
@@ -50,12 +49,6 @@ def label_table(
     columns += columns_of("labels and cost", Context(rows)) if cost else []
     bounds = [row.label for row in rows if row.bound]
     return method_table(_title(methods, view, level), rows, columns, _notes(methods, view, bounds, level))
-
-
-def label_view(runs: Sequence[Summary], view: str) -> View:
-    """The view of a name in multi-label results, the empty one that which heads the runs' results."""
-    name = view or next((run.label_view for run in runs if run.is_labelled), "")
-    return OF_EVALUATED.get(name.partition("/")[0], View.SEEN)
 
 
 def without_positives(shown: Sequence[tuple[Summary, Mapping[str, Any]]]) -> list[str]:

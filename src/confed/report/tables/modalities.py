@@ -16,12 +16,12 @@ from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_csv
-from confed.results import format as formats
 from confed.results.history import no_global
 from confed.results.metric import metric_of
 from confed.results.runs import Study, load
 from confed.results.summary import average
 from confed.results.views import TESTED, View
+from confed.system import format as formats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

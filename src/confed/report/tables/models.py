@@ -8,14 +8,14 @@ from dataclasses import replace
 from itertools import chain, combinations
 
 from confed.metrics.statistics import smallest_p
-from confed.report.statistics.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
+from confed.report.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
 from confed.report.tables.cells import best_marks, bold_note, mean_sd_cell
 from confed.report.tables.control_marks import MEANING, SIGN
 from confed.report.tables.table import Cell, Column, Mark, Table, joined, to_csv, to_latex, to_markdown
-from confed.results import format as formats
 from confed.results.metric import metric_note, metric_of
 from confed.results.summary import average, deployed_note, personal_note
 from confed.results.views import View
+from confed.system import format as formats
 
 FEW_TYPES = 4
 """With more types of question than this their tables are left to the files and the page."""

@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from confed.report.statistics.harmed import by_seed, hurting, reference_row
+from confed.report.harmed import by_seed, hurting, reference_row
 from confed.report.tables.cells import left_clients_note, left_out_note
 from confed.report.tables.columns import MANY_PLACES, Context, MethodRow, columns_of, method_table, place_columns
 from confed.report.tables.cost import backbone
 from confed.report.tables.labels import label_table, label_tables
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
 from confed.results.history import judged
 from confed.results.metric import metric_note, metric_of
 from confed.results.runs import Run, Study
 from confed.results.settings import tuning_note
 from confed.results.summary import Summary, deployed_note, personal_note
 from confed.results.views import View
+from confed.system import format as formats
 
 
 def paper_table(study: Study) -> Table:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from confed.metrics.statistics import mean_sd
 from confed.report.figures.style import Drawing, Palette, style_axes
-from confed.report.statistics.harmed import BySeed
+from confed.report.harmed import BySeed
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
-from confed.results import format as formats
 from confed.results.summary import average
+from confed.system import format as formats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

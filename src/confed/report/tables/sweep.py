@@ -12,16 +12,16 @@ from confed.federation.checkpoint import write_atomically
 from confed.metrics.statistics import mean
 from confed.report.figures.annotate import End, at_ends
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, series_styles, style_axes
-from confed.report.statistics.paired import MEASURES
-from confed.report.statistics.sweep import Stage, stages
+from confed.report.stages import Stage, stages
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.columns import Context, MethodRow, RunColumn, columns_of
 from confed.report.tables.control_marks import SIGN
 from confed.report.tables.differences import p_cell
 from confed.report.tables.relative import improvement_cell
 from confed.report.tables.table import Cell, Column, Table, in_files
-from confed.results import format as formats
+from confed.results.records import MEASURES
 from confed.results.sweep import Sweep, number_of, read_sweep
+from confed.system import format as formats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

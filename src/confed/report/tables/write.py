@@ -19,7 +19,7 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
 
     Raises ``ValueError``: the folder is neither a run nor a study, or a reference is not among the methods.
     """
-    from confed.report.statistics.comparison import compare_runs
+    from confed.report.comparison import compare_runs
     from confed.report.tables import modalities as modality_matrix  # here: these build on this module
 
     study = load(Path(folder))

@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from confed.comparison.paired import baseline_methods
+from confed.comparison.records import Record
+from confed.comparison.refusals import fails, refusals
 from confed.metrics.statistics import PairedT, UnpairedT, Wilcoxon, holm, paired_t, unpaired_t, wilcoxon
-from confed.report.statistics.comparable import refusals
-from confed.report.statistics.paired import baseline_methods
 from confed.report.tables.columns import COLUMNS, RunColumn
-from confed.report.tables.control_marks import fails
 from confed.results.metric import types_in_order
+from confed.results.records import HEADLINES, record_of
 from confed.results.runs import Run, Study, with_deployed_of
 from confed.results.summary import average
 from confed.results.views import View
@@ -83,15 +84,15 @@ class ModelStudies:
         return tuple(method for method, method_runs in runs.items() if method_runs and method_runs[0].summary.is_bound)
 
     def references(self, asked: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The methods that others are compared with; see :func:`confed.report.statistics.paired.baseline_methods`.
+        """The methods that others are compared with; see :func:`confed.comparison.paired.baseline_methods`.
 
         Raises ``ValueError``: an unknown method.
         """
         every = list(chain.from_iterable(study.runs for study in self.studies.values()))
-        methods: dict[str, dict[int, Run]] = {}
+        methods: dict[str, dict[int, Record]] = {}
         for m in self.labels:
-            methods[m] = dict(enumerate(run for run in every if run.method == m))
-        return baseline_methods({method: runs for method, runs in methods.items() if runs}, asked)
+            methods[m] = dict(enumerate(record_of(run) for run in every if run.method == m))
+        return baseline_methods({method: records for method, records in methods.items() if records}, asked)
 
 
 def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> ModelStudies:
@@ -116,12 +117,13 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
     measures = {measure: _cells(found, list(labels), view, measure) for measure in (OVERALL, *types, *_declared())}
     refused: dict[str, dict[str, str]] = {}
     for study in found.values():
-        for method, others in refusals({m: {run.seed: run for run in study.of(m)} for m in study.methods}).items():
+        records = {method: {run.seed: record_of(run) for run in study.of(method)} for method in study.methods}
+        for method, others in refusals(records, [*HEADLINES]).items():
             refused.setdefault(method, {}).update(others)
     blind: dict[str, list[str]] = {}
     for model, study in found.items():
         for method in labels:
-            if fails([run.summary for run in study.of(method) if run.complete], view):
+            if fails([record_of(run) for run in study.of(method) if run.complete], view.mean):
                 blind.setdefault(model, []).append(method)
     return ModelStudies(found, labels, view, measures, refused=refused, blind=blind)
 

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 from scipy import stats
 
-from confed.report.statistics.comparison import Comparison, compare
-from confed.report.statistics.paired import Difference
+from confed.comparison.paired import Difference
+from confed.report.comparison import Comparison, compare
 from synthetic_study import CLIENTS, make_run, make_study
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from confed.report.statistics.comparison import Comparison, compare_runs
-from confed.report.statistics.paired import Difference, against, corrected
+from confed.comparison.paired import Difference, against, corrected
+from confed.report.comparison import Comparison, compare_runs
 from confed.report.tables.relative import BySeed, mean_improvement, no_mean
-from confed.results import format as formats
 from confed.results.history import judged
 from confed.results.runs import Study, load
 from confed.results.sweep import Point, Sweep
+from confed.system import format as formats
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def measure(self) -> str:
-        """Measure that is compared: a key of :data:`confed.report.statistics.paired.MEASURES`."""
+        """Measure that is compared: a key of :data:`confed.results.records.MEASURES`."""
         return judged(self.study).mean
 
     def values(self, method: str) -> Mapping[int, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from confed.metrics.statistics import holm
-from confed.report.statistics.sweep import stages
+from confed.report.stages import stages
 from confed.results.sweep import Point, Sweep
 from synthetic_study import make_run, make_study
 

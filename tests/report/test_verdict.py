@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from confed.report.statistics.comparison import Comparison, compare_runs, verdict
-from confed.report.statistics.paired import LEVEL
+from confed.comparison.paired import LEVEL
+from confed.report.comparison import Comparison, compare_runs, verdict
 from confed.results.runs import Study, load
 from synthetic_study import make_study
 

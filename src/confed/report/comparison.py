@@ -15,40 +15,33 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from confed.comparison.paired import LEVEL, MARGIN, MIN_SEEDS, Difference, with_places
+from confed.comparison.pairing import BY_POSITION
+from confed.comparison.records import distinct_labels
+from confed.comparison.refusals import blind_pair, refusals
+from confed.comparison.verdict import Compared
+from confed.comparison.verdict import compare as compare_records
 from confed.metrics.statistics import smallest_p
-from confed.report.statistics.comparable import refusals
-from confed.report.statistics.paired import (
-    LEVEL,
-    MARGIN,
-    MEASURES,
-    MIN_SEEDS,
-    Difference,
-    Methods,
-    against,
-    all_pairs,
-    baseline_methods,
-    values_of,
-    with_places,
-)
-from confed.report.statistics.pairing import BY_POSITION, Scores
-from confed.report.tables.control_marks import MEANING, blind_pair, fails, with_marks
+from confed.report.tables.control_marks import MEANING, with_marks
 from confed.report.tables.differences import client_table, difference_table, seed_table
-from confed.report.tables.headline import tested_view
 from confed.report.tables.labels import without_positives
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
-from confed.results import format as formats
-from confed.results.gates import POOLING
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import Run, Study, distinct_labels, load, with_deployed_of
+from confed.results.records import HEADLINES, MEASURES, record_of
+from confed.results.runs import Run, Study, load, with_deployed_of
 from confed.results.settings import differing_keys, named_apart, tuning_note
-from confed.results.summary import LABELS, Summary, deployed_note, personal_note
+from confed.results.summary import LABELS, deployed_note, personal_note
 from confed.results.views import View
+from confed.system import format as formats
 from confed.system.processor import machine_differences
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Group
+
+Methods = Mapping[str, Mapping[int, Run]]
+"""Method -> seed -> run."""
 
 # Caveats of a comparison of methods, in sentences -------------------------------------------------------------
 
@@ -191,7 +184,7 @@ class Comparison:
         margin: differences smaller than this are taken not to matter, a fraction.
         values: measure -> method -> seed -> value.
         differences: one per reference, measure and method that share a seed.
-        pairs: one per measure and pair of methods that share a seed: the family that p-values are corrected over.
+        compared: the tests of all pairs.
         warnings: settings in which the runs differ although only the algorithm and the seed should.
         remarks: how to read the figures.
         table_remarks: how to read the tables of this comparison: their tests of equivalence and corrections.
@@ -211,11 +204,16 @@ class Comparison:
     warnings: tuple[str, ...]
     remarks: tuple[str, ...]
     table_remarks: tuple[str, ...]
+    compared: Compared
     clients_of: Values = field(default_factory=dict[str, Mapping[str, Mapping[int, float]]])
     places_of: Mapping[str, Values] = field(default_factory=dict[str, Values])
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     blind: tuple[tuple[str, str], ...] = ()
-    pairs: tuple[Difference, ...] = ()
+
+    @property
+    def pairs(self) -> tuple[Difference, ...]:
+        """One per measure and pair of methods that share a seed: the family that p-values are corrected over."""
+        return self.compared.pairs
 
     def against(self, reference: str) -> tuple[Difference, ...]:
         """The differences to one reference."""
@@ -332,58 +330,47 @@ def compare_runs(
     headline: str = "",
 ) -> Comparison:
     """Comparison of methods over loaded runs; see :func:`compare`."""
-    if not 0 < margin < 1:
-        raise ValueError(f"margin must lie between 0 and 1 (0.01 is one percentage point), got {margin}")
     # Runs that were interrupted or failed have no test results; without any other, the remarks say what is missing.
     ended = with_deployed_of([run for run in runs if run.complete] or runs, headline)
+    named = named_apart(ended)
     methods: dict[str, dict[int, Run]] = {}
-    for run in named_apart(ended):
+    for run in named:
         methods.setdefault(run.method, {})[run.seed] = run
-    references = baseline_methods(methods, reference)
-    scores = Scores()
-    pairs = all_pairs(methods, margin, scores)
+    compared = compare_records([*map(record_of, named)], MEASURES, reference, margin)
     differences: list[Difference] = []
-    for name in references:
-        for d in against(pairs, name):
-            differences.append(with_places(d, methods, scores))
-    values = {measure: values_of(methods, measure) for measure in MEASURES}
-    summaries = {}
-    for method, runs_by_seed in methods.items():
-        summaries[method] = [run.summary for run in runs_by_seed.values()]
-    items: list[tuple[str, str]] = []
-    for name, method_values in values.items():
-        for method in method_values:
-            if fails(summaries[method], tested_view(name, summaries[method][0])):
-                items.append((name, method))
-    blind = tuple(items)
-    view = View.DEPLOYED if values[View.DEPLOYED.mean] else View.PERSONAL
-    sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(blind), *remarks(differences, methods)]
+    for name in compared.references:
+        differences += [with_places(difference, compared.methods) for difference in compared.against(name)]
+    view = View.DEPLOYED if View.DEPLOYED.mean in compared.values else View.PERSONAL
+    sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(compared.blind)]
+    sentences += remarks(differences, methods)
+    places_of: dict[str, Values] = {}
+    for measure, measured_view in HEADLINES.items():
+        if measure in compared.values:
+            places_of[measure] = _clients_of(methods, measured_view)
     return Comparison(
-        references=references,
-        labels=distinct_labels({method: next(iter(runs.values())).label for method, runs in methods.items()}),
+        references=compared.references,
+        labels=distinct_labels(compared.labels),
         metric=metric_of(ended),
         margin=margin,
-        values={measure: method_values for measure, method_values in values.items() if method_values},
+        values=compared.values,
         differences=tuple(differences),
-        warnings=(*_warnings(methods, references[0]), *_failures(methods)),
-        remarks=(*sentences, *[BY_POSITION] * scores.by_position),
-        table_remarks=tuple(table_remarks(differences, pairs, margin)),
+        warnings=(*_warnings(methods, compared.references[0]), *_failures(methods)),
+        remarks=(*sentences, *[BY_POSITION] * any(pair.by_position for pair in compared.pairs)),
+        table_remarks=tuple(table_remarks(differences, compared.pairs, margin)),
         clients_of=_clients_of(methods, view),
-        places_of={m: _clients_of(methods, v) for m, (_, v) in MEASURES.items() if v is not None and values[m]},
-        refused=_refused(methods, scores, summaries, view),
-        blind=blind,
-        pairs=tuple(pairs),
+        places_of=places_of,
+        refused=_refused(compared, view),
+        blind=compared.blind,
+        compared=compared,
     )
 
 
-def _refused(
-    methods: Methods, scores: Scores, summaries: Mapping[str, Sequence[Summary]], view: View
-) -> dict[str, dict[str, str]]:
+def _refused(compared: Compared, view: View) -> dict[str, dict[str, str]]:
     """Why methods are not compared client by client: other data, or neither uses its input."""
-    refused = refusals(methods, scores.strict)
-    for a in methods:
-        for b in methods:
-            if a != b and (reason := blind_pair(summaries[a], summaries[b], view)):
+    refused = refusals(compared.methods, [*HEADLINES])
+    for a, records in compared.methods.items():
+        for b, others in compared.methods.items():
+            if a != b and (reason := blind_pair(records.values(), others.values(), view.mean)):
                 refused.setdefault(a, {}).setdefault(b, reason)
     return refused
 
@@ -458,110 +445,8 @@ VERDICTS = {
 
 
 def verdict(study: Study, comparison: Comparison) -> str:
-    """Two sentences per measure; "" for a run on its own or with fewer than two ranked methods.
-
-    The first names the method with the highest mean, the second the methods that it is ahead of by more than noise:
-    over seeds where there are at least :data:`~confed.report.statistics.paired.MIN_SEEDS`, else over test examples.
-    Where the study has a centralised row without head-room over local training (over the reference, in unseen places),
-    the second says that nothing can be judged.
-    """
-    firsts = {run.method: run.summary for run in study.runs if run.complete}
-    ranked = [method for method, summary in firsts.items() if not summary.is_bound]
-    if study.single or len(ranked) < 2:
-        return ""
-    sentences: list[str] = []
-    for measure, words in VERDICTS.items():
-        if measure == View.PERSONAL.mean and View.DEPLOYED.mean in comparison.values:
-            continue
-        values = comparison.values.get(measure, {})
-        means = {method: sum(values[method].values()) / len(values[method]) for method in ranked if method in values}
-        if len(means) > 1:
-            best = max(means, key=means.__getitem__)
-            pairs = [d for d in against(comparison.pairs, best) if d.measure == measure and d.method in means]
-            reason = _no_headroom(comparison, firsts, measure)
-            second = (
-                f"Nothing can be judged here: {reason}." if reason else _tested(comparison.labels, best, means, pairs)
-            )
-            sentences += [f"{words}: {_highest(comparison.labels, means)}.", second]
-    return " ".join(sentences)
-
-
-def _highest(labels: Mapping[str, str], means: Mapping[str, float]) -> str:
-    best, second = sorted(means, key=means.__getitem__, reverse=True)[:2]
-    percent = formats.percent(means[best])
-    level = [labels[method] for method, mean in means.items() if formats.percent(mean) == percent]
-    if len(level) > 1:
-        return f"{_names(level)} share the highest mean ({percent} %)"
-    lead = f"{100 * (means[best] - means[second]):.1f} points ahead of {labels[second]}"
-    return f"{labels[best]} has the highest mean ({percent} %), {lead}"
-
-
-def _at_most(p: float) -> str:
-    return "p below 0.001" if p < 0.0005 else f"p at most {formats.p_value(p)}"
-
-
-def _names(labels: Sequence[str]) -> str:
-    return " and ".join(filter(None, [formats.names(labels[:-1]), labels[-1]]))
-
-
-def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pairs: Sequence[Difference]) -> str:
-    """Which methods the best one is ahead of by more than noise, and which tests cannot tell from it."""
-    seeds = min((len(pair.seeds) for pair in pairs), default=0)
-    p = {pair.method: p_value for pair in pairs if (p_value := _p(pair, over_seeds=seeds >= MIN_SEEDS)) is not None}
-    if not p:
-        return "Whether that is more than noise is not tested."
-    # Over the seeds that both have, the difference may have another sign than that of the means.
-    ahead = [pair.method for pair in pairs if p.get(pair.method, 1.0) <= LEVEL and pair.points < 0]
-    level = [method for method in p if method not in ahead]
-    untested = [labels[method] for method in means if method != best and method not in p]
-    parts: list[str] = []
-    if ahead:
-        who = _names([labels[method] for method in ahead]) if len(ahead) < len(means) - 1 else "every other method"
-        parts.append(f"{labels[best]} is ahead of {who} ({_at_most(max(p[method] for method in ahead))})")
-    if level:
-        who = _names([labels[method] for method in level]) if len(level) < len(means) - 1 else "any other method"
-        least = formats.p_value(min(p[method] for method in level))
-        shown = [pair.detectable for pair in pairs if pair.method in level and pair.detectable is not None]
-        power = f"; a true difference of {100 * max(shown):.1f} points would show in 4 of 5 cases" if shown else ""
-        parts.append(f"the difference of {labels[best]} to {who} may be noise (p at least {least}{power})")
-    if untested:
-        parts.append(f"{_names(untested)} {'is' if len(untested) == 1 else 'are'} not tested")
-    few = f"On these test examples ({formats.counted(seeds, 'seed')}, others may differ)"
-    return f"{f'Over {seeds} seeds' if seeds >= MIN_SEEDS else few} {'; '.join(parts)}."
-
-
-def _p(pair: Difference, over_seeds: bool) -> float | None:
-    """The corrected p-value over seeds or over examples, as tables have it; None without one.
-
-    Of rows that are equal in every seed, which have no p-value over seeds, it is 1: they are level.
-    """
-    if not over_seeds:
-        return pair.examples_p
-    return 1.0 if pair.over_seeds is not None and not pair.over_seeds.sd and not pair.points else pair.seeds_p
-
-
-def _no_headroom(comparison: Comparison, firsts: Mapping[str, Summary], measure: str) -> str:
-    """Why a measure fails gate a of this study; "" where it passes, or where a row is missing.
-
-    The gate is the measure's own: at the clients pooling has to be ahead of local training, in unseen places of the
-    reference.
-    """
-    values = comparison.values[measure]
-    central = next((method for method in values if firsts[method].is_bound), "")
-    if not central:
-        return ""
-    trained = firsts[central].trainable
-    like = [method for method in values if method != central and firsts[method].trainable == trained]
-    if measure == View.UNSEEN.mean:
-        lower = next((method for method in comparison.references if method in like), "")
-    else:
-        lower = next((method for method in like if not firsts[method].traits.communicates), "")
-    seeds = [seed for seed in values[central] if lower and seed in values[lower]]
-    if not seeds:
-        return ""
-    points = 100 * sum(values[central][seed] - values[lower][seed] for seed in seeds) / len(seeds)
-    if round(points, 9) >= POOLING:
-        return ""
-    names = comparison.labels[central], comparison.labels[lower]
-    place = f"{points:.1f} points ahead of" if points >= 0 else f"{-points:.1f} points behind"
-    return f"gate a fails, {names[0]} is {place} {names[1]} and at least {POOLING:g} ahead are needed"
+    """The verdict of a study's comparison; "" for a run on its own. See :meth:`confed.comparison.Compared.verdict`."""
+    words = dict(VERDICTS)
+    if View.DEPLOYED.mean in comparison.values:
+        del words[View.PERSONAL.mean]
+    return "" if study.single else comparison.compared.verdict(words, by_reference=(View.UNSEEN.mean,))

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from confed.comparison import Examples
+from confed.comparison.paired import LEVEL, MOST_SIGNS, Difference, by_place_test
+from confed.comparison.pairing import aligned, over_seeds
 from confed.metrics.stratified import sign_flip
-from confed.report.statistics.comparison import Comparison, compare
-from confed.report.statistics.paired import LEVEL, MOST_SIGNS, Difference, by_place_test
-from confed.report.statistics.pairing import Rows, aligned, over_seeds
+from confed.report.comparison import Comparison, compare
+from confed.results.records import record_of
 from confed.results.run_files import name_hashes
 from confed.results.runs import load
 from synthetic_study import CLIENTS, make_run
@@ -157,11 +159,11 @@ def test_means_over_other_places_are_not_tested(tmp_path: Path) -> None:
 
 
 def test_seeds_partly_without_names_are_stacked_only_where_known_names_agree(tmp_path: Path) -> None:
-    runs = [load(make_run(tmp_path / str(seed), "fedavg", seed)).runs[0] for seed in range(3)]
+    runs = [record_of(load(make_run(tmp_path / str(seed), "fedavg", seed)).runs[0]) for seed in range(3)]
     scores, names = np.arange(4.0), name_hashes("abcd")
-    same = [Rows(scores, names), Rows(scores, None), Rows(scores, names)]
+    same = [Examples(scores, names), Examples(scores, None), Examples(scores, names)]
     assert not isinstance(over_seeds(same, runs), str)
-    reason = over_seeds([*same[:2], Rows(scores, names[::-1])], runs)
+    reason = over_seeds([*same[:2], Examples(scores, names[::-1])], runs)
     assert reason == "some predictions carry no names of examples, and the others have other examples or another order"
 
 
@@ -196,37 +198,37 @@ def test_seeds_may_have_other_examples(tmp_path: Path) -> None:
 
 def test_orders_of_names() -> None:
     scores, names = np.arange(4.0), name_hashes("abcd")
-    base, moved = Rows(scores, names, np.arange(4)), Rows(scores[::-1], names[::-1], np.arange(4)[::-1])
+    base, moved = Examples(scores, names, np.arange(4)), Examples(scores[::-1], names[::-1], np.arange(4)[::-1])
     order = aligned(base, moved)
     assert not isinstance(order, str)
     assert moved.scores[order].tolist() == [0, 1, 2, 3]
-    assert aligned(base, Rows(scores, names, np.zeros(4))) == "examples of the same names with other right answers"
+    assert aligned(base, Examples(scores, names, np.zeros(4))) == "examples of the same names with other right answers"
     # Positions in pools of other training data say nothing; hashes of the answers' texts do.
-    pool = Rows(scores, names, np.arange(4) + 1)
+    pool = Examples(scores, names, np.arange(4) + 1)
     assert isinstance(aligned(base, pool), str)
     assert not isinstance(aligned(base, pool, same_pool=False), str)
-    hashed = [Rows(scores, names, pool, name_hashes(texts)) for pool, texts in ((names, "wxyz"), (scores, "wxyz"))]
+    hashed = [Examples(scores, names, pool, name_hashes(texts)) for pool, texts in ((names, "wxyz"), (scores, "wxyz"))]
     assert not isinstance(aligned(hashed[0], hashed[1]), str)
-    other = Rows(scores, names, names, name_hashes("wxyy"))
+    other = Examples(scores, names, names, name_hashes("wxyy"))
     assert aligned(hashed[0], other, same_pool=False) == "examples of the same names with other right answers"
     twice = name_hashes("aabb")
-    assert aligned(Rows(scores, twice), Rows(scores, twice[::-1])) == (
+    assert aligned(Examples(scores, twice), Examples(scores, twice[::-1])) == (
         "examples in another order, whose names are not unique"
     )
-    assert not isinstance(aligned(Rows(scores, twice), Rows(scores, twice)), str)
-    assert aligned(base, Rows(scores, None), lambda: "why") == "why"
+    assert not isinstance(aligned(Examples(scores, twice), Examples(scores, twice)), str)
+    assert aligned(base, Examples(scores, None), lambda: "why") == "why"
 
 
 def test_reordered_seeds_reject_no_more_than_they_should(tmp_path: Path) -> None:
     # Nothing differs; what is hard stays hard for all seeds, whose rows stand in orders of their own.
     rng, repeats = np.random.default_rng(10), 200
     by_name = by_position = 0
-    run = load(make_run(tmp_path / "run", "fedavg")).runs[0]
+    run = record_of(load(make_run(tmp_path / "run", "fedavg")).runs[0])
     for _ in range(repeats):
         lean = rng.choice([-0.5, 0.0, 0.5], 80)
         orders = [rng.permutation(80) for _ in range(3)]
         scores = [np.sign(np.round(lean + rng.uniform(-0.6, 0.6, 80)))[order] for order in orders]
-        rows = [Rows(values, order) for values, order in zip(scores, orders, strict=True)]
+        rows = [Examples(values, order) for values, order in zip(scores, orders, strict=True)]
         joined = over_seeds(rows, [run] * 3)
         assert not isinstance(joined, str)
         by_name += int(sign_flip([joined], resamples=300).p <= 0.05)

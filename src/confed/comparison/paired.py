@@ -14,41 +14,16 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 
+from confed.comparison.pairing import by_position, paired_bootstrap, paired_differences
+from confed.comparison.records import Measure, Methods, Record
+from confed.comparison.refusals import OtherExamples, blind_pair, other_places, refusal_of
 from confed.metrics.equivalence import Equivalence, tost
 from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, PairedT, detectable, holm, paired_t
 from confed.metrics.stratified import RESAMPLES, Interval, SignFlip, flip_interval, sign_flip
-from confed.report.statistics.comparable import OtherExamples, other_places, refusal_of
-from confed.report.statistics.pairing import Scores
-from confed.report.tables.control_marks import blind_pair
-from confed.report.tables.headline import tested_view
-from confed.results.runs import Run
-from confed.results.summary import LABELS
-from confed.results.views import View
-
-__all__ = [
-    "LEVEL",
-    "MARGIN",
-    "MEASURES",
-    "MIN_SEEDS",
-    "MOST_SIGNS",
-    "REFERENCE_ROWS",
-    "Difference",
-    "Measure",
-    "Methods",
-    "Scores",
-    "against",
-    "all_pairs",
-    "baseline_methods",
-    "by_place_test",
-    "corrected",
-    "values_of",
-    "with_places",
-]
 
 MARGIN = 0.01
 """Differences smaller than this (one percentage point) are taken not to matter, unless told otherwise."""
@@ -60,27 +35,8 @@ REFERENCE_ROWS = ("adapter",)
 """Rows that methods are compared with by their name, after the methods that are references."""
 
 
-class Measure(NamedTuple):
-    """A number that heads a run's results.
-
-    Attributes:
-        words: its name as people read it.
-        view: the view that it is a mean of, over places and their examples; None if it is no such mean.
-    """
-
-    words: str
-    view: View | None = None
-
-
-MEASURES: Mapping[str, Measure] = {
-    # Of multi-label runs: no means over examples, so that their tests over examples resample the metric itself.
-    **{name: Measure(name) for name in LABELS},
-    **{view.mean: Measure(view.words, view) for view in View},
-}
-"""Key of the summary -> measure."""
-
-Methods = Mapping[str, Mapping[int, Run]]
-"""Method -> seed -> run."""
+Measures = Mapping[str, Measure]
+"""Measures that methods are compared by, in the order of tables."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +60,9 @@ class Difference:
             is no mean over examples.
         by_place: place -> sign-flip test on its own examples; empty until :func:`with_places` adds them.
         by_place_p: place -> p-value times the number of pairs and places of the measure (Bonferroni).
-        refused: why nothing is tested between the two (:mod:`confed.report.statistics.comparable`); "" where it is.
+        refused: why nothing is tested between the two (:mod:`confed.comparison.refusals`); "" where it is.
         unpaired: why there are no tests over examples; "" where there are, or where nothing is tested.
+        by_position: whether examples without names were paired by their position.
     """
 
     reference: str
@@ -126,6 +83,7 @@ class Difference:
     by_place_p: Mapping[str, float] = field(default_factory=dict[str, float])
     refused: str = ""
     unpaired: str = ""
+    by_position: bool = False
 
     @property
     def mirrored(self) -> "Difference":
@@ -186,38 +144,36 @@ def baseline_methods(methods: Methods, asked: str | Sequence[str] | None = None)
         if not names:
             raise ValueError(f"reference must name at least one of {', '.join(methods)}, got none")
         return names
-    firsts = {method: next(iter(runs.values())) for method, runs in methods.items()}
-    ranks = {method: run.summary.traits.reference for method, run in firsts.items()}
+    roles = {method: next(iter(records.values())).role for method, records in methods.items()}
     baselines: list[str] = []
-    for rank in sorted({rank for rank in ranks.values() if rank}):
+    for rank in sorted({role.reference for role in roles.values() if role.reference}):
         # The row named as its method comes first; a variant of it (another aggregation, say) only without that.
-        same = [method for method in firsts if ranks[method] == rank]
-        baselines.append(next((m for m in same if firsts[m].summary.algorithm == m), same[0]))
+        same = [method for method, role in roles.items() if role.reference == rank]
+        baselines.append(next((method for method in same if roles[method].algorithm == method), same[0]))
     baselines += [name for name in REFERENCE_ROWS if name in methods and name not in baselines]
-    federated = (method for method, run in firsts.items() if not run.summary.is_bound)
+    federated = (method for method, role in roles.items() if not role.bound)
     return tuple(baselines) or (next(federated, next(iter(methods))),)
 
 
 def values_of(methods: Methods, measure: str) -> dict[str, dict[int, float]]:
     """Method -> seed -> value of a measure; methods without any are left out."""
     values: dict[str, dict[int, float]] = {}
-    for method, runs in methods.items():
-        seeds = {seed: run.summary.headline(measure) for seed, run in sorted(runs.items())}
+    for method, records in methods.items():
+        seeds = {seed: record.value(measure) for seed, record in sorted(records.items())}
         present = {seed: value for seed, value in seeds.items() if value is not None}
         if present:
             values[method] = present
     return values
 
 
-def all_pairs(methods: Methods, margin: float = MARGIN, scores: Scores | None = None) -> list[Difference]:
+def all_pairs(methods: Methods, measures: Measures, margin: float = MARGIN) -> list[Difference]:
     """Every method against every one before it, on every measure that both have.
 
     In the order of measures, then of pairs. Each kind of test is corrected by Holm's procedure over all pairs of
     methods with values of the measure, also those that cannot be tested.
     """
-    scores = scores or Scores()
     pairs: list[Difference] = []
-    for measure in MEASURES:
+    for measure in measures:
         values = values_of(methods, measure)
         family: list[Difference] = []
         for reference, method in combinations(values, 2):
@@ -226,7 +182,7 @@ def all_pairs(methods: Methods, margin: float = MARGIN, scores: Scores | None = 
                 a, b = ([values[row][seed] for seed in seeds] for row in (method, reference))
                 points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
                 pair = Difference(reference, measure, method, seeds, points)
-                family.append(_tested(pair, a, b, methods, margin, scores))
+                family.append(_tested(pair, measures[measure], a, b, methods, margin))
         pairs += corrected(family, math.comb(len(values), 2))
     return pairs
 
@@ -241,45 +197,40 @@ def against(pairs: Sequence[Difference], reference: str) -> list[Difference]:
 
 
 def _tested(
-    pair: Difference, a: Sequence[float], b: Sequence[float], methods: Methods, margin: float, scores: Scores
+    pair: Difference, measure: Measure, a: Sequence[float], b: Sequence[float], methods: Methods, margin: float
 ) -> Difference:
     """A pair with its tests, uncorrected, or with the reason why there are none."""
-    runs, measure = _runs(pair, methods), MEASURES[pair.measure]
-    summaries, others = ([two[side].summary for two in runs] for side in (0, 1))
-    places = other_places(runs, measure.view) if measure.view else ""
-    blind = blind_pair(summaries, others, tested_view(pair.measure, summaries[0]))
-    if refused := refusal_of(runs, scores.strict) or places or blind:
+    records = _records(pair, methods)
+    blind = blind_pair([own for own, _ in records], [other for _, other in records], pair.measure)
+    if refused := refusal_of(records) or other_places(records, pair.measure) or blind:
         return replace(pair, refused=refused)
-    if len(runs) > 1:
+    if len(records) > 1:
         pair = replace(pair, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
-    if pair.measure in LABELS:
-        if reason := scores.labels.unpaired(runs, pair.measure):
-            return _without(pair, reason)
-        return replace(pair, over_examples=scores.labels.over_examples(runs, pair.measure))
-    if measure.view is None:
-        return pair
-    strata = _strata(runs, measure.view, scores)
+    if not measure.of_places:
+        bootstrap = paired_bootstrap(records, pair.measure)
+        return _without(pair, bootstrap) if isinstance(bootstrap, str) else replace(pair, over_examples=bootstrap)
+    strata = paired_differences(records, pair.measure)
     if isinstance(strata, str):
         return _without(pair, strata)
     differences, seed = [*strata.values()], _sign_seed(pair)
-    return replace(pair, over_examples=flip_interval(differences, seed), signs=sign_flip(differences, seed))
+    signs, interval = sign_flip(differences, seed), flip_interval(differences, seed)
+    return replace(pair, over_examples=interval, signs=signs, by_position=by_position(records, pair.measure))
 
 
-def with_places(pair: Difference, methods: Methods, scores: Scores) -> Difference:
+def with_places(pair: Difference, methods: Methods) -> Difference:
     """A pair with the tests of its places, where its examples are tested."""
-    view = MEASURES[pair.measure].view
-    strata = "" if pair.signs is None or view is None else _strata(_runs(pair, methods), view, scores)
+    strata = "" if pair.signs is None else paired_differences(_records(pair, methods), pair.measure)
     if isinstance(strata, str):
         return pair
     tests = math.comb(len(values_of(methods, pair.measure)), 2) * len(strata)
-    by_place = {
-        place: by_place_test(d, zlib.crc32(place.encode(), _sign_seed(pair)), tests) for place, d in strata.items()
-    }
+    by_place: dict[str, SignFlip] = {}
+    for place, differences in strata.items():
+        by_place[place] = by_place_test(differences, zlib.crc32(place.encode(), _sign_seed(pair)), tests)
     corrected_p = {place: min(1.0, tests * test.p) for place, test in by_place.items()}
     return replace(pair, by_place=by_place, by_place_p=corrected_p)
 
 
-def _runs(pair: Difference, methods: Methods) -> list[tuple[Run, Run]]:
+def _records(pair: Difference, methods: Methods) -> list[tuple[Record, Record]]:
     """Method and reference of each seed."""
     return [(methods[pair.method][seed], methods[pair.reference][seed]) for seed in pair.seeds]
 
@@ -295,17 +246,6 @@ def _without(difference: Difference, reason: str) -> Difference:
         d = difference
         return Difference(d.reference, d.measure, d.method, d.seeds, d.points, refused=reason)
     return replace(difference, unpaired=reason)
-
-
-def _strata(runs: Sequence[tuple[Run, Run]], view: View, scores: Scores) -> dict[str, np.ndarray] | str:
-    """Place -> differences of its examples (S, N), in the federation's order; or why there are none."""
-    strata = scores.differences(runs, view)
-    if isinstance(strata, str):
-        return strata
-    run = runs[0][0]
-    order = dict.fromkeys(place for place in (*run.clients, *run.scenes, *strata) if place in strata)
-    # A place without test examples has no value either.
-    return {place: strata[place] for place in order if strata[place].size} or "there are no test examples"
 
 
 def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:

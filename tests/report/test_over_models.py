@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from confed.metrics.statistics import unpaired_t
-from confed.report.statistics.over_models import OVERALL, ModelStudies, model_studies, pairs_over_models
+from confed.report.over_models import OVERALL, ModelStudies, model_studies, pairs_over_models
 from confed.report.tables.models import files, model_table, model_tables, pairs_of
 from confed.results.runs import load
 from synthetic_study import make_run

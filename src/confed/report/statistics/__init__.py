@@ -1,1 +1,0 @@
-"""Statistical comparison of a study's methods."""
