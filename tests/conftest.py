@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import jaxtyping
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import shape_checks  # before the packages whose shapes are checked # isort: skip # noqa: F401
+from confed import registry
 from confed.recipes.run_section import Run
 
 torch.set_num_threads(1)
@@ -24,6 +26,18 @@ os.environ["CONFED_ALLOW_CODE"] = ",".join(OWN)
 # What runs keep for later ones is nobody's but this process's.
 os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / f"confed-tests-{os.getpid()}")
 os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "no settings")
+
+
+@pytest.fixture(autouse=True)
+def registries_as_before() -> Iterator[None]:
+    """What a test registers is gone after it: others list everything that there is."""
+    registries = (registry.algorithms, registry.models, registry.datasets, registry.tasks)
+    before = [set(entries._entries) for entries in registries]
+    yield
+    for entries, names in zip(registries, before, strict=True):
+        for name in [*entries._entries]:
+            if name not in names and not str(entries._entries[name].__module__).startswith("confed."):
+                del entries._entries[name]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Studies from Python: methods by name and as objects, growth, tables and tests."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,14 @@ def test_methods_are_compared_with_a_reference(finished: confed.Study) -> None:
         finished.compare(margin=0)
 
 
-def test_the_same_call_runs_what_is_missing(finished: confed.Study) -> None:
-    before = {run.folder: (run.folder / "summary.json").stat().st_mtime_ns for run in finished}
-    grown = start(finished.folder, {"weak": FedProx(mu=1e-4), "strong": FedProx(mu=1.0), "local": "local"}, seeds=[1])
+def test_the_same_call_runs_what_is_missing(finished: confed.Study, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished.folder, tmp_path / "study")
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/*/summary.json")}
+    grown = start(folder, {"weak": FedProx(mu=1e-4), "strong": FedProx(mu=1.0), "local": "local"}, seeds=[1])
     assert [(run.method, run.seed) for run in grown][-2:] == [("weak", 1), ("strong", 1)]
     assert grown["strong", 1].recipe.construct("algorithm").mu == 1.0
-    assert all(folder.joinpath("summary.json").stat().st_mtime_ns == time for folder, time in before.items())
+    assert len(before) == 4
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert len(grown.resume(progress=False)) == 6
 
 
