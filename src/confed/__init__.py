@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from confed.federation.client import Client
     from confed.federation.client_info import ClientInfo
     from confed.federation.local import Local
+    from confed.federation.measure import Measure
     from confed.federation.messages import Call, Flow, Message, Reply
     from confed.federation.params import Mean, Rules, Scope
     from confed.federation.protocols import Batch, Output
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from confed.inference.load import load_exported
     from confed.models import create_model, list_models
     from confed.recipes.recipe import Recipe, load_recipe
-    from confed.registry import allow_code, register_dataset, register_model, register_task
+    from confed.registry import allow_code, register_dataset, register_measure, register_model, register_task
     from confed.testing import check_algorithm, check_model
 
 __version__ = VERSION
@@ -44,6 +45,7 @@ _HOMES = {
     "confed.federation.client": ("Client",),
     "confed.federation.client_info": ("ClientInfo",),
     "confed.federation.local": ("Local",),
+    "confed.federation.measure": ("Measure",),
     "confed.federation.messages": ("Call", "Flow", "Message", "Reply"),
     "confed.federation.params": ("Mean", "Rules", "Scope"),
     "confed.federation.protocols": ("Batch", "Output"),
@@ -53,7 +55,7 @@ _HOMES = {
     "confed.federation.traits": ("Traits",),
     "confed.models": ("create_model", "list_models"),
     "confed.recipes.recipe": ("Recipe", "load_recipe"),
-    "confed.registry": ("allow_code", "register_dataset", "register_model", "register_task"),
+    "confed.registry": ("allow_code", "register_dataset", "register_measure", "register_model", "register_task"),
     "confed.testing": ("check_algorithm", "check_model"),
 }
 _HOME_OF: dict[str, str] = {}
@@ -62,11 +64,11 @@ for _home, _names in _HOMES.items():
 
 __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
-    "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Run", "Scope",
+    "Local", "Mean", "Measure", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Run", "Scope",
     "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action", "allow_code",
     "check_algorithm", "check_model", "create_model", "keeps_protections", "list_models", "load_exported",
-    "load_recipe", "load_run", "load_study", "register_dataset", "register_model", "register_task", "run", "simulate",
-    "study", "teacher", "train",
+    "load_recipe", "load_run", "load_study", "register_dataset", "register_measure", "register_model", "register_task",
+    "run", "simulate", "study", "teacher", "train",
 ]  # fmt: skip
 
 

@@ -240,6 +240,8 @@ algorithms = Registry("algorithm", "confed.algorithms", base="Algorithm")
 models = Registry("model", "confed.models")
 datasets = Registry("dataset", "confed.datasets")
 tasks = Registry("task", "confed.tasks")
+measures = Registry("measure", "confed.measures")
 register_model = models.register
 register_dataset = datasets.register
 register_task = tasks.register
+register_measure = measures.register

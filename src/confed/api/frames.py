@@ -1,5 +1,6 @@
 """Results of a run as pandas data frames."""
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 from confed.results.history import curve, loss
@@ -53,6 +54,9 @@ def results_frame(run: Run) -> "DataFrame":
         }
         for place in dict.fromkeys((*run.clients, *personal, *seen, *run.scenes))
     }
+    for name, view in product(summary.measures, (View.PERSONAL, View.SEEN, View.UNSEEN)):
+        for place, value in summary.measured(name, view).items():
+            rows[place][f"{name} personal" if view is View.PERSONAL else f"{name} global"] = value
     frame = pandas().DataFrame.from_dict(rows, orient="index").rename_axis("place")
     if summary.without_personal:
         frame = frame.drop(columns="personal")

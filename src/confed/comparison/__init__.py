@@ -5,7 +5,7 @@ A :class:`Record` is what one run of one method measured: scores of test example
 """
 
 from confed.comparison.paired import Difference
-from confed.comparison.records import Examples, Measure, Record, Resampled, Role
+from confed.comparison.records import Examples, Outcome, Record, Resampled, Role
 from confed.comparison.verdict import Compared, compare
 
-__all__ = ["Compared", "Difference", "Examples", "Measure", "Record", "Resampled", "Role", "compare"]
+__all__ = ["Compared", "Difference", "Examples", "Outcome", "Record", "Resampled", "Role", "compare"]

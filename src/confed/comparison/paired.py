@@ -17,13 +17,14 @@ from itertools import combinations
 
 import numpy as np
 
-from confed.comparison.pairing import by_position, paired_bootstrap, paired_differences
-from confed.comparison.records import Measure, Methods, Record
+from confed.comparison.pairing import by_position, paired_bootstrap, paired_differences, swapped
+from confed.comparison.records import Methods, Outcome, Record
 from confed.comparison.refusals import OtherExamples, blind_pair, other_places, refusal_of
 from confed.metrics.equivalence import Equivalence, tost
 from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, PairedT, detectable, holm, paired_t
 from confed.metrics.stratified import RESAMPLES, Interval, SignFlip, flip_interval, sign_flip
+from confed.metrics.swaps import Swap
 
 MARGIN = 0.01
 """Differences smaller than this (one percentage point) are taken not to matter, unless told otherwise."""
@@ -35,8 +36,8 @@ REFERENCE_ROWS = ("adapter",)
 """Rows that methods are compared with by their name, after the methods that are references."""
 
 
-Measures = Mapping[str, Measure]
-"""Measures that methods are compared by, in the order of tables."""
+Outcomes = Mapping[str, Outcome]
+"""Outcomes that methods are compared by, in the order of tables."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class Difference:
         no_worse_p: p-value against "worse by the margin or more", after the correction over both ways of all pairs.
         no_better_p: p-value against "better by the margin or more", likewise.
         equivalence_p: p-value against "different by the margin or more", after the correction.
-        over_examples: interval over test examples; None without predictions of both.
+        over_examples: interval over test examples, or their test where there is none; None without predictions of both.
         examples_p: p-value over test examples after the correction, of sign flips; of what is no mean over examples,
-            of the bootstrap.
+            of random exchanges, or of the bootstrap where it is of all examples together.
         signs: stratified sign-flip test over test examples, one vote per example; None without predictions, and of what
             is no mean over examples.
         by_place: place -> sign-flip test on its own examples; empty until :func:`with_places` adds them.
@@ -76,7 +77,7 @@ class Difference:
     no_worse_p: float | None = None
     no_better_p: float | None = None
     equivalence_p: float | None = None
-    over_examples: Interval | Bootstrap | None = None
+    over_examples: Interval | Bootstrap | Swap | None = None
     examples_p: float | None = None
     signs: SignFlip | None = None
     by_place: Mapping[str, SignFlip] = field(default_factory=dict[str, SignFlip])
@@ -107,7 +108,7 @@ class Difference:
         """The p-value over test examples before the correction."""
         if self.signs is not None:
             return self.signs.p
-        return self.over_examples.p if isinstance(self.over_examples, Bootstrap) else None
+        return self.over_examples.p if isinstance(self.over_examples, Bootstrap | Swap) else None
 
     @property
     def detectable(self) -> float | None:
@@ -166,7 +167,7 @@ def values_of(methods: Methods, measure: str) -> dict[str, dict[int, float]]:
     return values
 
 
-def all_pairs(methods: Methods, measures: Measures, margin: float = MARGIN) -> list[Difference]:
+def all_pairs(methods: Methods, measures: Outcomes, margin: float = MARGIN) -> list[Difference]:
     """Every method against every one before it, on every measure that both have.
 
     In the order of measures, then of pairs. Each kind of test is corrected by Holm's procedure over all pairs of
@@ -197,7 +198,7 @@ def against(pairs: Sequence[Difference], reference: str) -> list[Difference]:
 
 
 def _tested(
-    pair: Difference, measure: Measure, a: Sequence[float], b: Sequence[float], methods: Methods, margin: float
+    pair: Difference, measure: Outcome, a: Sequence[float], b: Sequence[float], methods: Methods, margin: float
 ) -> Difference:
     """A pair with its tests, uncorrected, or with the reason why there are none."""
     records = _records(pair, methods)
@@ -206,7 +207,10 @@ def _tested(
         return replace(pair, refused=refused)
     if len(records) > 1:
         pair = replace(pair, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
-    if not measure.of_places:
+    if measure.combine is not None:
+        swap = swapped(records, pair.measure, measure.combine, _sign_seed(pair))
+        return _without(pair, swap) if isinstance(swap, str) else replace(pair, over_examples=swap)
+    if not measure.is_mean:
         bootstrap = paired_bootstrap(records, pair.measure)
         return _without(pair, bootstrap) if isinstance(bootstrap, str) else replace(pair, over_examples=bootstrap)
     strata = paired_differences(records, pair.measure)

@@ -12,6 +12,7 @@ import numpy as np
 from confed.comparison.records import Examples, Record, Resampled
 from confed.comparison.refusals import OtherExamples, Pairs
 from confed.metrics.resampling import Bootstrap, bootstrap_of
+from confed.metrics.swaps import Kept, Swap, swap_test
 
 BY_POSITION = (
     "Some predictions carry no names of examples (they were made by an earlier version): those are paired by position, "
@@ -50,6 +51,27 @@ def paired_differences(pairs: Pairs, measure: str) -> dict[str, np.ndarray] | st
     order = dict.fromkeys((*pairs[0][0].order, *strata))
     # A place without test examples has no value either.
     return {p: strata[p] for p in order if p in strata and strata[p].size} or "there are no test examples"
+
+
+def swapped(pairs: Pairs, measure: str, combine: Callable[[np.ndarray], float], seed: int) -> Swap | str:
+    """Test over examples of a mean over places of what is no mean over examples; or why there is none."""
+    sides = [(a.examples.get(measure, {}), b.examples.get(measure, {})) for a, b in pairs]
+    every = [rows for pair in sides for rows in pair]
+    if any(not rows for rows in every):
+        return "predictions of both on test examples are missing"
+    if any(rows.keys() != every[0].keys() for rows in every):
+        return "they were tested at other places"
+    places: list[list[Kept]] = []
+    for place in sorted(every[0]):
+        seeds: list[Kept] = []
+        for (record, _), (a, b) in zip(pairs, sides, strict=True):
+            names = a[place].names
+            order = aligned(a[place], b[place], lambda: "predictions carry no names of examples")
+            if isinstance(order, str) or names is None:
+                return type(order)(f"{place}: {order} (seed {record.seed})") if isinstance(order, str) else "no names"
+            seeds.append((a[place].scores, b[place].scores[order], names))
+        places.append(seeds)
+    return swap_test(places, combine, seed)
 
 
 def by_position(pairs: Pairs, measure: str) -> bool:

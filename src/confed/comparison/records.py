@@ -12,7 +12,8 @@ class Examples:
     """Test examples of one place, a row each, in any order.
 
     Attributes:
-        scores: the measure's score of each example, float64, shape (N,).
+        scores: the measure's score of each example, float64, shape (N,); of an outcome that is no mean what its
+            ``combine`` reads, (N,) or (N, K).
         names: hashes of their names, int64, shape (N,), by which examples of two runs are paired; None where unknown.
         truth: positions of the right answers, int64, shape (N,); None where they were not kept.
         answers: hashes of the right answers' texts, int64, shape (N,); None where they were not kept.
@@ -45,17 +46,19 @@ class Resampled:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Outcome:
     """A number that methods are compared by.
 
     Attributes:
         words: its name as people read it.
-        of_places: whether it is the mean over places of means over their examples; else it is of all examples together
-            and tested by a bootstrap.
+        is_mean: whether it is the mean over places of means over their examples.
+        combine: where it is the mean over places of something else: scores of a place's examples -> its value. Without,
+            what is no mean is of all examples together, and records have it resampled.
     """
 
     words: str
-    of_places: bool = True
+    is_mean: bool = True
+    combine: Callable[[np.ndarray], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ class Record:
         reordered: whether rows of examples stand in another order for another seed.
         order: places in the order of tables.
         clients: the clients that took part.
-        blind: measures whose model was not shown to use its input -> False where it was; absent if not tried.
+        blind: measure -> whether its model was not shown to use its input; without those where that was not tried.
+        are_strict: whether all scores of the headline metric are 0 or 1; by default of all measures.
     """
 
     method: str
@@ -115,6 +119,7 @@ class Record:
     order: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
     blind: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    are_strict: Callable[[], bool] | None = None
 
     def of_places(self, measure: str) -> Mapping[str, float]:
         """Place -> value."""
@@ -132,6 +137,8 @@ class Record:
 
     def strict(self) -> bool:
         """Whether all scores of test examples are known and 0 or 1."""
+        if self.are_strict is not None:
+            return self.are_strict()
         every = [rows.scores for places in self.examples.values() for rows in places.values()]
         return bool(every) and all(bool(np.isin(scores, (0, 1)).all()) for scores in every)
 

@@ -8,13 +8,13 @@ from confed.comparison.paired import (
     MARGIN,
     MIN_SEEDS,
     Difference,
-    Measures,
+    Outcomes,
     against,
     all_pairs,
     baseline_methods,
     values_of,
 )
-from confed.comparison.records import Measure, Record, Role, distinct_labels
+from confed.comparison.records import Outcome, Record, Role, distinct_labels
 from confed.comparison.refusals import fails
 from confed.system import format as formats
 
@@ -51,7 +51,7 @@ class Compared:
 
     @property
     def blind(self) -> tuple[tuple[str, str], ...]:
-        """Measure and method of models that are not shown to use their input."""
+        """Outcome and method of models that are not shown to use their input."""
         blind: list[tuple[str, str]] = []
         for measure, values in self.values.items():
             blind += [(measure, method) for method in values if fails(self.methods[method].values(), measure)]
@@ -112,7 +112,7 @@ class Compared:
 
 def compare(
     records: Sequence[Record],
-    measures: Measures | None = None,
+    measures: Outcomes | None = None,
     reference: str | Sequence[str] | None = None,
     margin: float = MARGIN,
 ) -> Compared:
@@ -151,7 +151,7 @@ def compare(
         methods.setdefault(record.method, {})[record.seed] = record
     if measures is None:
         names = dict.fromkeys(name for record in records for name in (*record.values, *record.examples))
-        measures = {name: Measure(name) for name in names}
+        measures = {name: Outcome(name) for name in names}
     values = {measure: values_of(methods, measure) for measure in measures}
     present = {measure: of_methods for measure, of_methods in values.items() if of_methods}
     pairs = tuple(all_pairs(methods, measures, margin))

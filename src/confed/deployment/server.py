@@ -365,6 +365,11 @@ def run_server(
 ) -> dict[str, Any]:
     """Run of a recipe with sites as clients, begun or continued in a run folder."""
     # Sample questions are shown from clients' data, which a server does not have.
+    if recipe.run.measures:
+        raise ValueError(
+            "run.measures reads test examples one by one, which stay at the sites of a federation across machines: "
+            f"leave it out, got {', '.join(recipe.run.measures)}"
+        )
     recipe = recipe.with_run(gallery=0, workers=1)
     if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
         # A round that is done again would show a second model with other noise, which no ledger counts.

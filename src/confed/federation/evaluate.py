@@ -1,12 +1,13 @@
 """Evaluation of one model on batches of examples: tallies, scores, counts and records."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.actions import OFFERED, among_offered
 from confed.federation.batches import rows, to_device
+from confed.federation.measure import Measure, kept_of
 from confed.federation.protocols import Batch, Counting, Output, Task
 
 Tallies = dict[str, tuple[float, float]]
@@ -22,6 +23,7 @@ def evaluate(
     scores: list[tuple[Tensor, Tensor]] | None = None,
     counts: dict[str, Tensor] | None = None,
     records: list[Mapping[str, Tensor]] | None = None,
+    measures: Sequence[Measure] = (),
 ) -> Tallies:
     """Sums and weights of the task's metrics over batches, in eval mode and without gradients.
 
@@ -35,11 +37,12 @@ def evaluate(
             (B, L) where a model writes texts of tokens.
         counts: where given, receives the added counts of a task that has them
             (:class:`confed.federation.protocols.Counting`).
-        records: where given, receives per batch what such a task keeps of each example.
+        records: where given, receives per batch what such a task, and what ``measures``, keep of each example.
+        measures: further numbers by which the model is judged.
     """
     model.eval()
     device = next(model.parameters()).device
-    tally = Tally(task, limit, scores, counts, records)
+    tally = Tally(task, limit, scores, counts, records, measures)
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         for cpu_batch in batches:
             batch = to_device(cpu_batch, device)
@@ -58,6 +61,7 @@ class Tally:
         scores: see :func:`evaluate`.
         counts: see :func:`evaluate`.
         records: see :func:`evaluate`.
+        measures: see :func:`evaluate`.
 
     Attributes:
         tallies: metric -> sum over the examples, and their weight.
@@ -70,10 +74,12 @@ class Tally:
         scores: list[tuple[Tensor, Tensor]] | None = None,
         counts: dict[str, Tensor] | None = None,
         records: list[Mapping[str, Tensor]] | None = None,
+        measures: Sequence[Measure] = (),
     ) -> None:
         self.tallies: Tallies = {}
         self._task, self._limit, self._seen = task, limit, 0
         self._scores, self._counts, self._records = scores, counts, records
+        self._measures = measures
 
     @property
     def full(self) -> bool:
@@ -93,8 +99,9 @@ class Tally:
         if counting is not None and self._counts is not None:
             for name, value in counting.counts(output, batch).items():
                 self._counts[name] = self._counts[name] + value if name in self._counts else value
-        if counting is not None and self._records is not None:
-            self._records.append(counting.records(output, batch))
+        if self._records is not None and (counting is not None or self._measures):
+            kept = {} if counting is None else counting.records(output, batch)
+            self._records.append({**kept, **kept_of(self._measures, output, batch)})
         for name, (total, weight) in task.tally(output, batch).items():
             before = self.tallies.get(name, (0.0, 0.0))
             self.tallies[name] = (before[0] + total, before[1] + weight)

@@ -64,6 +64,8 @@ class Run:
         features_tolerance: largest relative difference at which an output computed in a batch of another size is used;
             0: none but the same bits.
         modality_matrix: the final models are also tried with every set of modalities, where examples have several.
+        measures: further measures of the final models on test examples (:class:`confed.federation.measure.Measure`),
+            such as "top-5" and "macro-F1"; each with columns, a figure, frames and paired tests.
     """
 
     rounds: Annotated[int, AT_LEAST_ONE] = 6
@@ -98,6 +100,7 @@ class Run:
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
     leaves: Mapping[str, int] = field(default_factory=dict[str, int])
     without: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, "run")

@@ -9,6 +9,7 @@ by Holm's procedure, so that a pair has one p-value in all tables. Differences a
 It reads the p-values of a comparison and computes none: whatever it says of a pair stands in the table of that pair.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -21,14 +22,16 @@ from confed.comparison.records import distinct_labels
 from confed.comparison.refusals import blind_pair, refusals
 from confed.comparison.verdict import Compared
 from confed.comparison.verdict import compare as compare_records
+from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import smallest_p
+from confed.metrics.swaps import Swap
 from confed.report.tables.control_marks import MEANING, with_marks
 from confed.report.tables.differences import client_table, difference_table, seed_table
 from confed.report.tables.labels import without_positives
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
 from confed.results.metric import metric_note, metric_of
-from confed.results.records import HEADLINES, MEASURES, record_of
+from confed.results.records import HEADLINES, further_of, outcomes_of, record_of, words_of
 from confed.results.runs import Run, Study, load, with_deployed_of
 from confed.results.settings import differing_keys, named_apart, tuning_note
 from confed.results.summary import LABELS, deployed_note, personal_note
@@ -117,8 +120,14 @@ def _on_examples(found: Sequence[Difference]) -> list[str]:
             " p is of sign flips within clients, and the interval holds what they do not reject; clients are averaged "
             "as in the values, and an example counts once, with its mean over seeds."
         )
-    if len(means) < len(resampled):
+    if any(isinstance(d.over_examples, Bootstrap) for d in resampled):
         line += " C-AP and O-F1 are of all examples together; their p and interval are of a bootstrap over them."
+    further = dict.fromkeys(words_of(d.measure) for d in resampled if isinstance(d.over_examples, Swap))
+    if further:
+        line += (
+            f" No mean over examples ({formats.names([*further])}): p is of random exchanges of what both methods said "
+            "of an example, within clients; there is no interval."
+        )
     bound = max((d.signs.smallest_p for d in means if d.signs and d.signs.won + d.signs.lost), default=0.0)
     return [line + (f" Sign flips cannot give a p-value below {bound:.2g} in some rows." if bound > 1e-4 else "")]
 
@@ -130,7 +139,7 @@ def _on_refusals(found: Sequence[Difference], methods: Methods) -> list[str]:
         pairs: dict[tuple[str, str, str], list[str]] = {}
         for d in found:
             if reason := read(d):
-                pairs.setdefault((d.method, d.reference, reason), []).append(MEASURES[d.measure].words)
+                pairs.setdefault((d.method, d.reference, reason), []).append(words_of(d.measure))
         for (method, reference, reason), measures in pairs.items():
             a, b = (next(iter(methods[name].values())).label for name in (method, reference))
             lines.append(f"{words}: {a} against {b} ({', '.join(measures)}): {reason}.")
@@ -147,7 +156,7 @@ def _unpaired(difference: Difference) -> str:
 
 def _on_families(pairs: Sequence[Difference]) -> list[str]:
     """Note on multiple comparisons: the size of Holm's families."""
-    most = max((sum(pair.measure == measure for pair in pairs) for measure in MEASURES), default=0)
+    most = max(Counter(pair.measure for pair in pairs).values(), default=0)
     if most < 2:
         return []
     return [
@@ -227,7 +236,7 @@ class Comparison:
         title = f"Test {what} in %, and differences to {self.labels[reference]} in points"
         pairs = self.against(reference)
         table = difference_table(title, reference, self.labels, self.values, pairs, self.margin, notes)
-        return with_marks(table, {(MEASURES[m].words, self.labels[method]) for m, method in self.blind})
+        return with_marks(table, {(words_of(m), self.labels[method]) for m, method in self.blind})
 
     def tables(self) -> tuple[Table, ...]:
         """One table per reference; warnings and remarks are the notes of the last."""
@@ -336,7 +345,7 @@ def compare_runs(
     methods: dict[str, dict[int, Run]] = {}
     for run in named:
         methods.setdefault(run.method, {})[run.seed] = run
-    compared = compare_records([*map(record_of, named)], MEASURES, reference, margin)
+    compared = compare_records([*map(record_of, named)], outcomes_of(named), reference, margin)
     differences: list[Difference] = []
     for name in compared.references:
         differences += [with_places(difference, compared.methods) for difference in compared.against(name)]
@@ -344,9 +353,9 @@ def compare_runs(
     sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(compared.blind)]
     sentences += remarks(differences, methods)
     places_of: dict[str, Values] = {}
-    for measure, measured_view in HEADLINES.items():
+    for measure in [*HEADLINES, *further_of(named)]:
         if measure in compared.values:
-            places_of[measure] = _clients_of(methods, measured_view)
+            places_of[measure] = _values_at(compared, measure)
     return Comparison(
         references=compared.references,
         labels=distinct_labels(compared.labels),
@@ -357,7 +366,7 @@ def compare_runs(
         warnings=(*_warnings(methods, compared.references[0]), *_failures(methods)),
         remarks=(*sentences, *[BY_POSITION] * any(pair.by_position for pair in compared.pairs)),
         table_remarks=tuple(table_remarks(differences, compared.pairs, margin)),
-        clients_of=_clients_of(methods, view),
+        clients_of=_values_at(compared, view.mean),
         places_of=places_of,
         refused=_refused(compared, view),
         blind=compared.blind,
@@ -375,14 +384,14 @@ def _refused(compared: Compared, view: View) -> dict[str, dict[str, str]]:
     return refused
 
 
-def _clients_of(methods: Methods, view: View) -> dict[str, dict[str, dict[int, float]]]:
-    """Method -> client -> seed -> value, of clients that stayed to the end."""
-    client_values: dict[str, dict[str, dict[int, float]]] = {}
-    for method, runs in methods.items():
-        for seed, run in sorted(runs.items()):
-            for client, value in run.summary.counted(view).items():
-                client_values.setdefault(method, {}).setdefault(client, {})[seed] = value
-    return client_values
+def _values_at(compared: Compared, measure: str) -> dict[str, dict[str, dict[int, float]]]:
+    """Method -> place -> seed -> value, of clients that stayed to the end."""
+    values: dict[str, dict[str, dict[int, float]]] = {}
+    for method, records in compared.methods.items():
+        for seed, record in sorted(records.items()):
+            for place, value in record.of_places(measure).items():
+                values.setdefault(method, {}).setdefault(place, {})[seed] = value
+    return values
 
 
 def _failures(methods: Methods) -> list[str]:

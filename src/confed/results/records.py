@@ -3,27 +3,91 @@
 import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from typing import Any
 
 import numpy as np
 
-from confed.comparison.records import Examples, Measure, Record, Resampled, Role
+from confed.comparison.records import Examples, Outcome, Record, Resampled, Role
 from confed.comparison.refusals import SEVERAL
 from confed.data.imputation import missing_of
+from confed.federation.measure import KEPT
 from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
+from confed.registry import measures
 from confed.results.runs import Run
-from confed.results.summary import LABELS, VALIDATION, Summary, mapping
+from confed.results.summary import LABELS, VALIDATION, Summary, average, mapping
 from confed.results.views import OF_EVALUATED, View
 
-MEASURES: Mapping[str, Measure] = {
+MEASURES: Mapping[str, Outcome] = {
     # Of multi-label runs: no means over examples, so that their tests over examples resample the metric itself.
-    **{name: Measure(name, of_places=False) for name in LABELS},
-    **{view.mean: Measure(view.words) for view in View},
+    **{name: Outcome(name, is_mean=False) for name in LABELS},
+    **{view.mean: Outcome(view.words) for view in View},
 }
-"""Measures of runs, in the order of tables."""
+"""Outcomes of runs, in the order of tables."""
 
 HEADLINES = {view.mean: view for view in View}
-"""Measure that is a mean over places -> its view."""
+"""Outcome that is a mean over places -> its view."""
+
+
+@dataclass(frozen=True)
+class Further:
+    """A further measure (``run.measures``) on one view.
+
+    Attributes:
+        name: of the measure.
+        stated: its declaration, as the run's summary has it.
+    """
+
+    name: str
+    view: View
+    stated: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The measure's name as people read it."""
+        return str(self.stated.get("title", self.name))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What methods are compared by."""
+        words = f"{self.title}, {self.view.words}"
+        if self.stated.get("mean", True):
+            return Outcome(words)
+        try:
+            return Outcome(words, False, measures[str(self.stated.get("of", self.name))]().combine)
+        except ValueError:  # a measure of somebody's own, which this process may not import
+            return Outcome(words, False, None)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether small values are good."""
+        return self.stated.get("better") == "lower"
+
+
+def further_of(runs: Sequence[Run]) -> dict[str, Further]:
+    """Outcome -> the further measure and view that it is of, of all runs."""
+    declared: dict[str, Mapping[str, Any]] = {}
+    for run in runs:
+        declared |= run.summary.measures
+    deployed = any(run.summary.deploys is not None for run in runs)
+    further = [
+        Further(name, view, stated)
+        for (name, stated), view in product(declared.items(), View)
+        if deployed or view is not View.DEPLOYED
+    ]
+    return {f"{one.title}, {one.view.words}": one for one in further}
+
+
+def outcomes_of(runs: Sequence[Run]) -> dict[str, Outcome]:
+    """Everything that runs are compared by, in the order of tables."""
+    return {**MEASURES, **{words: one.outcome for words, one in further_of(runs).items()}}
+
+
+def words_of(measure: str) -> str:
+    """An outcome's name as people read it."""
+    return MEASURES[measure].words if measure in MEASURES else measure
 
 
 def label_view(runs: Sequence[Summary], name: str) -> View:
@@ -50,64 +114,83 @@ def record_of(run: Run) -> Record:
     values = {measure: value for measure in MEASURES if (value := summary.headline(measure)) is not None}
     views = {**HEADLINES, **{name: label_view([summary], view) for name, (view, _) in LABELS.items()}}
     blind = {measure: found for measure, view in views.items() if (found := is_blind(summary, view)) is not None}
-    declared, places = summary.metrics_of_places, (*run.clients, *run.scenes)
-    examples = _Predictions(run)
+    declared, order = summary.metrics_of_places, (*run.clients, *run.scenes)
+    places = {measure: summary.counted(view) for measure, view in views.items()}
+    further = further_of([run])
+    for measure, one in further.items():
+        places[measure] = summary.measured(one.name, one.view)
+        value = average([*places[measure].values()])
+        values |= {} if value is None else {measure: value}
+    examples = _Predictions(run, further)
     return Record(
         run.method,
         run.seed,
         examples,
         values,
-        {measure: summary.counted(view) for measure, view in views.items()},
+        places,
         examples.resampled,
         run.label,
         Role(traits.reference, traits.centralised, not traits.communicates, summary.trainable, summary.algorithm),
-        {place: declared.get(place, run.metric) for place in places},
+        {place: declared.get(place, run.metric) for place in order},
         run.metric == SEVERAL,
         run.recipe.get("data"),
         _loses_in_tests(run),
-        places,
+        order,
         run.clients,
         blind,
+        examples.strict,
     )
 
 
 class _Predictions(Mapping[str, Mapping[str, Examples]]):
-    """Test examples of a run's measures, read when they are first asked for; clients that left are in none."""
+    """Test examples of a run's outcomes, read when they are first asked for; clients that left are in none."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, further: Mapping[str, Further]) -> None:
+        self._run, self._further = run, further
         self._resampled: dict[str, Resampled | None] = {}
+        self._read: dict[str, dict[str, Examples]] = {}
+        summary = run.summary
+        # Outcome -> view of the predictions, and what ends the name of its scores there.
+        self._kept = {measure: (summary.view(view).evaluated, "/correct") for measure, view in HEADLINES.items()}
+        for measure, one in further.items():
+            self._kept[measure] = summary.view(one.view).evaluated, f"/{KEPT}{one.name}"
 
     def __getitem__(self, measure: str) -> Mapping[str, Examples]:
-        view = self._run.summary.view(HEADLINES[measure]).evaluated
-        places = self._by_view[view]
-        return {place: rows for place, rows in places.items() if place not in self._run.left}
+        if measure not in self._read:
+            self._read[measure] = self._examples(*self._kept[measure])
+        if not self._read[measure]:
+            raise KeyError(measure)
+        return self._read[measure]
+
+    def _examples(self, view: str, ending: str) -> dict[str, Examples]:
+        places: dict[str, Examples] = {}
+        for key, scores in self._arrays.items():
+            start, _, rest = key.partition("/")
+            place = rest.removesuffix(ending)
+            if start == view and rest.endswith(ending) and place not in self._run.left:
+                names, truth, answers = (self._arrays.get(f"{what}/{place}") for what in ("names", "truth", "answers"))
+                places[place] = Examples(scores.astype(np.float64), names, truth, answers)
+        return places
 
     def __iter__(self) -> Iterator[str]:
-        return (measure for measure in HEADLINES if measure in self)
-
-    def __contains__(self, measure: object) -> bool:
-        return measure in HEADLINES and self._run.summary.view(HEADLINES[str(measure)]).evaluated in self._by_view
+        return (measure for measure in self._kept if measure in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     @cached_property
-    def _by_view(self) -> dict[str, dict[str, Examples]]:
-        kept = self._run.predictions()
-        views: dict[str, dict[str, Examples]] = {}
-        for key, value in kept.items():
-            view, _, rest = key.partition("/")
-            place = rest.removesuffix("/correct")
-            if rest.endswith("/correct") and value.ndim == 1:
-                names, truth, answers = (kept.get(f"{what}/{place}") for what in ("names", "truth", "answers"))
-                views.setdefault(view, {})[place] = Examples(value.astype(np.float64), names, truth, answers)
-        return views
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return self._run.predictions()
+
+    def strict(self) -> bool:
+        """Whether all headline scores of test examples are known and 0 or 1."""
+        scores = [values for key, values in self._arrays.items() if key.endswith("/correct")]
+        return bool(scores) and all(bool(np.isin(values, (0, 1)).all()) for values in scores)
 
     def resampled(self, measure: str) -> Resampled | None:
         """A mean of multi-label runs, resampled once; None without it or without probabilities."""
         if measure not in self._resampled:
-            self._resampled[measure] = _resampled(self._run, *LABELS[measure])
+            self._resampled[measure] = _resampled(self._run, *LABELS[measure]) if measure in LABELS else None
         return self._resampled[measure]
 
 

@@ -240,6 +240,16 @@ class Summary:
         """Place -> every metric of the task."""
         return self._by_place("test_metrics", view)
 
+    @property
+    def measures(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name of a further measure (``run.measures``) -> its declaration: "title", "better", "mean" ..."""
+        return mapping(self.content.get("measures"))
+
+    def measured(self, name: str, view: View) -> dict[str, float]:
+        """Place -> value of a further measure, of places that means are over."""
+        places = self.metrics(view)
+        return {place: of[name] for place, of in places.items() if name in of and place not in self.left}
+
     def types(self, view: View) -> dict[str, dict[str, float]]:
         """Place -> type of question -> headline value."""
         return self._by_place("types", view)

@@ -48,6 +48,7 @@ from confed.recipes.recipe import Recipe, Run
 from confed.registry import models
 from confed.registry import tasks as registered_tasks
 from confed.runs.checks import (
+    check_chosen_measures,
     check_class_lists,
     check_heads,
     check_lengths,
@@ -174,6 +175,7 @@ def _configured(recipe: Recipe, build: "_Models", task: Any, tasks: Mapping[str,
     """A method that has looked at the model, and the model at pictures of the data's size."""
     algorithm, name = recipe.construct("algorithm"), recipe.sections["model"]["name"]
     check_measures({recipe.sections["task"]["name"]: task, **tasks})
+    check_chosen_measures(recipe.run.measures, lambda: build.first, task, tasks, run_data)
     if registered_tasks.is_own(recipe.sections["task"]["name"]) or models.is_own(name):
         client = next(iter(run_data.clients))
         on_cpu = _device(recipe.run.device) == "cpu"

@@ -4,7 +4,7 @@ Those of its model, task and data with one another are the table of :mod:`confed
 """
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from itertools import chain, islice
@@ -23,18 +23,19 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo, NamesClients
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.local import Local
+from confed.federation.measure import kept_of, values_of
 from confed.federation.model_contract import check_model_kept, on_trial, reading_fault
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
 from confed.federation.reports import Measured
-from confed.federation.specs import WritesAnswers, frozen_names, model_spec
+from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
 from confed.models.tokenizer import CountsShortened
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
 from confed.recipes.run_section import Run
-from confed.registry import datasets, models, tasks
+from confed.registry import datasets, measures, models, tasks
 
 if TYPE_CHECKING:
     from confed.runs.encode import RunData
@@ -251,6 +252,41 @@ def check_measures(named: Mapping[str, Any]) -> None:
                 f"the task {name!r} does not declare what it scores: give it measures, a mapping of each name in its "
                 'tally to its lowest and highest value, such as {"loss": (0.0, 1e12), "accuracy": (0.0, 1.0)}'
             )
+
+
+def check_chosen_measures(
+    names: Sequence[str],
+    build: Callable[[], nn.Module],
+    task: Any,
+    tasks_of_places: Mapping[str, Any],
+    run_data: "RunData",
+) -> None:
+    """Check that ``run.measures`` can be computed, on two test examples of the first place of each task."""
+    chosen = {name: measures[name]() for name in names}
+    if len({measure.name for measure in chosen.values()}) < len(names):
+        raise ValueError(f"run.measures must have different names, got {', '.join(names)}")
+    places = {**run_data.clients, **run_data.unseen} if chosen else {}
+    examples: dict[str, Any] = {}
+    for place, data in places.items():
+        if len(data.tables[2]):
+            examples.setdefault(tasks_of_places.get(place, task).name, (place, data))
+    if not examples:
+        return
+    model = build()
+    for task_name, (place, data) in examples.items():
+        if isinstance(model, TaskAware):
+            model.begin(tasks_of_places.get(place, task))
+        batch = next(iter(data.test(2)))
+        with on_trial(model):
+            output = model(batch)
+        for name, measure in chosen.items():
+            try:
+                values_of([measure], kept_of([measure], output, batch))
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise ValueError(
+                    f"run.measures: {name!r} cannot be computed of the task {task_name!r}: {what}"
+                ) from error
 
 
 # Model x modalities of the data ---------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from confed import registry
 from confed.data.controls import controls_of
 from confed.engines.local import Setup, Simulation
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
+from confed.federation.measure import values_of
 from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
@@ -71,6 +73,7 @@ def examine(
     progress: Progress = ignore,
     subsets: bool = False,
     controls: bool = False,
+    measures: Sequence[str] = (),
 ) -> Examination:
     """Evaluation of the final models on all test examples; ``subsets``: with every set of modalities, too."""
     setup, found = simulation.setup, Examination()
@@ -107,9 +110,12 @@ def examine(
         found.notes.append(
             "the global model answers with parts that each client keeps to itself, so it is not tried in unseen places"
         )
-    replies = simulation.examine([(key[2], tensors, how) for key, tensors, how in jobs], setup.rounds + 2)
-    for (key, _, _), message in zip(jobs, replies, strict=True):
-        found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
+    declared = [registry.measures[name]() for name in measures]
+    names = {"measures": ",".join(measures)} if measures else {}
+    asked = [(key[2], tensors, {**how, **names}) for key, tensors, how in jobs]
+    for (key, _, _), message in zip(jobs, simulation.examine(asked, setup.rounds + 2), strict=True):
+        values = summarise(read_tallies(message.scalars, "examined")) | values_of(declared, message.tensors)
+        found.results[key] = (values, message.tensors)
         _report(progress, setup, key[0], key[2])
     if controls:
         own = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]

@@ -32,6 +32,7 @@ from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder
 from confed.federation.checkpoint_writer import CheckpointWriter
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts
+from confed.federation.measure import KEPT
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.privacy.ledger import PrivacyLedger
@@ -346,7 +347,7 @@ class Runner:
         """The final models on test data."""
         return examine(
             simulation, servers, self.run_data, self.progress,
-            self.settings.modality_matrix, self.settings.controls != "none",
+            self.settings.modality_matrix, self.settings.controls != "none", self.settings.measures,
         )  # fmt: skip
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
@@ -466,6 +467,7 @@ class Runner:
             if model == place:
                 correct[f"{view}/{place}/correct"] = tensors["correct"]
                 correct[f"{view}/{place}/prediction"] = tensors["prediction"]
+                correct |= {f"{view}/{place}/{name}": t for name, t in tensors.items() if name.startswith(KEPT)}
         tried = examples_tried(self.run_data, examined)
         self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
         if self.settings.gallery and isinstance(self.run_data.dataset, FederatedDataset):

@@ -13,6 +13,7 @@ from confed.engines.perform import Workspace, count_parameters
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.frozen_features import FeatureCounts
+from confed.federation.measure import stated_measures
 from confed.federation.specs import model_spec
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
@@ -122,6 +123,7 @@ def summarise_run(
         "has_personal": setup.algorithm.traits.has_personal,
         **({"public_place": setup.algorithm.public_place()} if isinstance(setup.algorithm, UsesPublicData) else {}),
         "traits": setup.algorithm.traits.stated(),
+        **({"measures": stated_measures(recipe.run.measures)} if recipe.run.measures else {}),
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": [
             {"round": line["round"], "client": client, "error": error}

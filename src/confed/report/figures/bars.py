@@ -18,6 +18,7 @@ from confed.report.figures.style import (
 from confed.report.figures.values import name_positions
 from confed.results.history import judged, nobody_has_own
 from confed.results.metric import metric_of
+from confed.results.records import Further, further_of
 from confed.results.runs import Study
 from confed.results.summary import average
 from confed.results.views import View
@@ -35,7 +36,16 @@ Values = Sequence[tuple[SeriesStyle, Sequence[Mapping[str, float]]]]
 """How something looks, and for each seed client -> value."""
 
 
-def bars(study: Study) -> Drawing | None:
+def further_bars(study: Study) -> list[tuple[Further, Drawing]]:
+    """Further measures (``run.measures``), each with its results at every client as :func:`bars`."""
+    drawings: list[tuple[Further, Drawing]] = []
+    for one in further_of(study.runs).values():
+        drawing = bars(study, one) if one.view is judged(study) else None
+        drawings += [] if drawing is None else [(one, drawing)]
+    return drawings
+
+
+def bars(study: Study, further: Further | None = None) -> Drawing | None:
     """Test results of every client, methods side by side, with the standard deviation over seeds.
 
     Personal (or deployed) models; in a run on its own also the global model. Many methods are rows of points, a
@@ -43,7 +53,10 @@ def bars(study: Study) -> Drawing | None:
     """
 
     def read(method: str, view: View) -> Sequence[Mapping[str, float]]:
-        return [run.summary.values(view) for run in study.of(method)]
+        summaries = [run.summary for run in study.of(method)]
+        if further is not None:
+            return [summary.measured(further.name, view) for summary in summaries]
+        return [summary.values(view) for summary in summaries]
 
     values = [(series, read(method, judged(study))) for method, series in series_styles(study).items()]
     if study.single:
@@ -53,8 +66,8 @@ def bars(study: Study) -> Drawing | None:
     values = [(series, runs) for series, runs in values if any(runs)]
     if not values or not study.clients:
         return None
-    metric = f"test {metric_of(study.runs)}, %"
-    name = f"bars {study.recipe}"
+    metric = f"test {metric_of(study.runs) if further is None else further.title}, %"
+    name = f"bars {study.recipe}{'' if further is None else further.name}"
     if len(study.clients) > MANY_CLIENTS:
         return Drawing(
             name, 10.4, 3.6, lambda figure, palette: _ranked(figure.add_subplot(), study, values, metric, palette)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from confed.federation.file_names import file_name
 from confed.report.figures import bars as plots
 from confed.report.figures import convergence
 from confed.report.figures import curves as lines
@@ -42,8 +43,10 @@ def save_figures(folder: Path, out: Path | None = None, methods: Sequence[str] =
         study = replace(study, runs=tuple(run for run in study.runs if run.method in methods))
     out = Path(out) if out else study.folder / "figures"
     paths: list[Path] = []
-    for name, make in FIGURES.items():
-        drawing = make(study)
+    drawings = {name: make(study) for name, make in FIGURES.items()}
+    for measure, drawing in plots.further_bars(study):
+        drawings[f"measure-{file_name(measure.name)}"] = drawing
+    for name, drawing in drawings.items():
         if drawing is None:
             continue
         out.mkdir(parents=True, exist_ok=True)

@@ -185,7 +185,8 @@ def clients(study: Study) -> str:
     several = " Thin lines: standard deviation over seeds." if len(study.seeds) > 1 else ""
     caption = f"{_whose(study).capitalize()}, on each client's test data after the last round, in %.{several}"
     key = legend(study) if study.single else ""
-    return key + inline(drawing, caption) + _fairness(study)
+    further = [f"<h3>{page.escape(one.title)}</h3>{inline(each)}" for one, each in plots.further_bars(study)]
+    return key + inline(drawing, caption) + "".join(further) + _fairness(study)
 
 
 def _whose(study: Study, on: str = "") -> str:

@@ -13,7 +13,7 @@ from confed.data.few_shot import NEW, harmonic_mean
 from confed.report.tables.cells import best_marks, bold_note, mark_excluded, mean_sd_cell
 from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
-from confed.results.records import record_of
+from confed.results.records import Further, further_of, record_of
 from confed.results.runs import Run
 from confed.results.summary import WORST, Summary, average, numbers
 from confed.results.views import TESTED, View
@@ -96,6 +96,7 @@ class RunColumn:
             which pairs of rows may be tested.
         place: client or unseen place that the values are of.
         ranked: whether the best qualities are marked.
+        lower_is_better: whether small qualities are the best.
         of_bounds: whether rows that are bounds have values.
         detail: in the CSV file only.
     """
@@ -109,6 +110,7 @@ class RunColumn:
     measure: str = ""
     place: str = ""
     ranked: bool = True
+    lower_is_better: bool = False
     of_bounds: bool = True
     detail: bool = False
 
@@ -129,9 +131,9 @@ class RunColumn:
         if self.ranked and not self.detail:
             by_seed: list[dict[int, float]] = []
             for row, row_values in zip(rows, values, strict=True):
-                by_seed.append(
-                    {run.seed: value for run, value in zip(row.runs, row_values, strict=False) if value is not None}
-                )
+                sign = -1 if self.lower_is_better else 1
+                pairs = zip(row.runs, row_values, strict=False)
+                by_seed.append({run.seed: sign * value for run, value in pairs if value is not None})
             federated = [i for i, row in enumerate(rows) if not row.bound]
             marks = best_marks(by_seed, federated, lambda i, j: self._refused(rows[i], rows[j]))
             cells = [replace(cell, mark=mark) for cell, mark in zip(cells, marks, strict=True)]
@@ -154,7 +156,23 @@ class RunColumn:
 
 def columns_of(table: TableName, context: Context) -> list[RunColumn]:
     """The declared columns that a table about this has."""
-    return [column for column in COLUMNS if table in column.tables and column.shown(context)]
+    declared = [column for column in COLUMNS if table in column.tables and column.shown(context)]
+    return declared + (_further(context) if table in ("results", "paper") else [])
+
+
+def _further(context: Context) -> list[RunColumn]:
+    """A column for each further measure and view that some run has values of."""
+
+    def mean_of(one: Further) -> Callable[[Run], float | None]:
+        return lambda run: average([*run.summary.measured(one.name, one.view).values()])
+
+    columns: list[RunColumn] = []
+    for measure, one in further_of(context.runs).items():
+        if any(run.summary.measured(one.name, one.view) for run in context.runs):
+            value = mean_of(one)
+            lower = one.lower_is_better
+            columns.append(RunColumn(one.view.heading, value, (), one.title, measure=measure, lower_is_better=lower))
+    return columns
 
 
 def place_columns(view: View, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:

@@ -8,9 +8,10 @@ from confed.metrics.equivalence import Equivalence
 from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import PairedT
 from confed.metrics.stratified import Interval
+from confed.metrics.swaps import Swap
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
-from confed.results.records import MEASURES
+from confed.results.records import words_of
 from confed.system import format as formats
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -68,11 +69,11 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
     )
     columns = tuple(Column(c.title, c.group, words=c.words, detail=c.title == "p uncorrected") for c in columns)
     sections: list[tuple[tuple[Cell, ...], ...]] = []
-    for measure, words in MEASURES.items():
+    for measure in dict.fromkeys(d.measure for d in found):
         rows: list[tuple[Cell, ...]] = []
         for d in (d for d in found if d.measure == measure):
             cells = list(chain.from_iterable(_won(d, place) for place in places))
-            rows.append((Cell(words.words), Cell(labels[d.method]), *cells))
+            rows.append((Cell(words_of(measure)), Cell(labels[d.method]), *cells))
         sections.append(tuple(rows))
     notes = (
         "Sign-flip test on the questions of each place, each with its mean over seeds: won and lost count questions, "
@@ -96,7 +97,7 @@ def seed_table(
     )
 
     def row(measure: str, method: str, seed: int, place: str, value: float) -> tuple[Cell, ...]:
-        start = (Cell(MEASURES[measure].words), Cell(labels[method]), Cell(method), Cell(str(seed), seed))
+        start = (Cell(words_of(measure)), Cell(labels[method]), Cell(method), Cell(str(seed), seed))
         return (*start, Cell(place), Cell(formats.percent(value), 100 * value))
 
     sections = tuple(
@@ -132,7 +133,7 @@ def _row(
     width: int,
 ) -> tuple[Cell, ...]:
     start = (
-        Cell(MEASURES[measure].words),
+        Cell(words_of(measure)),
         Cell(label),
         Cell(str(len(values)), len(values)),
         mean_sd_cell(list(values.values())),
@@ -207,8 +208,8 @@ def _points(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _interval(test: PairedT | Interval | Bootstrap | Equivalence | None) -> tuple[Cell, Cell, Cell]:
-    if test is None:
+def _interval(test: PairedT | Interval | Bootstrap | Swap | Equivalence | None) -> tuple[Cell, Cell, Cell]:
+    if test is None or test.low is None or test.high is None:
         return Cell(formats.MISSING), Cell(formats.MISSING), Cell(formats.MISSING)
     text = f"[{formats.points(test.low)}, {formats.points(test.high)}]"
     return Cell(text), Cell(text, 100 * test.low), Cell(text, 100 * test.high)

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confed.federation.checkpoint import write_atomically
-from confed.metrics.statistics import mean
+from confed.metrics.resampling import Bootstrap
+from confed.metrics.statistics import PairedT, mean
+from confed.metrics.stratified import Interval
+from confed.metrics.swaps import Swap
 from confed.report.figures.annotate import End, at_ends
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, series_styles, style_axes
 from confed.report.stages import Stage, stages
@@ -19,7 +22,7 @@ from confed.report.tables.control_marks import SIGN
 from confed.report.tables.differences import p_cell
 from confed.report.tables.relative import improvement_cell
 from confed.report.tables.table import Cell, Column, Table, in_files
-from confed.results.records import MEASURES
+from confed.results.records import words_of
 from confed.results.sweep import Sweep, number_of, read_sweep
 from confed.system import format as formats
 
@@ -44,7 +47,7 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
         for place, name, stage in zip(x, names, found, strict=True)
     }
     lines = _lines(sweep, found)
-    metric, kind = found[0].comparison.metric, MEASURES[found[0].measure].words
+    metric, kind = found[0].comparison.metric, words_of(found[0].measure)
     panels: list[tuple[str, Callable[[Stage, str], Mapping[int, float]]]] = [
         (f"{kind}, test {metric}, %", Stage.values)
     ]
@@ -174,7 +177,7 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
             )
         )
     sections = tuple(items)
-    kinds = dict.fromkeys(MEASURES[stage.measure].words for stage in found)
+    kinds = dict.fromkeys(words_of(stage.measure) for stage in found)
     metric = found[0].comparison.metric
     title = f"{sweep.recipe} by {sweep.over}: test {metric} in % after the last round ({', '.join(kinds)})"
     return Table(title, columns, sections, tuple(_notes(found)))
@@ -204,10 +207,10 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
         *start,
         Cell(formats.points(d.points) + mark, 100 * d.points),
         improvement_cell(list(stage.improvement(method).values())),
-        _interval(t.low, t.high) if t else Cell(formats.MISSING),
+        _interval(t),
         p_cell(t.p if t else None),
         p_cell(d.seeds_p),
-        _interval(b.low, b.high) if b else Cell(formats.MISSING),
+        _interval(b),
         p_cell(d.examples_p_uncorrected),
         p_cell(d.examples_p),
     )
@@ -227,8 +230,10 @@ def _more(stage: Stage, method: str, found: Sequence[Stage]) -> list[Cell]:
     return [column.cells([MethodRow(method, runs)])[0] for column in _declared(found)]
 
 
-def _interval(low: float, high: float) -> Cell:
-    return Cell(f"[{formats.points(low)}, {formats.points(high)}]")
+def _interval(test: PairedT | Interval | Bootstrap | Swap | None) -> Cell:
+    if test is None or test.low is None or test.high is None:
+        return Cell(formats.MISSING)
+    return Cell(f"[{formats.points(test.low)}, {formats.points(test.high)}]")
 
 
 def _notes(found: Sequence[Stage]) -> list[str]:

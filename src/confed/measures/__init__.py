@@ -1,0 +1,1 @@
+"""Measures that come with confed, one file each."""

@@ -1,0 +1,157 @@
+"""A measure is one declaration: columns, a figure, a frame and paired tests follow, of means and of others."""
+
+import csv
+import io
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import confed
+from confed.federation.protocols import Output
+from confed.measures.macro_f1 import MacroF1
+from confed.measures.top5 import Top5
+from confed.recipes.recipe import load_recipe
+from confed.report.comparison import compare
+from confed.report.figures.save import save_figures
+from confed.report.report import render
+from confed.report.tables.paper import paper_table
+from confed.results.runs import load
+from confed.runs.run import run
+from own_measures import Unsure
+
+SMALL = [
+    "data.train=8", "data.validation=4", "data.test=16", "model.name=vilt_tiny", "run.rounds=1", "run.workers=1",
+    "local.epochs=1", "run.gallery=0",
+]  # fmt: skip
+CHOSEN = 'run.measures=["top-5", "macro-F1", "own_measures:Unsure"]'
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods and two seeds with three measures, one of them from outside of the package."""
+    folder = tmp_path_factory.mktemp("measures") / "study"
+    settings = {"data.train": 8, "data.validation": 4, "data.test": 16, "model.name": "vilt_tiny", "local.epochs": 1}
+    settings |= {"run.measures": ["top-5", "macro-F1", "own_measures:Unsure"], "run.gallery": 0}
+    confed.study(
+        "fedvqa_scenes", settings, methods=["local", "fedavg"], seeds=2, rounds=1, workers=1, folder=folder,
+        progress=False,
+    )  # fmt: skip
+    return folder
+
+
+def f1(given: list[int], right: list[int]) -> float:
+    """Mean over the answers that are right for some example, each from its precision and recall."""
+    scores: list[float] = []
+    for answer in set(right):
+        hits = sum(g == r == answer for g, r in zip(given, right, strict=True))
+        precision, recall = hits / max(given.count(answer), 1), hits / right.count(answer)
+        scores.append(2 * precision * recall / (precision + recall) if hits else 0.0)
+    return sum(scores) / len(scores)
+
+
+def test_values_are_those_of_a_plain_computation() -> None:
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(size=(200, 9))).float()
+    labels = torch.from_numpy(rng.integers(9, size=200))
+    output, batch = Output(logits, logits), {"label": labels}
+    top5 = Top5().per_example(output, batch)
+    above = [(row > row[label]).sum() < 5 for row, label in zip(logits, labels, strict=True)]
+    assert Top5().combine(top5.numpy()) == pytest.approx(np.mean(above))
+    kept = MacroF1().per_example(output, batch).double().numpy()
+    assert MacroF1().combine(kept) == pytest.approx(f1(logits.argmax(1).tolist(), labels.tolist()))
+    few = kept[kept[:, 1] < 3]  # an answer that is given and never right does not count
+    assert MacroF1().combine(few) == pytest.approx(f1(few[:, 0].tolist(), few[:, 1].tolist()))
+
+
+def test_a_run_has_the_values_of_every_place(study: Path) -> None:
+    folder = study / "fedavg" / "seed-0"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {name: of["mean"] for name, of in summary["measures"].items()} == {
+        "top-5": True, "macro-F1": False, "never given": False,
+    }  # fmt: skip
+    kept = load_file(folder / "predictions.safetensors")
+    places = {"personal": summary["personal"], "global": summary["global_seen"], "unseen": summary["global_unseen"]}
+    keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
+    for view, measure in product(places, (Top5(), MacroF1(), Unsure())):
+        assert places[view]
+        for place in places[view]:
+            rows = kept[f"{view}/{place}/measure/{measure.name}"].astype(np.float64)
+            assert len(rows) == 16
+            assert summary["test_metrics"][keys[view]][place][measure.name] == pytest.approx(measure.combine(rows))
+
+
+def test_each_has_columns_a_figure_and_a_frame(study: Path, tmp_path: Path) -> None:
+    table = paper_table(load(study))
+    titles = [column.full_title for column in table.columns]
+    wanted = [
+        f"{name} {view}"
+        for name in ("top-5 accuracy", "macro-F1", "never given")
+        for view in ("personal", "global on seen", "global on unseen")
+    ]
+    assert titles[-9:] == wanted
+    local = table.rows[0]
+    assert [local[titles.index(f"macro-F1 global on {where}")].text for where in ("seen", "unseen")] == ["–", "–"]
+    summaries = [json.loads((study / f"fedavg/seed-{seed}/summary.json").read_text()) for seed in (0, 1)]
+    means = [np.mean([place["macro-F1"] for place in s["test_metrics"]["personal"].values()]) for s in summaries]
+    assert table.rows[1][titles.index("macro-F1 personal")].value == pytest.approx(100 * np.mean(means))
+    names = {path.name for path in save_figures(study, tmp_path)}
+    assert {"measure-top-5.png", "measure-macro-F1.svg", "measure-never given.png"} <= names
+    assert "<h3>top-5 accuracy</h3>" in render(load(study))
+    frame = confed.load_run(study / "fedavg" / "seed-0").results
+    place = next(iter(summaries[0]["personal"]))
+    assert frame.loc[place, "never given personal"] == summaries[0]["test_metrics"]["personal"][place]["never given"]
+
+
+def test_each_has_paired_tests(study: Path) -> None:
+    comparison = compare([study], "fedavg")
+    by_measure = {d.measure: d for d in comparison.differences}
+    mean, other = (by_measure[f"{name}, personal on own data"] for name in ("top-5 accuracy", "macro-F1"))
+    assert mean.signs is not None
+    assert mean.signs.difference == pytest.approx(mean.points)
+    assert mean.examples_p is not None
+    assert other.signs is None
+    assert other.over_examples is not None
+    assert other.over_examples.difference == pytest.approx(other.points)
+    assert 1 / 500 <= other.examples_p_uncorrected <= 1
+    assert any("No mean over examples (macro-F1, personal on own data;" in remark for remark in comparison.remarks)
+    rows = [row["measure"] for row in csv.DictReader(io.StringIO(comparison.csv()))]
+    assert "never given, personal on own data" in rows
+    assert "macro-F1, personal on own data" in comparison.frame().index.get_level_values(0)
+
+
+def test_small_values_are_best_where_the_measure_says_so(study: Path) -> None:
+    from confed.report.tables.columns import Context, MethodRow, columns_of
+
+    rows = [MethodRow("m", load(study).of("fedavg"))]
+    columns = {c.heading.full_title: c for c in columns_of("paper", Context(rows)) if c.title == "personal"}
+    assert columns["never given personal"].lower_is_better
+    assert not columns["macro-F1 personal"].lower_is_better
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ('["top-3"]', "measure.*top-3"),
+        ('["own_measures:Wrong"]', r"run.measures: 'own_measures:Wrong' cannot be computed of the task 'vqa': "
+         r"ValueError: the measure 'wrong' must keep finite numbers of each example, of shape \(2,\) or \(2, K\)"),
+        ('["own_measures:TooLarge"]', "'too large' declares values between 0 and 1, and gave 2"),
+        ('["top-5", "top-5"]', "run.measures must have different names, got top-5, top-5"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_computed_is_refused_before_the_first_round(chosen: str, message: str, tmp_path: Path) -> None:
+    recipe = load_recipe("fedvqa_scenes", [*SMALL, f"run.measures={chosen}"])
+    with pytest.raises(ValueError, match=message):
+        run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_workers_compute_the_same(study: Path, tmp_path: Path) -> None:
+    recipe = load_recipe("fedvqa_scenes", [*SMALL, CHOSEN, "run.workers=2", "algorithm.name=fedavg"])
+    found = run(recipe, tmp_path / "run")
+    alone = json.loads((study / "fedavg/seed-0/summary.json").read_text())
+    assert found["test_metrics"] == alone["test_metrics"]

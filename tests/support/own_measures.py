@@ -1,0 +1,44 @@
+"""A measure of somebody else's, outside of the package: one that is no mean and of which small values are good."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import confed
+
+
+@confed.register_measure
+class Unsure(confed.Measure):
+    """Share of answers that are never given."""
+
+    name = "never given"
+    better = "lower"
+
+    def per_example(self, output: confed.Output, batch: confed.Batch) -> Tensor:
+        """The answer given and the number of answers; shape (B, 2)."""
+        given = output.logits.argmax(1)
+        return torch.stack([given, torch.full_like(given, output.logits.shape[1])], 1)
+
+    def combine(self, kept: np.ndarray) -> float:
+        """1 minus the share of answers that are given."""
+        return 1 - len(np.unique(kept[:, 0])) / kept[0, 1]
+
+
+class Wrong(confed.Measure):
+    """A measure that keeps nothing of single examples."""
+
+    name = "wrong"
+
+    def per_example(self, output: confed.Output, batch: confed.Batch) -> Tensor:
+        """A single number, shape ()."""
+        return output.logits.mean()
+
+
+class TooLarge(confed.Measure):
+    """A measure beyond its declared range."""
+
+    name = "too large"
+
+    def per_example(self, output: confed.Output, batch: confed.Batch) -> Tensor:
+        """2 for every example."""
+        return 2 * torch.ones(len(output.logits))
