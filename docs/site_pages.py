@@ -25,7 +25,7 @@ API = {
     ),
     "Data and models": (
         "Examples", "Split", "FederatedDataset", "Batch", "Output", "register_dataset", "register_model",
-        "register_task", "check_model",
+        "register_task", "Measure", "register_measure", "check_model",
     ),
     "The simulator": ("Setup", "Simulation", "Workspace", "Members", "simulate"),
 }  # fmt: skip

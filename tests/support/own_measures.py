@@ -1,6 +1,5 @@
 """A measure of somebody else's, outside of the package: one that is no mean and of which small values are good."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +18,9 @@ class Unsure(confed.Measure):
         given = output.logits.argmax(1)
         return torch.stack([given, torch.full_like(given, output.logits.shape[1])], 1)
 
-    def combine(self, kept: np.ndarray) -> float:
+    def combine(self, kept: Tensor) -> float:
         """1 minus the share of answers that are given."""
-        return 1 - len(np.unique(kept[:, 0])) / kept[0, 1]
+        return 1 - len(kept[:, 0].unique()) / float(kept[0, 1])
 
 
 class Wrong(confed.Measure):

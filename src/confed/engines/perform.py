@@ -18,6 +18,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.device_tables import DeviceTables, on_device
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
+from confed.federation.measure import Measure
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, matches_any, named_tensors, tied_names
@@ -132,6 +133,7 @@ class Setup:
         device_data: bytes of a GPU's memory for clients' examples, in all processes of the simulator together.
         signatures: at the server of a federation across machines: check of the signatures of members of secure
             aggregation; None where sites do not sign, or the server does not know their keys.
+        measures: numbers by which final models are judged beside the tasks' own.
     """
 
     algorithm: Algorithm
@@ -154,6 +156,7 @@ class Setup:
     compile: bool = False
     device_data: int = 0
     signatures: SignatureCheck | None = None
+    measures: tuple[Measure, ...] = ()
 
     def __post_init__(self) -> None:
         protections.check(self.algorithm)
@@ -225,6 +228,7 @@ def client_of(
         journal=setup.journal,
         signer=setup.signer,
         secret=setup.secret,
+        measures=setup.measures,
     )
 
 

@@ -1,6 +1,6 @@
 """Client workspace for the duration of an action."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from confed.federation.client_info import ClientInfo
 from confed.federation.keyed_noise import KeyedNoise, Noise
 from confed.federation.local import Local
+from confed.federation.measure import Measure
 from confed.federation.messages import Message
 from confed.federation.params import Params, Scalar, Scope, copy_into
 from confed.federation.protocols import ClientData, Task
@@ -110,6 +111,7 @@ class Client:
         journal: what a site of a federation across machines remembers for good; None in the simulator.
         signer: by what a site is known to other sites; None without signatures.
         secret: where noise on values that a server may ask for again comes from at a site; None in the simulator.
+        measures: numbers by which final models are judged beside the task's own.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -133,6 +135,7 @@ class Client:
     journal: Journal | None = None
     signer: Signer | None = None
     secret: NoiseSource | None = None
+    measures: Sequence[Measure] = ()
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:

@@ -100,7 +100,7 @@ class Tally:
             for name, value in counting.counts(output, batch).items():
                 self._counts[name] = self._counts[name] + value if name in self._counts else value
         if self._records is not None and (counting is not None or self._measures):
-            kept = {} if counting is None else counting.records(output, batch)
+            kept: Mapping[str, Tensor] = {} if counting is None else counting.records(output, batch)
             self._records.append({**kept, **kept_of(self._measures, output, batch)})
         for name, (total, weight) in task.tally(output, batch).items():
             before = self.tallies.get(name, (0.0, 0.0))

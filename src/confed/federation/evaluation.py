@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from confed import registry
 from confed.federation.actions import action
 from confed.federation.client import Client
 from confed.federation.evaluate import Tallies, evaluate
@@ -67,8 +66,8 @@ class Evaluation:
         ``control``, such as "permuted_image": examples are shown with the inputs of that control condition
         (:class:`confed.federation.protocols.Controllable`), the same ones for every model of a run. ``passes``: how
         often the examples are shown in this way in all, after which nothing reads them again; states of frozen layers
-        that are used too seldom are not kept (:func:`confed.federation.stages.expected_passes`). ``measures``: names of
-        further measures, with a comma between them; what they keep of each example is a tensor "measure/NAME".
+        that are used too seldom are not kept (:func:`confed.federation.stages.expected_passes`). ``measures``: what
+        the client's further measures keep of each example is a tensor "measure/NAME".
         """
         names = list(message.tensors)
         copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
@@ -79,7 +78,6 @@ class Evaluation:
         shown = str(message.scalars.get("modalities", ""))
         if shown:
             batches = narrowed(batches, shown.split("+"), complete=bool(message.scalars.get("complete", False)))
-        names_of_measures = list(filter(None, str(message.scalars.get("measures", "")).split(",")))
         passes = int(message.scalars["passes"]) if "passes" in message.scalars else None
         with expected_passes(client.model, passes):
             tallies = evaluate(
@@ -89,7 +87,7 @@ class Evaluation:
                 precision=client.local.precision,
                 scores=scores,
                 records=records,
-                measures=[registry.measures[name]() for name in names_of_measures],
+                measures=client.measures if message.scalars.get("measures") else (),
             )
         scalars: dict[str, Scalar] = {}
         for metric, (total, weight) in tallies.items():

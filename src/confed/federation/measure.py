@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from confed import registry
 from confed.federation.protocols import Batch, Output
 
 KEPT = "measure/"
@@ -46,7 +44,7 @@ class Measure:
         """What is kept of each example: its score, shape (B,), or what :meth:`combine` reads, shape (B, K)."""
         raise NotImplementedError(f"{type(self).__name__} must say what it keeps of each example: def per_example")
 
-    def combine(self, kept: np.ndarray) -> float:
+    def combine(self, kept: Tensor) -> float:
         """The value of a place, of what was kept of its N examples, float64 (N,) or (N, K); by default the mean."""
         return float(kept.mean())
 
@@ -59,15 +57,6 @@ class Measure:
         """Its declaration, as ``summary.json`` has it."""
         keys = ("low", "high", "better")
         return {"title": self.title or self.name, **{key: getattr(self, key) for key in keys}, "mean": self.is_mean}
-
-
-def stated_measures(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Name of each measure -> its declaration, with how a recipe calls it."""
-    stated: dict[str, dict[str, Any]] = {}
-    for name in names:
-        measure: Measure = registry.measures[name]()
-        stated[measure.name] = {**measure.stated(), "of": name}
-    return stated
 
 
 def kept_of(measures: Sequence[Measure], output: Output, batch: Batch) -> dict[str, Tensor]:
@@ -91,7 +80,7 @@ def values_of(measures: Sequence[Measure], kept: Mapping[str, Tensor]) -> dict[s
         rows = kept.get(f"{KEPT}{measure.name}")
         if rows is None or not len(rows):
             continue
-        value = measure.combine(rows.double().numpy())
+        value = measure.combine(rows.double())
         if not measure.low <= value <= measure.high:
             bounds = f"{measure.low:g} and {measure.high:g}"
             raise ValueError(f"the measure {measure.name!r} declares values between {bounds}, and gave {value:g}")

@@ -1,6 +1,5 @@
 """F1 of each right answer, averaged over the answers that occur."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +21,11 @@ class MacroF1(Measure):
         """The answer given and the right one; shape (B, 2)."""
         return torch.stack([output.logits.argmax(1), batch["label"]], 1).float()
 
-    def combine(self, kept: np.ndarray) -> float:
+    def combine(self, kept: Tensor) -> float:
         """Mean of F1 over the answers that are right for some example."""
-        given, right = kept.astype(np.int64).T
+        given, right = kept.long().unbind(1)
         answers = int(kept.max()) + 1
-        hits = np.bincount(right[given == right], minlength=answers)
-        times_given, times_right = np.bincount(given, minlength=answers), np.bincount(right, minlength=answers)
+        hits = torch.bincount(right[given == right], minlength=answers)
+        times_given, times_right = (torch.bincount(column, minlength=answers) for column in (given, right))
         occurs = times_right > 0
-        return float((2 * hits[occurs] / (times_given + times_right)[occurs]).mean())
+        return float((2 * hits[occurs] / (times_given + times_right)[occurs]).double().mean())

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from confed.comparison.records import Examples, Outcome, Record, Resampled, Role
 from confed.comparison.refusals import SEVERAL
@@ -56,7 +57,8 @@ class Further:
         if self.stated.get("mean", True):
             return Outcome(words)
         try:
-            return Outcome(words, False, measures[str(self.stated.get("of", self.name))]().combine)
+            combine = measures[str(self.stated.get("of", self.name))]().combine
+            return Outcome(words, False, lambda kept: combine(torch.from_numpy(kept)))
         except ValueError:  # a measure of somebody's own, which this process may not import
             return Outcome(words, False, None)
 

@@ -45,7 +45,7 @@ from confed.models import create_model
 from confed.models.tokenizer import known_words
 from confed.privacy.protections import check_layouts
 from confed.recipes.recipe import Recipe, Run
-from confed.registry import models
+from confed.registry import measures, models
 from confed.registry import tasks as registered_tasks
 from confed.runs.checks import (
     check_chosen_measures,
@@ -144,6 +144,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         batch_clients=run.batch_clients,
         compile=run.compile,
         device_data=int(run.device_data * 1e9),
+        measures=tuple(measures[name]() for name in run.measures),
     )  # fmt: skip
     if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
         adds = type(algorithm).add_modules is not Algorithm.add_modules

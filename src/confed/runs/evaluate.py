@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from confed import registry
 from confed.data.controls import controls_of
 from confed.engines.local import Setup, Simulation
 from confed.federation.algorithm import Algorithm
@@ -73,7 +72,6 @@ def examine(
     progress: Progress = ignore,
     subsets: bool = False,
     controls: bool = False,
-    measures: Sequence[str] = (),
 ) -> Examination:
     """Evaluation of the final models on all test examples; ``subsets``: with every set of modalities, too."""
     setup, found = simulation.setup, Examination()
@@ -110,11 +108,10 @@ def examine(
         found.notes.append(
             "the global model answers with parts that each client keeps to itself, so it is not tried in unseen places"
         )
-    declared = [registry.measures[name]() for name in measures]
-    names = {"measures": ",".join(measures)} if measures else {}
-    asked = [(key[2], tensors, {**how, **names}) for key, tensors, how in jobs]
+    measured = {"measures": True} if setup.measures else {}
+    asked = [(key[2], tensors, {**how, **measured}) for key, tensors, how in jobs]
     for (key, _, _), message in zip(jobs, simulation.examine(asked, setup.rounds + 2), strict=True):
-        values = summarise(read_tallies(message.scalars, "examined")) | values_of(declared, message.tensors)
+        values = summarise(read_tallies(message.scalars, "examined")) | values_of(setup.measures, message.tensors)
         found.results[key] = (values, message.tensors)
         _report(progress, setup, key[0], key[2])
     if controls:

@@ -347,7 +347,7 @@ class Runner:
         """The final models on test data."""
         return examine(
             simulation, servers, self.run_data, self.progress,
-            self.settings.modality_matrix, self.settings.controls != "none", self.settings.measures,
+            self.settings.modality_matrix, self.settings.controls != "none",
         )  # fmt: skip
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:

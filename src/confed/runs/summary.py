@@ -13,7 +13,6 @@ from confed.engines.perform import Workspace, count_parameters
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.frozen_features import FeatureCounts
-from confed.federation.measure import stated_measures
 from confed.federation.specs import model_spec
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
@@ -123,7 +122,7 @@ def summarise_run(
         "has_personal": setup.algorithm.traits.has_personal,
         **({"public_place": setup.algorithm.public_place()} if isinstance(setup.algorithm, UsesPublicData) else {}),
         "traits": setup.algorithm.traits.stated(),
-        **({"measures": stated_measures(recipe.run.measures)} if recipe.run.measures else {}),
+        **_measures(recipe, setup),
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": [
             {"round": line["round"], "client": client, "error": error}
@@ -197,6 +196,14 @@ def _results(
         "ece": {view: {place: v["ece"] for place, v in places.items() if "ece" in v} for view, places in views.items()},
         **_bleu(views),
     }
+
+
+def _measures(recipe: Recipe, setup: Setup) -> dict[str, Any]:
+    """Declarations of further measures, each with how the recipe calls it; nothing without any."""
+    stated: dict[str, dict[str, Any]] = {}
+    for name, measure in zip(recipe.run.measures, setup.measures, strict=True):
+        stated[measure.name] = {**measure.stated(), "of": name}
+    return {"measures": stated} if stated else {}
 
 
 def _costs(setup: Setup, traffic: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
