@@ -19,13 +19,12 @@ import numpy as np
 import torch
 
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
+from confed.data.intake.walk import ENDINGS, visible
 from confed.data.pictures import read_picture, resize
 from confed.data.ragged import PackedTexts
 
 Check = Literal["decoded", "present"]
 """How pictures are checked before a run; see :class:`PictureFiles`."""
-
-_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 class LazyPictures(ABC):
@@ -299,14 +298,17 @@ def check_unreadable(at_most: float, check: str) -> None:
 
 
 def find_pictures(folder: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
-    """The picture files (.jpg, .jpeg or .png) of a folder by their names without ending."""
+    """The picture files of a folder by their names without ending."""
     if not folder.is_dir():
         raise ValueError(f"the folder of pictures {folder} does not exist")
     wanted = None if names is None else set(names)
-    files: dict[str, tuple[int, Path]] = {}
-    for file in folder.iterdir():
-        ending = file.suffix.lower()
-        if ending in _ENDINGS and (wanted is None or file.stem in wanted):
+    files: dict[str, Path] = {}
+    for file in visible(folder, *ENDINGS):
+        if wanted is None or file.stem in wanted:
             # A name with several endings is the .jpg, as the official archive has it.
-            files[file.stem] = min(files.get(file.stem, (len(_ENDINGS), file)), (_ENDINGS.index(ending), file))
-    return {stem: file for stem, (_, file) in sorted(files.items())}
+            files[file.stem] = min(files.get(file.stem, file), file, key=_jpg_first)
+    return dict(sorted(files.items()))
+
+
+def _jpg_first(file: Path) -> tuple[bool, str]:
+    return file.suffix.lower() != ".jpg", file.suffix.lower()
