@@ -35,6 +35,7 @@ def describe(
     from confed.data.faults import faults
     from confed.data.imputation import drop_modalities, missing_of
     from confed.data.labelled import LabelDataset
+    from confed.data.pictures import fitted
     from confed.data.readable import leave_out_unreadable
     from confed.recipes.recipe import load_recipe
     from confed.recipes.schema import validate
@@ -52,11 +53,12 @@ def describe(
     given |= dict(_option(text) for text in options)
     constructor = registry.datasets[name]
     missing = missing_of(given.pop("missing", {}))
-    card = given.pop("card", None)
+    card, fit = given.pop("card", None), given.pop("fit", "squeeze")
     values = validate(constructor, {key: value for key, value in given.items() if value is not None}, "data", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        dataset: FederatedDataset | LabelDataset = constructor(**values)
+        with fitted(fit):
+            dataset: FederatedDataset | LabelDataset = constructor(**values)
         if not isinstance(dataset, LabelDataset):
             dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     for warning in told:

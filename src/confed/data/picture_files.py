@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
+from confed.data.intake.opening import read_picture
 from confed.data.intake.walk import ENDINGS, visible
-from confed.data.pictures import read_picture, resize
+from confed.data.pictures import Fit, current_fit, resize
 from confed.data.ragged import PackedTexts
 
 Check = Literal["decoded", "present"]
@@ -43,7 +44,7 @@ class LazyPictures(ABC):
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"image_size must be at least 1 pixel, got {size}")
-        self.size = size
+        self.size, self.fit = size, current_fit()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -138,7 +139,9 @@ class PictureFiles(NamedPictures):
 
     def of(self, files: Iterable[Path | str]) -> "PictureFiles":
         """Other files with the same options."""
-        return PictureFiles(files, self.size, unreadable=self.unreadable, check=self.check)
+        same = PictureFiles(files, self.size, unreadable=self.unreadable, check=self.check)
+        same.fit = self.fit
+        return same
 
     def file(self, row: int) -> Path:
         """Path of a picture."""
@@ -148,10 +151,10 @@ class PictureFiles(NamedPictures):
         files = [self.file(row) for row in rows]
         threads = min(torch.get_num_threads(), len(files))
         if threads == 1:
-            return np.stack([_decode(file, self.size) for file in files])
+            return np.stack([_decode(file, self.size, self.fit) for file in files])
         # The pool lives for one batch: one that outlives a fork has no threads in the child.
         with ThreadPoolExecutor(threads) as pool:
-            return np.stack(list(pool.map(_decode, files, repeat(self.size))))
+            return np.stack(list(pool.map(_decode, files, repeat(self.size), repeat(self.fit))))
 
     def present(self, row: int) -> bool:
         """See :meth:`NamedPictures.present`."""
@@ -166,8 +169,8 @@ class PictureFiles(NamedPictures):
         return status.st_size, status.st_mtime_ns
 
 
-def _decode(file: Path, size: int) -> np.ndarray:
-    return resize(read_picture(file), size)
+def _decode(file: Path, size: int, fit: Fit) -> np.ndarray:
+    return resize(read_picture(file), size, fit)
 
 
 def _below_one_folder(files: Iterable[Path | str]) -> tuple[Path, Iterable[str]]:
@@ -208,7 +211,7 @@ class TarPictures(NamedPictures):
                 start, length = self._spans[row].tolist()
                 archive.seek(start)
                 picture = read_picture(archive.read(length), name=f"{self.source}:{self.names[row]}")
-                pictures.append(resize(picture, self.size))
+                pictures.append(resize(picture, self.size, self.fit))
         return np.stack(pictures)
 
     def take(self, rows: np.ndarray) -> Self:
@@ -268,7 +271,7 @@ class Hdf5Pictures(NamedPictures):
             raise ValueError(
                 f"{self.source}, {key}: expected a picture (H, W, 3) of uint8, got {picture.dtype} {picture.shape}"
             )
-        return resize(picture, self.size)
+        return resize(picture, self.size, self.fit)
 
     def present(self, row: int) -> bool:
         """See :meth:`NamedPictures.present`. The reader of the labels has met the array already."""

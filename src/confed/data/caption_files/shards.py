@@ -18,8 +18,9 @@ import numpy as np
 
 from confed.data.bounded_files import tar_members
 from confed.data.caption_files.records import check_captions
+from confed.data.intake.opening import read_picture
 from confed.data.picture_files import NamedPictures
-from confed.data.pictures import read_picture, resize
+from confed.data.pictures import resize
 from confed.data.ragged import PackedTexts
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
@@ -171,7 +172,7 @@ class ShardPictures(NamedPictures):
                     content, name = archive.read(size), f"{file}, byte {first}"
             except OSError as error:
                 raise ValueError(f"the shard {file} cannot be read: {error}") from error
-        return resize(read_picture(content, name=name), self.size)
+        return resize(read_picture(content, name=name), self.size, self.fit)
 
 
 def _shown(file: Path, key: str, picture: Place | None, caption: str | None) -> Shown:
