@@ -73,6 +73,27 @@ def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarra
         raise ValueError(f"picture {name}: expected a complete, readable picture file, got: {fault}") from error
 
 
+def look(file: Path) -> tuple[tuple[int, int], list[str]] | None:
+    """Width and height of a picture as it will be read, and what is special about it, from its header.
+
+    None: the header cannot be read.
+    """
+    try:
+        with Image.open(file, formats=formats()) as image:
+            # Pillow decodes a whole PNG to look for EXIF behind its pixels.
+            turned = orientation(image) if image.format != "PNG" or "exif" in image.info else 1
+            special = {
+                "are turned as their EXIF says": turned in _TURNS,
+                "are animated or have pages, of which the first is read": is_animated(image),
+                "are transparent in places and get a white ground": image.has_transparency_data,
+                "have 16 bits or fractions and are scaled to 8 bits": image.mode in _DEEP,
+                "are in CMYK and become sRGB": image.mode == "CMYK",
+            }
+            return image.size[::-1] if turned >= 5 else image.size, [what for what, holds in special.items() if holds]
+    except _UNREADABLE:
+        return None
+
+
 def _fault(file: Path | BytesIO, error: Exception) -> str:
     """What is wrong with a file that cannot be decoded, and the remedy."""
     head = file.getvalue()[:256] if isinstance(file, BytesIO) else b""
