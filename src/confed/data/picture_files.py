@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import lru_cache
 from importlib import import_module
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,7 +20,7 @@ import torch
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
 from confed.data.intake.opening import read_picture
 from confed.data.intake.walk import ENDINGS, visible
-from confed.data.pictures import Fit, current_fit, resize
+from confed.data.pictures import current_fit, resize
 from confed.data.ragged import PackedTexts
 
 Check = Literal["decoded", "present"]
@@ -148,13 +147,19 @@ class PictureFiles(NamedPictures):
         return self.source / self.names[row]
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
-        files = [self.file(row) for row in rows]
-        threads = min(torch.get_num_threads(), len(files))
+        threads = min(torch.get_num_threads(), len(rows))
         if threads == 1:
-            return np.stack([_decode(file, self.size, self.fit) for file in files])
+            return np.stack([self._one(row) for row in rows])
         # The pool lives for one batch: one that outlives a fork has no threads in the child.
         with ThreadPoolExecutor(threads) as pool:
-            return np.stack(list(pool.map(_decode, files, repeat(self.size), repeat(self.fit))))
+            return np.stack(list(pool.map(self._one, rows)))
+
+    def opened(self, row: int) -> np.ndarray:
+        """A picture of its own size, uint8 (H, W, 3); readers of other formats override it."""
+        return read_picture(self.file(row))
+
+    def _one(self, row: int) -> np.ndarray:
+        return resize(self.opened(row), self.size, self.fit)
 
     def present(self, row: int) -> bool:
         """See :meth:`NamedPictures.present`."""
@@ -167,10 +172,6 @@ class PictureFiles(NamedPictures):
         except (OSError, ValueError):  # of a name with a NUL it is a ValueError
             return 0, 0
         return status.st_size, status.st_mtime_ns
-
-
-def _decode(file: Path, size: int, fit: Fit) -> np.ndarray:
-    return resize(read_picture(file), size, fit)
 
 
 def _below_one_folder(files: Iterable[Path | str]) -> tuple[Path, Iterable[str]]:
