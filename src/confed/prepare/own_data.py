@@ -248,7 +248,8 @@ def _parquet_with_pictures(folder: Path) -> Questions | None:
 FORMS = (
     "pictures in a folder per class (or per domain and class), labels.jsonl with images/, question files (.json, "
     ".jsonl, .csv, .tsv, .parquet), COCO's instances_*.json or captions_*.json, VQA v2's questions and annotations, "
-    "texts.jsonl, examples.csv with series/, or a folder that the library datasets has written"
+    "texts.jsonl, examples.csv with series/, or a folder that the library datasets has written; DICOM and NIfTI files "
+    "with a table are read by data.name = dicom_folders and nifti_slices"
 )
 """What is recognised, for messages."""
 DEALT = ("partition", "clients", "alpha")

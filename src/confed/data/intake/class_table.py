@@ -53,7 +53,9 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
     """
     if strange := [key for key in columns or {} if key not in _KEYS]:
         raise ValueError(f"data.columns maps to {', '.join(_KEYS)}; got {strange[0]!r}")
-    files = [folder / table] if table else (visible(folder, *_TABLES) if folder.is_dir() else [])
+    files = [folder / table] if table else []
+    if not table and folder.is_dir():
+        files = visible(folder, *_TABLES)
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
         raise ValueError(
