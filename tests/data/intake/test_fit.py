@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import confed
+from confed.data.intake.opening import read_picture
 from confed.data.picture_files import PictureFiles
 from confed.data.pictures import fitted, resize
+from confed.inference.export import export
+from confed.inference.finished_run import FinishedRun
 from confed.models.picture_side import picture_fit, picture_side
 from confed.recipes.recipe import parse_recipe
 from confed.runs.dataset import load_dataset
@@ -112,3 +116,44 @@ def test_the_data_are_made_with_the_fit(tmp_path: Path) -> None:
         train = data.clients["client-00"].train
         assert train.images.shape[1:] == (40, 40, 3)
         assert (train.images[int(train.image_index[0])] == 50).all()
+
+
+def run_of(folder: Path, model: str, data: str = "", side: int = 32) -> Path:
+    """A run of one round on wide pictures."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        for number in range(8):
+            (folder / "data" / name).mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 256, (side, 2 * side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "data" / name / f"{number}.png")
+    (folder / "recipe.toml").write_text(
+        f'{HEAD}[model]\n{model}\n[data]\nname = "labelled_folders"\nroot = {json.dumps(str(folder / "data"))}\n'
+        f'partition = "iid"\nclients = 2\nshots = 0\nnew = "none"\n{data}\n'
+        '[run]\nrounds = 1\ngallery = 0\ncontrols = "none"\n'
+    )
+    return confed.run(folder / "recipe.toml", folder=folder / "run", progress=False).folder
+
+
+def reads_the_middle(trained: Any, picture: Path) -> bool:
+    shown = trained.seen(picture)["image"][0].permute(1, 2, 0).numpy()
+    side = len(shown)
+    return trained.fit == "crop" and np.array_equal(shown, read_picture(picture)[:, side // 2 : side // 2 + side])
+
+
+def test_a_finished_run_reads_pictures_as_its_model_was_trained(tmp_path: Path) -> None:
+    from confed.models.clip.tiny import tiny
+
+    body, processor = tiny("clip")
+    source = tmp_path / "model"
+    body.save_pretrained(source)
+    processor.tokenizer.save_pretrained(source)
+    settings = {**CROPPED, "size": {"shortest_edge": 32}}
+    (source / "preprocessor_config.json").write_text(json.dumps(settings))
+    finished = FinishedRun.of(run_of(tmp_path, f'name = "clip"\nsource = {json.dumps(str(source))}'))
+    finished.load()
+    assert reads_the_middle(finished.model(None), tmp_path / "data" / "a" / "0.png")
+
+
+def test_an_export_reads_pictures_as_its_run(tmp_path: Path) -> None:
+    export(run_of(tmp_path, 'name = "vilt_mini"', 'image_size = 64\nfit = "crop"', 64), tmp_path / "export")
+    assert reads_the_middle(confed.load_exported(tmp_path / "export"), tmp_path / "data" / "a" / "0.png")
