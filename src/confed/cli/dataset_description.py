@@ -39,18 +39,16 @@ def describe(
     from confed.data.labelled import LabelDataset
     from confed.data.pictures import fitted
     from confed.data.readable import leave_out_unreadable
-    from confed.federation.specs import model_spec
-    from confed.recipes.recipe import load_recipe
+    from confed.recipes.recipe import load_recipe, pictures_of
     from confed.recipes.schema import validate
 
     _check_endings(out, html, answers)
-    given, own_side = dict[str, Any](), None
+    given, of_model = dict[str, Any](), dict[str, Any]()
     if name.endswith(".toml"):
         sections = load_recipe(name).sections
         given = dict(sections["data"])
         name = given.pop("name")
-        side_of = model_spec(registry.models[sections["model"]["name"]]).picture_side
-        own_side = None if side_of is None else side_of(sections["model"])
+        of_model = pictures_of(sections["model"])
     given |= dict(_option(text) for text in options)
     constructor = registry.datasets[name]
     missing = missing_of(given.pop("missing", {}))
@@ -65,7 +63,7 @@ def describe(
     for warning in told:
         warnings.warn(warning.message, stacklevel=2)
     told_once = list(dict.fromkeys(" ".join(str(warning.message).split()) for warning in told))
-    files, of_files = _of_files(values, fit, own_side)
+    files, of_files = _of_files(values, fit, of_model)
     warnings_found = [*told_once, *of_files, *faults(dataset)]
     if card is not None:
         warnings_found.append(f"the terms of the card {card} are not applied here")
@@ -111,7 +109,7 @@ def _check_endings(out: Path | None, html: Path | None, answers: Path | None) ->
         raise ValueError(f"answers must be a file with the ending .svg or .png, got {answers}")
 
 
-def _of_files(values: Mapping[str, Any], fit: str, own_side: int | None) -> tuple[str, list[str]]:
+def _of_files(values: Mapping[str, Any], fit: str, of_model: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Sizes of the pictures in a dataset's folder, and warnings of what a model gets of them."""
     from confed.data.intake.survey import survey
 
@@ -119,10 +117,11 @@ def _of_files(values: Mapping[str, Any], fit: str, own_side: int | None) -> tupl
     if not side or root is None or not Path(root).is_dir():
         return "", []
     told, warnings_found = survey(Path(root), side, fit)
-    if told and own_side is not None and side < own_side:
-        warnings_found.append(
-            f"data.image_size is {side}, and the model reads {own_side} x {own_side}: details are lost"
-        )
+    own_side, own_fit = of_model.get("image_size", side), of_model.get("fit", fit)
+    if told and side < own_side:
+        warnings_found.append(f"data.image_size is {side}, the model reads {own_side} x {own_side}: details are lost")
+    if told and fit != own_fit:
+        warnings_found.append(f"data.fit is {fit!r}, and the model's own processor does as {own_fit!r} does")
     return told, warnings_found
 
 

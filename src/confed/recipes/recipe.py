@@ -351,8 +351,9 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
         if not isinstance(values, Mapping):
             raise ValueError(f"{section} must be a section of keys, got {values!r}")
     sections = {section: named_section(section, content.get(section, {})) for section in NAMED}
-    if "image_size" in sections["data"]:
-        of_model = _pictures_of(sections["model"])
+    # A recipe with a size and no fit is one from before there were fits, or means what it says.
+    if "image_size" in sections["data"] and "image_size" not in content.get("data", {}):
+        of_model = pictures_of(sections["model"])
         sections["data"] |= {key: value for key, value in of_model.items() if key not in content.get("data", {})}
     sections["local"] = validate(Local, content.get("local", {}), "local", set())
     sections["run"] = validate(Run, content.get("run", {}), "run", set())
@@ -391,7 +392,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def _pictures_of(model: Mapping[str, Any]) -> dict[str, Any]:
+def pictures_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of ``[data]`` by which pictures are as a model's own processor makes them."""
     spec, keys = model_spec(models[model["name"]]), dict[str, Any]()
     if spec.picture_side is not None and (side := spec.picture_side(model)) is not None:

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import confed
+from confed.cli.dataset_description import describe
 from confed.data.intake.opening import read_picture
 from confed.data.picture_files import PictureFiles
 from confed.data.pictures import fitted, resize
@@ -82,13 +83,17 @@ def test_files_keep_the_fit_that_they_were_made_in(tmp_path: Path) -> None:
 HEAD = '[algorithm]\nname = "fedavg"\n[task]\nname = "vqa"\n'
 
 
-def recipe(folder: Path, data: str = "", model: str = "clip") -> Any:
+def recipe_text(folder: Path, data: str = "", model: str = "clip") -> str:
     source = f"source = {json.dumps(str(folder))}\n" if model == "clip" else ""
     root = json.dumps(str(folder / "data"))
-    return parse_recipe(
+    return (
         f'{HEAD}[model]\nname = "{model}"\n{source}[data]\nname = "labelled_folders"\nroot = {root}\n'
         f'partition = "iid"\nclients = 1\nshots = 0\nnew = "none"\n{data}'
     )
+
+
+def recipe(folder: Path, data: str = "", model: str = "clip") -> Any:
+    return parse_recipe(recipe_text(folder, data, model))
 
 
 def test_a_recipe_has_the_fit_of_its_model(tmp_path: Path) -> None:
@@ -96,6 +101,8 @@ def test_a_recipe_has_the_fit_of_its_model(tmp_path: Path) -> None:
     assert recipe(tmp_path).sections["data"]["fit"] == "crop"
     assert recipe(tmp_path, 'fit = "pad"').sections["data"]["fit"] == "pad"
     assert "fit" not in recipe(tmp_path, model="vilt_mini").sections["data"]
+    # Runs of before had a size and no fit: they stay what they are.
+    assert "fit" not in recipe(tmp_path, "image_size = 40").sections["data"]
     again = parse_recipe(recipe(tmp_path).to_toml())
     assert again.sections["data"]["fit"] == "crop"
     with pytest.raises(ValueError, match=r"data\.fit must be squeeze or crop or pad.*got 'zoom'"):
@@ -157,3 +164,15 @@ def test_a_finished_run_reads_pictures_as_its_model_was_trained(tmp_path: Path) 
 def test_an_export_reads_pictures_as_its_run(tmp_path: Path) -> None:
     export(run_of(tmp_path, 'name = "vilt_mini"', 'image_size = 64\nfit = "crop"', 64), tmp_path / "export")
     assert reads_the_middle(confed.load_exported(tmp_path / "export"), tmp_path / "data" / "a" / "0.png")
+
+
+def test_describe_says_where_pictures_are_not_as_the_model_wants_them(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(CROPPED))
+    for name in ("a", "b"):
+        for number in range(8):
+            (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((64, 64, 3), number, np.uint8)).save(tmp_path / "data" / name / f"{number}.png")
+    for text, expected in (("", []), ("image_size = 20", ["data.image_size is 20", "data.fit is 'squeeze'"])):
+        (tmp_path / "recipe.toml").write_text(recipe_text(tmp_path, text))
+        told = [line for line in describe(str(tmp_path / "recipe.toml"))["faults"] if line.startswith("data.")]
+        assert [line.split(",")[0] for line in told] == expected
