@@ -20,7 +20,7 @@ import torch
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
 from confed.data.intake.opening import read_picture
 from confed.data.intake.walk import ENDINGS, visible
-from confed.data.pictures import current_fit, resize
+from confed.data.pictures import Fit, current_fit, resize
 from confed.data.ragged import PackedTexts
 
 Check = Literal["decoded", "present"]
@@ -43,7 +43,8 @@ class LazyPictures(ABC):
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"image_size must be at least 1 pixel, got {size}")
-        self.size, self.fit = size, current_fit()
+        self.size = size
+        self.fit: Fit = current_fit()
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -62,8 +62,9 @@ def _cropped_from(processor: Mapping[str, Any]) -> int:
     size, crop = processor.get("size"), processor.get("crop_size")
     edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
     side = crop.get("height") if isinstance(crop, Mapping) else crop
-    whole = isinstance(edge, int) and isinstance(side, int)
-    return edge if processor.get("do_center_crop") and whole and side <= edge <= _LARGEST else 0
+    if not processor.get("do_center_crop") or not isinstance(edge, int) or not isinstance(side, int):
+        return 0
+    return edge if side <= edge <= _LARGEST else 0
 
 
 def _on_hub(source: str, name: str, revision: str) -> Path | None:

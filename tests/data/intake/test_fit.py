@@ -10,6 +10,7 @@ from PIL import Image
 
 import confed
 from confed.cli.dataset_description import describe
+from confed.data.examples import FederatedDataset
 from confed.data.intake.opening import read_picture
 from confed.data.picture_files import PictureFiles
 from confed.data.pictures import fitted, resize
@@ -64,8 +65,9 @@ def test_crop_and_pad_keep_proportions() -> None:
     assert (padded[:10] == 127).all()
     assert (padded[30:] == 127).all()
     np.testing.assert_array_equal(padded[10:30], wide)
-    with pytest.raises(ValueError, match=r"data\.fit must be one of squeeze, crop, pad, got 'zoom'"), fitted("zoom"):
-        pass  # pyright: ignore[reportArgumentType]
+    zoom: Any = "zoom"
+    with pytest.raises(ValueError, match=r"data\.fit must be one of squeeze, crop, pad, got 'zoom'"), fitted(zoom):
+        pass
 
 
 def test_files_keep_the_fit_that_they_were_made_in(tmp_path: Path) -> None:
@@ -120,6 +122,7 @@ def test_the_data_are_made_with_the_fit(tmp_path: Path) -> None:
     for in_memory in (True, False):
         made = recipe(tmp_path, f"in_memory = {str(in_memory).lower()}")
         data = load_dataset(json.dumps(made.sections["data"], default=str), 0)
+        assert isinstance(data, FederatedDataset)
         train = data.clients["client-00"].train
         assert train.images.shape[1:] == (40, 40, 3)
         assert (train.images[int(train.image_index[0])] == 50).all()
@@ -150,7 +153,8 @@ def reads_the_middle(trained: Any, picture: Path) -> bool:
 def test_a_finished_run_reads_pictures_as_its_model_was_trained(tmp_path: Path) -> None:
     from confed.models.clip.tiny import tiny
 
-    body, processor = tiny("clip")
+    made: Any = tiny("clip")
+    body, processor = made
     source = tmp_path / "model"
     body.save_pretrained(source)
     processor.tokenizer.save_pretrained(source)

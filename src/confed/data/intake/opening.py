@@ -27,6 +27,7 @@ _UNREADABLE = (
 )  # fmt: skip
 _DEEP = {"I;16", "I;16L", "I;16B", "I;16N", "I", "F"}
 _ORIENTATION, _BITS = 0x0112, 258
+_EXIF = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
@@ -80,8 +81,7 @@ def look(file: Path) -> tuple[tuple[int, int], list[str]] | None:
     """
     try:
         with Image.open(file, formats=formats()) as image:
-            # Pillow decodes a whole PNG to look for EXIF behind its pixels.
-            turned = orientation(image) if image.format != "PNG" or "exif" in image.info else 1
+            turned = orientation(image)
             special = {
                 "are turned as their EXIF says": turned in _TURNS,
                 "are animated or have pages, of which the first is read": is_animated(image),
@@ -89,7 +89,9 @@ def look(file: Path) -> tuple[tuple[int, int], list[str]] | None:
                 "have 16 bits or fractions and are scaled to 8 bits": image.mode in _DEEP,
                 "are in CMYK and become sRGB": image.mode == "CMYK",
             }
-            return image.size[::-1] if turned >= 5 else image.size, [what for what, holds in special.items() if holds]
+            width, height = image.size
+            size = (height, width) if turned >= 5 else (width, height)
+            return size, [what for what, holds in special.items() if holds]
     except _UNREADABLE:
         return None
 
@@ -142,6 +144,9 @@ def is_animated(image: Image.Image) -> bool:
 
 def orientation(image: Image.Image) -> int:
     """How a camera was held, 1 to 8; 1 where nothing or nonsense says it."""
+    # Pillow looks through a whole file for EXIF that is not there; in a TIFF it is the file's own tags.
+    if image.format not in (None, "TIFF") and not _EXIF & image.info.keys():
+        return 1
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except _UNREADABLE:
@@ -196,7 +201,7 @@ def _in_srgb(image: Image.Image) -> Image.Image:
 @lru_cache(maxsize=16)
 def _transform(profile: bytes, mode: str) -> Any:
     """Conversion of a profile's colours to sRGB; None where they are sRGB, or not of this mode."""
-    given = ImageCms.ImageCmsProfile(BytesIO(profile)) if profile else ImageCms.createProfile("LAB")
+    given: Any = ImageCms.ImageCmsProfile(BytesIO(profile)) if profile else ImageCms.createProfile("LAB")
     core = given.profile if profile else given
     if core.xcolor_space != _SPACES[mode] or "srgb" in (core.profile_description or "").lower():
         return None
