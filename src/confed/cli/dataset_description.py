@@ -133,7 +133,7 @@ def _shown(dataset: "FederatedDataset | LabelDataset") -> Shown:
     """Twelve pictures from training examples, client by client, evenly over each one's."""
     from confed.data.labelled import LabelDataset
 
-    cells_of = _label_cells if isinstance(dataset, LabelDataset) else _cells
+    cells_of: Any = _label_cells if isinstance(dataset, LabelDataset) else _cells
     names = list(dataset.clients)
     of_clients: list[Shown] = []
     for name in names[:: -(-len(names) // TWELVE) or 1]:

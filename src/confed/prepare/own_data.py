@@ -490,6 +490,9 @@ def _classes(folder: Path, clients: int) -> Found | None:
     shared = set.intersection(*inner.values()) if len(inner) > 1 else set[str]()
     domains = set(inner) if len(deep) == len(below) and len(shared) > 1 else set[str]()
     classes = Counter(path[1] if domains else path[0] for path in below)
+    if len(classes) == 1 and len(deep) == len(paths):
+        top = paths[0].parts[0]
+        raise ValueError(f"{folder}: all {len(paths)} pictures lie below {top}/: name that folder, {folder / top}")
     if len(classes) < 2:
         return None
     uses = frozenset(path.parts[0] for path in paths)

@@ -1,7 +1,9 @@
 """One walk of a folder: litter and masks are left out and counted, splits are no classes, links are read once."""
 
+import io
 import json
 import re
+import tarfile
 import warnings
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from confed.data.caption_files.shards import shard_pairs
 from confed.data.intake.walk import BARE, LINKS, LITTER, MASKS, in_classes, is_litter, visible, walk
 from confed.data.picture_files import find_pictures
 from confed.datasets.coco_labels import coco
@@ -73,6 +76,12 @@ def test_other_formats_are_named_with_the_remedy(tmp_path: Path) -> None:
     assert walked.notes() == ["2 .heic files, which are not read (save them as .jpg or .png), such as cat/1.HEIC"]
 
 
+def test_a_folder_of_other_formats_alone_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "cat/1.HEIC", "dog/2.heic")
+    with pytest.raises(ValueError, match=r"found 2 \.heic files, which are not read \(save them as"):
+        recognise(tmp_path)
+
+
 def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
     put(tmp_path / "store", "1.png")
     put(tmp_path / "data", "dog/2.png")
@@ -117,8 +126,30 @@ def test_training_and_testing_are_splits(tmp_path: Path) -> None:
 
 def test_images_beside_masks_are_named(tmp_path: Path) -> None:
     put(tmp_path, "images/1.png", "images/2.png", "masks/1.png", "masks/2.png")
-    with pytest.raises(ValueError, match=r"beside their masks \(masks/\).*put the pictures in a folder per class"):
+    with pytest.raises(ValueError, match=r"images beside masks/ are pictures with masks or boxes.*put the pictures in"):
         recognise(tmp_path)
+
+
+def test_folders_around_the_data_are_named(tmp_path: Path) -> None:
+    put(tmp_path, "chest/train/a/1.png", "chest/train/b/1.png", "chest/test/a/1.png", "chest/test/b/1.png")
+    with pytest.raises(ValueError, match=r"all 4 pictures lie below chest/: name that folder, .*chest"):
+        recognise(tmp_path)
+    assert recognise(tmp_path / "chest")[0][0].form == "classes"
+
+
+def test_a_folder_of_yolo_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "images/train/1.png", "images/val/2.png", "labels/train/1.txt", "labels/val/2.txt")
+    with pytest.raises(ValueError, match="images beside labels/ are pictures with masks or boxes"):
+        recognise(tmp_path)
+
+
+def test_litter_in_an_archive_is_left_out(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, content in (("._1.jpg", b"\0\5"), ("1.jpg", PNG), ("._1.txt", b"\0\5"), ("1.txt", b"a cat")):
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    assert [shown.caption for shown in shard_pairs(tmp_path / "a.tar")] == ["a cat"]
 
 
 def test_proposer_and_reader_see_the_same_pictures(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from confed.data.bounded_files import tar_members
 from confed.data.caption_files.records import check_captions
 from confed.data.intake.opening import read_picture
+from confed.data.intake.walk import is_litter
 from confed.data.picture_files import NamedPictures
 from confed.data.pictures import resize
 from confed.data.ragged import PackedTexts
@@ -77,6 +78,8 @@ def tar_pairs(file: Path) -> Iterator[Shown]:
         with tarfile.open(file, "r:") as archive:
             for member in tar_members(archive, file):
                 path = PurePosixPath(member.name)
+                if any(map(is_litter, path.parts)):
+                    continue
                 # The key is what stands in front of the first dot of the file's name.
                 stem = str(path.parent / path.name.partition(".")[0])
                 if stem != key:

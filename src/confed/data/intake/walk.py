@@ -37,6 +37,7 @@ LITTER, MASKS, LINKS = (
     "masks of pictures",
     "links to folders read already",
 )
+_SAVE = "which are not read (save them as .jpg or .png)"
 BARE = "pictures of splits without a folder of a class"
 
 
@@ -99,7 +100,7 @@ def walk(folder: Path) -> Walk:
             if is_litter(name):
                 left[LITTER].append("/".join((*parts, name)))
             elif ending in _UNREAD:
-                left[f"{ending} files, which are not read (save them as .jpg or .png)"].append("/".join((*parts, name)))
+                left[f"{ending} files, {_SAVE}"].append("/".join((*parts, name)))
             elif ending in ENDINGS and mask is not None and mask[1] in stems:
                 left[MASKS].append("/".join((*parts, name)))
             elif ending in ENDINGS:
@@ -149,10 +150,12 @@ def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], list[str]
             f"{bare[0]}, have none: put them in a folder per class (train/CLASS/picture), or name each one's class in "
             "labels.jsonl with the pictures in images/"
         )
-    if MASKS in walked.left and not any(len(parts) > depth or parts[0].lower() not in _IMAGES for parts in deep):
+    if MASKS in walked.left and deep and tops <= _IMAGES:
         raise ValueError(
-            f"{folder}: pictures beside their masks ({walked.left[MASKS][0]}) are no classes, and masks are not read: "
-            "put the pictures in a folder per class, or name each one's class in labels.jsonl beside images/"
+            f"{folder}: {', '.join(sorted(tops))} beside {walked.left[MASKS][0]} are pictures with masks or boxes, and no "
+            "classes: put the pictures in a folder per class, or name each one's class in labels.jsonl beside images/"
         )
+    if not deep and (unread := [note for note in walked.notes() if _SAVE in note]):
+        raise ValueError(f"{folder}: expected pictures that are read, found {'; '.join(unread)}")
     notes = Walk(walked.pictures, {**walked.left, **({BARE: bare} if bare else {})}).notes()
     return paths, notes
