@@ -151,9 +151,10 @@ def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], list[str]
             "labels.jsonl with the pictures in images/"
         )
     if MASKS in walked.left and deep and tops <= _IMAGES:
+        names = ", ".join(sorted(tops))
         raise ValueError(
-            f"{folder}: {', '.join(sorted(tops))} beside {walked.left[MASKS][0]} are pictures with masks or boxes, and no "
-            "classes: put the pictures in a folder per class, or name each one's class in labels.jsonl beside images/"
+            f"{folder}: {names} beside {walked.left[MASKS][0]} are pictures with masks or boxes, and no classes: put the "
+            "pictures in a folder per class, or name each one's class in labels.jsonl beside images/"
         )
     if not deep and (unread := [note for note in walked.notes() if _SAVE in note]):
         raise ValueError(f"{folder}: expected pictures that are read, found {'; '.join(unread)}")
