@@ -153,7 +153,7 @@ def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], list[str]
     if MASKS in walked.left and deep and tops <= _IMAGES:
         names = ", ".join(sorted(tops))
         raise ValueError(
-            f"{folder}: {names} beside {walked.left[MASKS][0]} are pictures with masks or boxes, and no classes: put the "
+            f"{folder}: {names} beside {walked.left[MASKS][0]} are pictures with masks or boxes, no classes: put the "
             "pictures in a folder per class, or name each one's class in labels.jsonl beside images/"
         )
     if not deep and (unread := [note for note in walked.notes() if _SAVE in note]):
