@@ -327,3 +327,13 @@ def test_describe_shows_twelve_pictures_as_the_model_reads_them(tmp_path: Path) 
     assert "Pictures as the model reads them: 8 x 8" in page
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size[1] == 4 * 214  # two rows of six, and one for each of two clients
+
+
+def test_a_terminal_shows_them_as_blocks() -> None:
+    from confed.cli.data import _thumbnails  # pyright: ignore[reportPrivateUsage]
+
+    text = _thumbnails([(np.full((9, 9, 3), number, np.uint8), "") for number in range(12)])
+    lines = text.plain.split("\n")
+    assert [len(line) for line in lines] == [*[78] * 6, 0, *[78] * 6, 0, 0]
+    assert str(text.spans[0].style) == "rgb(0,0,0) on rgb(0,0,0)"
+    assert str(text.spans[-2].style) == "rgb(11,11,11) on rgb(11,11,11)"
