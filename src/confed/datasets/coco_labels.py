@@ -1,7 +1,7 @@
 """COCO as multi-label classification of 80 categories, or of their 12 groups.
 
 Below ``root``: ``instances_{split}.json``, also in ``annotations/``, and the split's pictures in a folder of its name,
-in ``images/`` or in ``images.tar``; or, as Roboflow writes it, ``{split}/_annotations.coco.json`` among the pictures.
+in ``images/`` or in ``images.tar``.
 """
 
 from dataclasses import replace
@@ -12,11 +12,10 @@ import numpy as np
 
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset, LabelExamples
-from confed.data.ml_files.coco import COCO_GROUPS, ROBOFLOW, coco_categories, coco_records
+from confed.data.ml_files.coco import COCO_GROUPS, coco_categories, coco_records
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.picture_files import Check, NamedPictures
-from confed.data.ragged import PackedTexts
 from confed.registry import register_dataset
 
 HELD = 1 << 28
@@ -112,20 +111,14 @@ def coco(
         seed=seed,
     )
     places: dict[str, LabelExamples] = {}
-    facts = _FACTS if categories == "coco80" else {"origin": "pictures with objects in COCO's format"}
-    facts = {**facts, **table.facts()}
+    facts = {**_FACTS, **table.facts()}
     if test:
         central, shown = read(test)
-        # Numbers mean a picture within their file only: those of both splits are compared by their pixels.
-        rows = {name: row for row, name in enumerate(table.names)}
-        both = {name: row for row, name in enumerate(central.names) if name in rows}
-        equal = [name for name, row in both.items() if np.array_equal(pictures[rows[name]], shown[row])]
-        if equal:
-            raise ValueError(
-                f"coco: {len(equal)} pictures are in train ({train}) and in test ({test}), {min(equal)!r} is one"
-            )
+        both = set(table.names) & set(central.names)
         if both:
-            central = replace(central, names=PackedTexts.of(f"{test}/{name}" for name in central.names))
+            raise ValueError(
+                f"coco: {len(both)} pictures are in train ({train}) and in test ({test}), {min(both)!r} is one"
+            )
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
     facts |= label_facts(splits, places.values())
@@ -134,7 +127,6 @@ def coco(
 
 def _annotations(root: Path, split: str) -> Path:
     places = [folder / f"instances_{split}.json" for folder in (root, root / "annotations")]
-    places.append(root / split / ROBOFLOW)
     for file in places:
         if file.is_file():
             return file

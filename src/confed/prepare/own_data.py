@@ -10,7 +10,7 @@ from typing import Any
 
 from confed.data.chat_files import ChatRecord, asking, chat_record
 from confed.data.intake.walk import ROLES, in_classes, visible
-from confed.data.ml_files.coco import COCO_GROUPS, ROBOFLOW, coco_categories
+from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 from confed.data.record_files import COLUMNS, ENDINGS, read_jsonl, read_records
 
@@ -374,8 +374,7 @@ def _in_json(file: Path, key: str) -> int:
 def _splits(folder: Path, stem: str) -> dict[str, Path]:
     """Split -> annotation file of COCO's layout."""
     places = [*sorted(folder.glob(f"{stem}_*.json")), *sorted((folder / "annotations").glob(f"{stem}_*.json"))]
-    splits = {path.stem.removeprefix(f"{stem}_"): path for path in places}
-    return splits or {path.parent.name: path for path in sorted(folder.glob(f"*/{ROBOFLOW}"))}
+    return {path.stem.removeprefix(f"{stem}_"): path for path in places}
 
 
 def _objects(folder: Path, clients: int) -> Found | None:
@@ -413,7 +412,7 @@ def _coco_pictures(folder: Path, split: str) -> Path | None:
 
 def _captions(folder: Path, clients: int) -> Found | None:
     """COCO's captions, or those of a split file of Karpathy's."""
-    files = sorted([*folder.glob("captions_*.json"), *folder.glob("annotations/captions_*.json")])
+    files = [*_splits(folder, "captions").values()]
     karpathy = folder / "dataset_coco.json"
     if not files and not karpathy.is_file():
         return None

@@ -1,8 +1,6 @@
 """One walk of a folder: litter and masks are left out and counted, splits are no classes, links are read once."""
 
 import io
-import json
-import re
 import tarfile
 import warnings
 from pathlib import Path
@@ -14,7 +12,6 @@ from PIL import Image
 from confed.data.caption_files.shards import shard_pairs
 from confed.data.intake.walk import BARE, LINKS, LITTER, MASKS, in_classes, is_litter, visible, walk
 from confed.data.picture_files import find_pictures
-from confed.datasets.coco_labels import coco
 from confed.datasets.labelled_folders import labelled_folders
 from confed.prepare.own_data import recognise
 
@@ -173,44 +170,3 @@ def test_visible_and_find_pictures(tmp_path: Path) -> None:
     put(tmp_path, "._a.jpg", "b.png", "b.jpg", "b.jpeg", "c.JPEG", "d.txt", "._d.csv", "d.csv")
     assert [path.name for path in visible(tmp_path, ".csv")] == ["d.csv"]
     assert {stem: file.name for stem, file in find_pictures(tmp_path).items()} == {"b": "b.jpg", "c": "c.JPEG"}
-
-
-def objects(folder: Path, file: str, split: str, first: int) -> None:
-    """Twelve pictures with the ids 0 to 11."""
-    images, objects = [], []
-    for number in range(12):
-        (folder / split).mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(first + number).integers(0, 255, (9, 9, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / split / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png"})
-        objects.append({"id": number, "image_id": number, "category_id": 1 + number % 2})
-    names = [("all", "none"), ("a", "all"), ("b", "all")]
-    categories = [{"id": i, "name": name, "supercategory": group} for i, (name, group) in enumerate(names)]
-    content = {"images": images, "annotations": objects, "categories": categories}
-    (folder / file).parent.mkdir(parents=True, exist_ok=True)
-    (folder / file).write_text(json.dumps(content))
-
-
-def test_numbers_of_two_files_are_no_identity(tmp_path: Path) -> None:
-    for split, first in (("train", 0), ("val", 100)):
-        objects(tmp_path, f"annotations/instances_{split}.json", split, first)
-    data = coco(tmp_path, clients=2, train="train", test="val", categories="file", image_size=8)
-    names = [*data.unseen["test"].table.names]
-    assert names[0] == "val/coco-0"
-    assert data.labels == ("a", "b")
-    assert "COCO (Lin" not in data.facts["origin"]
-    objects(tmp_path, "annotations/instances_val.json", "val", 6)
-    (tmp_path / "val" / "0.png").write_bytes((tmp_path / "train" / "0.png").read_bytes())
-    with pytest.raises(ValueError, match=re.escape("1 pictures are in train (train) and in test (val), 'coco-0'")):
-        coco(tmp_path, clients=2, train="train", test="val", categories="file", image_size=8)
-
-
-def test_a_folder_of_roboflow_is_read(tmp_path: Path) -> None:
-    for split, first in (("train", 0), ("test", 100), ("valid", 200)):
-        objects(tmp_path, f"{split}/_annotations.coco.json", split, first)
-    proposals, left = recognise(tmp_path)
-    assert proposals[0].form == "objects"
-    assert left == ["valid"]
-    options = {**proposals[0].options, "clients": 2}
-    data = coco(**options)
-    assert (data.labels, len(data.unseen["test"])) == (("a", "b"), 12)

@@ -42,9 +42,6 @@ COCO_GROUPS = {
 """Category -> its group; the categories of a group have neighbouring ids."""
 
 
-ROBOFLOW = "_annotations.coco.json"
-"""What Roboflow calls a split's instances, in the folder of its pictures."""
-
 _IDS = 2**63
 """Identifiers are below this, to be held in 64 bits each."""
 
@@ -93,10 +90,7 @@ def coco_categories(file: Path) -> dict[str, str]:
         name = text(entry, "name", file, row)
         distinct.add(name, file, row)
         categories[number(entry, "id", file, row)] = name, optional_text(entry, "supercategory", file, row)
-    groups = {group for _, group in categories.values()}
-    # Roboflow lists the group of all as a category of its own, which no object has.
-    real = [key for key in sorted(categories) if categories[key][1] != "none" or categories[key][0] not in groups]
-    return dict(categories[key] for key in real)
+    return dict(categories[key] for key in sorted(categories))
 
 
 def _instances(file: Path, crowds: bool) -> _Instances:
