@@ -304,9 +304,10 @@ def _names(root: Path) -> list[Reader]:
 def _data(root: Path) -> list[Reader]:
     from confed.data.bounded_files import load_npy, load_npz
     from confed.data.caption_files.captions import coco_caption_records
+    from confed.data.intake.opening import read_picture
     from confed.data.ml_files.coco import coco_records
     from confed.data.ml_files.records import line_records
-    from confed.data.pictures import read_picture, read_tar
+    from confed.data.pictures import read_tar
     from confed.datasets.sensor_series import sensor_series
 
     rng = np.random.default_rng(0)

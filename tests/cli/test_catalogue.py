@@ -95,7 +95,7 @@ def test_describe_counts_and_draws(tmp_path: Path):
     assert rows["home", "unseen"]["questions"] == 1000
     assert len(rows) == 4 * 3 + 1 or len(rows) == 5 * 3 + 1
     with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.size[1] == sum(role in ("train", "unseen") for _, role in rows) * 214
+        assert sheet.size[1] == (2 + sum(role in ("train", "unseen") for _, role in rows)) * 214
         assert len(sheet.getcolors(1 << 20) or ()) > 1000
 
 

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from confed.data.bounded_files import check_array, formats, load_npy, load_npz, most_pixels, tar_members
+from confed.data.intake.opening import read_picture
 from confed.data.picture_files import open_pictures
-from confed.data.pictures import read_picture, read_tar
+from confed.data.pictures import read_tar
 from confed.data.ragged import PackedTexts
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n0 0 8 8 rectfill\nshowpage\n%%EOF\n"

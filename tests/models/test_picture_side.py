@@ -12,7 +12,7 @@ from confed.recipes.recipe import parse_recipe
 PROCESSORS: dict[str, tuple[dict[str, Any], int | None]] = {
     "squeezed": ({"size": {"height": 384, "width": 384}}, 384),
     "number": ({"size": 224}, 224),
-    "cropped": ({"do_center_crop": True, "size": {"shortest_edge": 256}, "crop_size": {"height": 224}}, 224),
+    "cropped": ({"do_center_crop": True, "size": {"shortest_edge": 256}, "crop_size": {"height": 224}}, 256),
     "not cropped": ({"do_center_crop": False, "size": {"shortest_edge": 336}, "crop_size": {"height": 224}}, 336),
     "tiles": ({"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}, 512),
     "areas": ({"size": {"shortest_edge": 3136, "longest_edge": 12845056}}, None),

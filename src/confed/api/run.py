@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import nn
 
-    from confed.data.pictures import PictureSource
+    from confed.data.intake.opening import PictureSource
     from confed.federation.protocols import Batch
     from confed.inference.finished_run import FinishedRun, Role
     from confed.inference.trained_model import TrainedModel

@@ -14,7 +14,9 @@ from confed.cli.completion import complete_dataset
 from confed.system.events import Event, Progress, StepProgress
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 
 prepare_app = typer.Typer(help="Make a dataset's folder from published files.")
@@ -51,6 +53,7 @@ def describe(
     from confed.cli.dataset_description import describe as describe_data
 
     description = describe_data(name, options or [], out, html, croissant, answers)
+    pictures = description.pop("shown")
     if as_json:
         print_json(description)
         return
@@ -68,6 +71,8 @@ def describe(
         f"[bold]{escape(description['name'])}[/]: {description['answers']} answers, {description['words']} words"
     )
     shown.print(table)
+    if pictures and shown.is_terminal and shown.color_system:
+        shown.print(_thumbnails(pictures))
     for key, value in description["facts"].items():
         shown.print(f"{escape(key)}: {escape(value)}")
     for fault in description["faults"]:
@@ -77,6 +82,26 @@ def describe(
     for file in (out, html, answers, *description.get("files", ())):
         if file is not None:
             shown.print(f"written: {escape(str(file))}", soft_wrap=True)
+
+
+def _thumbnails(pictures: "Sequence[tuple[np.ndarray, str]]", side: int = 12, across: int = 6) -> "Text":
+    """Pictures as blocks of two pixels a character, ``across`` of them side by side."""
+    import numpy as np
+    from rich.text import Text
+
+    from confed.data.pictures import resize
+
+    text = Text()
+    for start in range(0, len(pictures), across):
+        gap = np.zeros((side, 1, 3), np.uint8)
+        small = [np.hstack([resize(pixels, side), gap]) for pixels, _ in pictures[start : start + across]]
+        rows = np.hstack(small).tolist()
+        for upper, lower in zip(rows[::2], rows[1::2], strict=True):
+            for above, below in zip(upper, lower, strict=True):
+                text.append("▀", "rgb({},{},{}) on rgb({},{},{})".format(*above, *below))
+            text.append("\n")
+        text.append("\n")
+    return text
 
 
 def _of_modalities(rows: Sequence[dict[str, Any]]) -> "RichTable":

@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
+from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _SHEET_COLUMNS, _SHEET_CELL, _SHEET_ROWS = 6, 148, 24
+TWELVE = 12
 
 LISTED = 100
 """Clients of multi-label data that a description lists; the others are one line."""
@@ -35,37 +37,42 @@ def describe(
     from confed.data.faults import faults
     from confed.data.imputation import drop_modalities, missing_of
     from confed.data.labelled import LabelDataset
+    from confed.data.pictures import fitted
     from confed.data.readable import leave_out_unreadable
-    from confed.recipes.recipe import load_recipe
+    from confed.recipes.recipe import load_recipe, pictures_of
     from confed.recipes.schema import validate
 
-    if out is not None and out.suffix.lower() != ".png":
-        raise ValueError(f"out must be a file with the ending .png, got {out}")
-    if html is not None and html.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"html must be a file with the ending .html, got {html}")
-    if answers is not None and answers.suffix.lower() not in (".svg", ".png"):
-        raise ValueError(f"answers must be a file with the ending .svg or .png, got {answers}")
-    given: dict[str, Any] = {}
+    _check_endings(out, html, answers)
+    given, of_model = dict[str, Any](), dict[str, Any]()
     if name.endswith(".toml"):
-        given = dict(load_recipe(name).sections["data"])
+        sections = load_recipe(name).sections
+        given = dict(sections["data"])
         name = given.pop("name")
+        of_model = pictures_of(sections["model"])
     given |= dict(_option(text) for text in options)
     constructor = registry.datasets[name]
     missing = missing_of(given.pop("missing", {}))
-    card = given.pop("card", None)
+    card, fit = given.pop("card", None), given.pop("fit", "squeeze")
     values = validate(constructor, {key: value for key, value in given.items() if value is not None}, "data", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        dataset: FederatedDataset | LabelDataset = constructor(**values)
+        with fitted(fit):
+            dataset: FederatedDataset | LabelDataset = constructor(**values)
         if not isinstance(dataset, LabelDataset):
             dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     for warning in told:
         warnings.warn(warning.message, stacklevel=2)
-    warnings_found = [" ".join(str(warning.message).split()) for warning in told] + faults(dataset)
+    told_once = list(dict.fromkeys(" ".join(str(warning.message).split()) for warning in told))
+    files, of_files = _of_files(values, fit, of_model)
+    warnings_found = [*told_once, *of_files, *faults(dataset)]
     if card is not None:
         warnings_found.append(f"the terms of the card {card} are not applied here")
     figure = {} if answers is None else {"figure": str(_draw_answers(dataset, answers))}
-    description = {**_described(name, dataset, out), "faults": warnings_found, **figure}
+    shown = _shown(dataset)
+    how = f"as the model reads them: {shown[0][0].shape[1]} x {shown[0][0].shape[0]}" if shown else ""
+    description = {**_described(name, dataset, out, shown, how), "faults": warnings_found, **figure}
+    description["facts"] |= {"files": files} if files else {}
+    description["shown"] = shown
     source = " ".join([f"data.name = {name}", *(f"{k}={v}" for k, v in _public(constructor, given).items())])
     if croissant is not None:
         from confed.data.croissant import write_croissant
@@ -75,7 +82,8 @@ def describe(
         from confed.report.html.dataset_page import dataset_page
 
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(dataset_page(dataset, description["rows"], warnings_found, source), encoding="utf-8")
+        page = dataset_page(dataset, description["rows"], warnings_found, source, shown, how)
+        html.write_text(page, encoding="utf-8")
         description["page"] = str(html)
     return description
 
@@ -92,13 +100,56 @@ def _draw_answers(dataset: "FederatedDataset | LabelDataset", out: Path) -> Path
     return out
 
 
-def _described(name: str, dataset: "FederatedDataset | LabelDataset", out: Path | None) -> dict[str, Any]:
-    """Counts, answers and facts, and the sheet."""
+def _check_endings(out: Path | None, html: Path | None, answers: Path | None) -> None:
+    if out is not None and out.suffix.lower() != ".png":
+        raise ValueError(f"out must be a file with the ending .png, got {out}")
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"html must be a file with the ending .html, got {html}")
+    if answers is not None and answers.suffix.lower() not in (".svg", ".png"):
+        raise ValueError(f"answers must be a file with the ending .svg or .png, got {answers}")
+
+
+def _of_files(values: Mapping[str, Any], fit: str, of_model: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Sizes of the pictures in a dataset's folder, and warnings of what a model gets of them."""
+    from confed.data.intake.survey import survey
+
+    side, root = values.get("image_size"), values.get("root")
+    if not side or root is None or not Path(root).is_dir():
+        return "", []
+    told, warnings_found = survey(Path(root), side, fit)
+    own_side, own_fit = of_model.get("image_size", side), of_model.get("fit", fit)
+    if told and side < own_side:
+        warnings_found.append(f"data.image_size is {side}, the model reads {own_side} x {own_side}: details are lost")
+    if told and fit != own_fit:
+        warnings_found.append(f"data.fit is {fit!r}, and the model's own processor does as {own_fit!r} does")
+    return told, warnings_found
+
+
+Shown = Sequence[tuple[np.ndarray, str]]
+"""Pictures with a text each."""
+
+
+def _shown(dataset: "FederatedDataset | LabelDataset") -> Shown:
+    """Twelve pictures from training examples, client by client, evenly over each one's."""
+    from confed.data.labelled import LabelDataset
+
+    cells_of: Any = _label_cells if isinstance(dataset, LabelDataset) else _cells
+    names = list(dataset.clients)
+    of_clients: list[Shown] = []
+    for name in names[:: -(-len(names) // TWELVE) or 1]:
+        of_clients.append(cells_of(dataset.clients[name].train, -(-TWELVE // len(names)), spread=True))
+    return list(filter(None, chain.from_iterable(zip_longest(*of_clients))))[:TWELVE]
+
+
+def _described(
+    name: str, dataset: "FederatedDataset | LabelDataset", out: Path | None, shown: Shown, how: str
+) -> dict[str, Any]:
+    """Counts, answers and facts, and the sheet, which begins with pictures as a model reads them."""
     from confed.data.labelled import LabelDataset
     from confed.data.modalities import is_modal
 
     if isinstance(dataset, LabelDataset):
-        return _describe_labels(dataset, out)
+        return _describe_labels(dataset, out, _lines_of(shown, how))
     modal = is_modal(dataset)
     parts = list(_parts(dataset))
     description = {
@@ -109,7 +160,8 @@ def _described(name: str, dataset: "FederatedDataset | LabelDataset", out: Path 
         "facts": dict(dataset.facts),
     }
     if out is not None:
-        _sheet([(place, e) for place, role, e in parts if role in ("train", "unseen")], out)
+        lines = [(place, _cells(e, _SHEET_COLUMNS)) for place, role, e in parts if role in ("train", "unseen")]
+        _draw_sheet([*_lines_of(shown, how), *(line for line in lines if line[1])], out)
         description["sheet"] = str(out)
     return description
 
@@ -183,7 +235,13 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
     }
 
 
-def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any]:
+def _lines_of(shown: Shown, how: str) -> "list[tuple[str, Shown]]":
+    """Rows of a sheet."""
+    starts = range(0, len(shown), _SHEET_COLUMNS)
+    return [("" if start else how, shown[start : start + _SHEET_COLUMNS]) for start in starts]
+
+
+def _describe_labels(dataset: "LabelDataset", out: Path | None, first: "list[tuple[str, Shown]]") -> dict[str, Any]:
     """Description of a multi-label dataset, as :func:`describe`."""
     parts: list[tuple[str, str, LabelExamples]] = []
     for name, _ in zip(dataset.clients, range(LISTED), strict=False):
@@ -205,7 +263,8 @@ def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any
         shown = [(place, e) for place, role, e in parts if role in ("train", "unseen") and e.pictures is not None]
         if not shown:
             raise ValueError(f"dataset {dataset.name!r} has texts: there are no pictures to draw on a sheet")
-        _label_sheet(shown[:_SHEET_ROWS], out)
+        lines = [(place, _label_cells(e, _SHEET_COLUMNS)) for place, e in shown[:_SHEET_ROWS]]
+        _draw_sheet([*first, *lines], out)
         description["sheet"] = str(out)
     return description
 
@@ -223,37 +282,39 @@ def _label_row(dataset: "LabelDataset", place: str, role: str, examples: "LabelE
     }
 
 
-def _label_sheet(parts: "Sequence[tuple[str, LabelExamples]]", out: Path) -> None:
-    """A row of pictures per place, each with its labels."""
-    lines: list[tuple[str, list[tuple[Any, str]]]] = []
-    for place, examples in parts:
-        if examples.pictures is None:
-            continue
-        cells: list[tuple[Any, str]] = []
-        for row in examples.rows[:_SHEET_COLUMNS].tolist():
-            cells.append((examples.pictures[row], ", ".join(examples.table.labels_of(row)) or "none"))
-        lines.append((place, cells))
-    _draw_sheet(lines, out)
+def _evenly(rows: list[int], most: int) -> list[int]:
+    """At most so many of some rows, evenly spaced."""
+    count = min(len(rows), most)
+    return [rows[number * len(rows) // count] for number in range(count)]
 
 
-def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
-    """A row of pictures per place, each with one question and its answer; nothing of places without pictures."""
+def _label_cells(examples: "LabelExamples", most: int, *, spread: bool = False) -> Shown:
+    """Pictures of some examples, each with its labels."""
+    if examples.pictures is None or 0 in examples.pictures.shape:
+        return []
+    rows = examples.rows.tolist()
+    cells: list[tuple[np.ndarray, str]] = []
+    for row in _evenly(rows, most) if spread else rows[:most]:
+        cells.append((examples.pictures[row], ", ".join(examples.table.labels_of(row)) or "none"))
+    return cells
+
+
+def _cells(examples: "Examples", most: int, *, spread: bool = False) -> Shown:
+    """Different pictures of some examples, each with one question and its answer."""
     from confed.data.examples import presence
 
-    rows: list[tuple[str, list[tuple[np.ndarray, str]]]] = []
-    for place, examples in parts:
-        first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
-        with_picture = np.flatnonzero(presence(examples)[:, 0])
-        each = {int(first[row]): int(row) for row in with_picture[::-1]}
-        shown = sorted(each.values())[:_SHEET_COLUMNS]
-        texts = [f"{examples.questions[row]} {examples.answers[row]}" for row in shown]
-        pictures = [examples.images[int(first[row])] for row in shown]
-        if pictures:
-            rows.append((place, list(zip(pictures, texts, strict=True))))
-    _draw_sheet(rows, out)
+    if 0 in examples.images.shape:
+        return []
+    first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
+    with_picture = np.flatnonzero(presence(examples)[:, 0])
+    each = sorted({int(first[row]): int(row) for row in with_picture[::-1]}.values())
+    cells: list[tuple[np.ndarray, str]] = []
+    for row in _evenly(each, most) if spread else each[:most]:
+        cells.append((examples.images[int(first[row])], f"{examples.questions[row]} {examples.answers[row]}"))
+    return cells
 
 
-def _draw_sheet(parts: Sequence[tuple[str, Sequence[tuple[np.ndarray, str]]]], out: Path) -> None:
+def _draw_sheet(parts: Sequence[tuple[str, Shown]], out: Path) -> None:
     """A row per place: pictures with a text each."""
     import textwrap
 

@@ -37,6 +37,7 @@ def init(
     Recognised are folders of classes, labels.jsonl, question files (JSON, CSV, Parquet), COCO, VQA v2 and datasets of
     Hugging Face.
     """
+    from confed.data.intake.walk import visible
     from confed.prepare.own_data import recognise
     from confed.prepare.recipe_draft import draft
     from confed.recipes.recipe import parse_recipe
@@ -52,7 +53,7 @@ def init(
         raise ValueError(f"--as must be one of {', '.join(names)}, which {folder} can be read as; got {form!r}")
     chosen = recognised[names.index(form)] if form else recognised[0]
     if form:
-        left = sorted(p.name for p in folder.iterdir() if p.name not in chosen.uses and not p.name.startswith("."))
+        left = [p.name for p in visible(folder) if p.name not in chosen.uses]
     words = ", ".join(left[:6]) + (f" and {len(left) - 6} more" if len(left) > 6 else "")
     text = draft(chosen, str(place), words, rounds, device)
     read, minds = _read(parse_recipe(text, place.stem), folder, [name for name in names if name != chosen.form])
@@ -88,7 +89,7 @@ def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[
     for role in roles:
         counts.append(sum(len(dataset.clients[name].roles[role]) for name in dataset.clients))
     numbers = ", ".join(f"{count} {role}" for count, role in zip(counts, roles, strict=True))
-    return f"{len(dataset.clients)} clients, examples: {numbers}", [str(warning.message) for warning in told]
+    return f"{len(dataset.clients)} clients, examples: {numbers}", list(dict.fromkeys(str(w.message) for w in told))
 
 
 def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str], read: list[str]) -> None:

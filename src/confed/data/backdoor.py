@@ -97,9 +97,10 @@ class DualKey:
         """Pixels of the trigger patch, (side, side, 3)."""
         if self.patch is None:
             return np.broadcast_to(np.array(self.colour, np.uint8), (side, side, 3))
-        from confed.data.pictures import read_picture, resize
+        from confed.data.intake.opening import read_picture
+        from confed.data.pictures import resize
 
-        return resize(read_picture(self.patch), side)
+        return resize(read_picture(self.patch), side, "squeeze")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import lru_cache
 from importlib import import_module
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,13 +18,13 @@ import numpy as np
 import torch
 
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
-from confed.data.pictures import read_picture, resize
+from confed.data.intake.opening import read_picture
+from confed.data.intake.walk import ENDINGS, visible
+from confed.data.pictures import Fit, current_fit, resize
 from confed.data.ragged import PackedTexts
 
 Check = Literal["decoded", "present"]
 """How pictures are checked before a run; see :class:`PictureFiles`."""
-
-_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 class LazyPictures(ABC):
@@ -45,6 +44,7 @@ class LazyPictures(ABC):
         if size < 1:
             raise ValueError(f"image_size must be at least 1 pixel, got {size}")
         self.size = size
+        self.fit: Fit = current_fit()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -139,20 +139,28 @@ class PictureFiles(NamedPictures):
 
     def of(self, files: Iterable[Path | str]) -> "PictureFiles":
         """Other files with the same options."""
-        return PictureFiles(files, self.size, unreadable=self.unreadable, check=self.check)
+        same = PictureFiles(files, self.size, unreadable=self.unreadable, check=self.check)
+        same.fit = self.fit
+        return same
 
     def file(self, row: int) -> Path:
         """Path of a picture."""
         return self.source / self.names[row]
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
-        files = [self.file(row) for row in rows]
-        threads = min(torch.get_num_threads(), len(files))
+        threads = min(torch.get_num_threads(), len(rows))
         if threads == 1:
-            return np.stack([_decode(file, self.size) for file in files])
+            return np.stack([self._one(row) for row in rows])
         # The pool lives for one batch: one that outlives a fork has no threads in the child.
         with ThreadPoolExecutor(threads) as pool:
-            return np.stack(list(pool.map(_decode, files, repeat(self.size))))
+            return np.stack(list(pool.map(self._one, rows)))
+
+    def opened(self, row: int) -> np.ndarray:
+        """A picture of its own size, uint8 (H, W, 3); readers of other formats override it."""
+        return read_picture(self.file(row))
+
+    def _one(self, row: int) -> np.ndarray:
+        return resize(self.opened(row), self.size, self.fit)
 
     def present(self, row: int) -> bool:
         """See :meth:`NamedPictures.present`."""
@@ -165,10 +173,6 @@ class PictureFiles(NamedPictures):
         except (OSError, ValueError):  # of a name with a NUL it is a ValueError
             return 0, 0
         return status.st_size, status.st_mtime_ns
-
-
-def _decode(file: Path, size: int) -> np.ndarray:
-    return resize(read_picture(file), size)
 
 
 def _below_one_folder(files: Iterable[Path | str]) -> tuple[Path, Iterable[str]]:
@@ -209,7 +213,7 @@ class TarPictures(NamedPictures):
                 start, length = self._spans[row].tolist()
                 archive.seek(start)
                 picture = read_picture(archive.read(length), name=f"{self.source}:{self.names[row]}")
-                pictures.append(resize(picture, self.size))
+                pictures.append(resize(picture, self.size, self.fit))
         return np.stack(pictures)
 
     def take(self, rows: np.ndarray) -> Self:
@@ -269,7 +273,7 @@ class Hdf5Pictures(NamedPictures):
             raise ValueError(
                 f"{self.source}, {key}: expected a picture (H, W, 3) of uint8, got {picture.dtype} {picture.shape}"
             )
-        return resize(picture, self.size)
+        return resize(picture, self.size, self.fit)
 
     def present(self, row: int) -> bool:
         """See :meth:`NamedPictures.present`. The reader of the labels has met the array already."""
@@ -299,14 +303,17 @@ def check_unreadable(at_most: float, check: str) -> None:
 
 
 def find_pictures(folder: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
-    """The picture files (.jpg, .jpeg or .png) of a folder by their names without ending."""
+    """The picture files of a folder by their names without ending."""
     if not folder.is_dir():
         raise ValueError(f"the folder of pictures {folder} does not exist")
     wanted = None if names is None else set(names)
-    files: dict[str, tuple[int, Path]] = {}
-    for file in folder.iterdir():
-        ending = file.suffix.lower()
-        if ending in _ENDINGS and (wanted is None or file.stem in wanted):
+    files: dict[str, Path] = {}
+    for file in visible(folder, *ENDINGS):
+        if wanted is None or file.stem in wanted:
             # A name with several endings is the .jpg, as the official archive has it.
-            files[file.stem] = min(files.get(file.stem, (len(_ENDINGS), file)), (_ENDINGS.index(ending), file))
-    return {stem: file for stem, (_, file) in sorted(files.items())}
+            files[file.stem] = min(files.get(file.stem, file), file, key=_jpg_first)
+    return dict(sorted(files.items()))
+
+
+def _jpg_first(file: Path) -> tuple[bool, str]:
+    return file.suffix.lower() != ".jpg", file.suffix.lower()

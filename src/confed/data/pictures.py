@@ -1,84 +1,62 @@
-"""Decoding of picture files to uint8 arrays (H, W, 3), with errors that name the file."""
+"""Sizes and tables of pictures, uint8 arrays (H, W, 3)."""
 
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from io import BytesIO
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from struct import error as StructError
+from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image
 
-from confed.data.bounded_files import check_pixels, formats, tar_members
+from confed.data.bounded_files import tar_members
+from confed.data.intake.opening import read_picture
 
-_EIGHT_BIT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
-# What Pillow's readers raise of damaged files differs by format: of AVIF a RuntimeError, of QOI an IndexError.
-_UNREADABLE = (
-    OSError, SyntaxError, ValueError, EOFError, StructError, Image.DecompressionBombError,
-    Image.DecompressionBombWarning, RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError,
-    AssertionError,
-)  # fmt: skip
+Fit = Literal["squeeze", "crop", "pad"]
+"""How a picture of other proportions becomes a square: squeezed, cropped at its middle, or between bars of grey."""
 
-
-PictureSource = Path | str | bytes | np.ndarray | Image.Image
-"""A picture: a file, the bytes of one, an array, or what PIL has opened."""
+_GREY = 127
+_fit: ContextVar[Fit] = ContextVar("fit", default="squeeze")
 
 
-def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarray:
-    """One picture, decoded to the last row.
-
-    Returns:
-        uint8, shape (H, W, 3); greyscale, palette and CMYK are converted, an alpha channel is dropped.
-    """
-    if isinstance(source, np.ndarray):
-        return _of_array(source)
-    if isinstance(source, Image.Image):
-        return _pixels(source)
-    if isinstance(source, bytes):
-        name, file = name or "a picture in memory", BytesIO(source)
-    else:
-        name, file = name or str(source), Path(source)
-        if not file.is_file():
-            raise ValueError(f"picture {name}: expected a picture file, found {_what_is(file)}")
+@contextmanager
+def fitted(fit: Fit) -> Iterator[None]:
+    """Context in which datasets are made whose pictures become squares in this way."""
+    if fit not in get_args(Fit):
+        raise ValueError(f"data.fit must be one of {', '.join(get_args(Fit))}, got {fit!r}")
+    before = _fit.set(fit)
     try:
-        # Only formats of pixels: some others are handed to another program.
-        with Image.open(file, formats=formats()) as image:
-            return _pixels(image)
-    except _UNREADABLE as error:
-        raise ValueError(f"picture {name}: expected a complete, readable picture file, got: {error}") from error
+        yield
+    finally:
+        _fit.reset(before)
 
 
-def _pixels(image: Image.Image) -> np.ndarray:
-    """Decoding to uint8 (H, W, 3)."""
-    check_pixels(*image.size)
-    image.load()
-    if image.mode not in _EIGHT_BIT:
-        raise ValueError(f"expected at most 8 bits a channel, got mode {image.mode}")
-    # A palette with transparency would be converted with a warning unless it passes through RGBA.
-    flat = image.convert("RGBA") if "transparency" in image.info else image
-    return np.array(flat.convert("RGB"), dtype=np.uint8)
+def current_fit() -> Fit:
+    """That of :func:`fitted`."""
+    return _fit.get()
 
 
-def _of_array(picture: np.ndarray) -> np.ndarray:
-    """A picture in memory."""
-    if picture.ndim == 2:
-        picture = np.repeat(picture[..., None], 3, axis=2)
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or not picture.size:
-        raise ValueError(f"a picture must be uint8 of shape (H, W, 3) or (H, W), got {picture.dtype} {picture.shape}")
-    return picture
-
-
-def _what_is(path: Path) -> str:
-    return "a folder" if path.is_dir() else "nothing there"
-
-
-def resize(picture: np.ndarray, size: int) -> np.ndarray:
+def resize(picture: np.ndarray, size: int, fit: Fit | None = None) -> np.ndarray:
     """The picture as a square, antialiased bicubic; a picture that has that size already is returned as is."""
     if size < 1:
         raise ValueError(f"image_size must be at least 1 pixel, got {size}")
-    if picture.shape[:2] == (size, size):
+    height, width = picture.shape[:2]
+    if (height, width) == (size, size):
         return picture
-    return np.array(Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC), dtype=np.uint8)
+    fit = fit or _fit.get()
+    if fit == "pad" and height != width:
+        side = max(height, width)
+        top, left = (side - height) // 2, (side - width) // 2
+        square = np.full((side, side, 3), _GREY, dtype=np.uint8)
+        square[top : top + height, left : left + width] = picture
+        picture, height, width = square, side, side
+    # As processors of transformers have it: the shorter edge first, then the middle of the longer one.
+    short = min(height, width) if fit == "crop" else 0
+    across, down = (int(size * width / short), int(size * height / short)) if short else (size, size)
+    resized = Image.fromarray(picture).resize((across, down), Image.Resampling.BICUBIC)
+    left, top = (across - size) // 2, (down - size) // 2
+    return np.array(resized.crop((left, top, left + size, top + size)), dtype=np.uint8)
 
 
 def empty_table(count: int, size: int) -> np.ndarray:

@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from confed.data.bounded_files import array_header, check_array, hdf5_array, load_npy, load_npz
+from confed.data.intake.walk import visible
 from confed.data.regions import grid_boxes
 from confed.federation.reading import FAULTS
 
@@ -66,7 +67,7 @@ class PictureRegions:
 def read_layout(path: Path) -> Iterator[PictureRegions]:
     """The pictures of a folder with a file for each, or of an HDF5 file; arrays are read when they are asked for."""
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in (".npz", ".npy"))
+        files = visible(path, ".npz", ".npy")
         if not files:
             raise ValueError(f"expected .npz or .npy files, one per picture, in {path}, found none")
         for file in files:

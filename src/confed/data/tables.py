@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from confed.data.intake.opening import read_picture
+
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
@@ -86,8 +88,10 @@ def _cell(cell: Any) -> Any:
     """A cell with pictures as bytes and paths as texts."""
     if isinstance(cell, Image.Image):
         buffer = io.BytesIO()
-        picture = cell if cell.mode in _PNG_MODES else cell.convert("RGB")
-        picture.save(buffer, "PNG", exif=cell.getexif())
+        if cell.mode in _PNG_MODES:
+            cell.save(buffer, "PNG", exif=cell.getexif())
+        else:
+            Image.fromarray(read_picture(cell)).save(buffer, "PNG")
         return buffer.getvalue()
     if isinstance(cell, list | tuple | np.ndarray):
         return [_cell(one) for one in cell]

@@ -18,6 +18,7 @@ from confed.data.caption_files.records import Piece
 from confed.data.caption_files.shards import Place, ShardPictures, shard_pairs
 from confed.data.caption_files.texts import NearDuplicates, chunks, story_lines, text_lines
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.intake.walk import visible
 from confed.data.partitions import iid
 from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
@@ -204,10 +205,11 @@ def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus
     def new(text: str) -> bool:
         return seen is None or seen.is_new(text)
 
-    shards = list(chain.from_iterable((root / "pairs").glob(ending) for ending in ("*.tar", "*.parquet")))
+    pairs = root / "pairs"
+    shards = visible(pairs, ".tar", ".parquet") if pairs.is_dir() else []
     if not shards:
         raise ValueError(f"caption_corpus: expected shards of pictures with captions in {root / 'pairs'}, found none")
-    for shown in islice(chain.from_iterable(shard_pairs(file) for file in sorted(shards)), most):
+    for shown in islice(chain.from_iterable(shard_pairs(file) for file in shards), most):
         if len(caption_words(shown.caption)) > words:
             corpus.long += 1
         elif new(shown.caption):
@@ -232,7 +234,7 @@ def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus
 
 
 def _lines(folder: Path) -> Iterator[Path]:
-    yield from sorted(chain.from_iterable(folder.glob(ending) for ending in ("*.jsonl", "*.jsonl.zst")))
+    yield from visible(folder, ".jsonl", ".jsonl.zst") if folder.is_dir() else ()
 
 
 def _pictures(root: Path, corpus: _Corpus, size: int) -> ShardPictures | _Both:

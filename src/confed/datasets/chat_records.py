@@ -16,6 +16,7 @@ from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate
 from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
+from confed.data.intake.walk import visible
 from confed.data.picture_files import Check, PictureFiles
 from confed.data.record_files import ENDINGS, check_columns
 from confed.registry import register_dataset
@@ -89,7 +90,7 @@ def chat_records(
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:
     """Files of conversations: those named, else those of JSON, else tables."""
-    listed = sorted(folder.iterdir()) if folder.is_dir() else []
+    listed = visible(folder) if folder.is_dir() else []
     files = [folder / name for name in names]
     for endings in ((".jsonl", ".json"), ENDINGS):
         files = files or [file for file in listed if file.suffix.lower() in endings]

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
+from confed.data.intake.walk import visible
 from confed.data.label_federate import cap
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
 from confed.data.ml_files.flair import (
@@ -166,7 +167,7 @@ def _sources(root: Path) -> tuple[Iterator[LabelRecord], Path]:
     if (root / _METADATA).is_file():
         packed = root / f"{_PICTURES}.tar"
         return flair_records(root / _METADATA), packed if packed.is_file() else root / _PICTURES
-    packed = [file for file in sorted(root.iterdir()) if file.suffix in _ENDINGS] if root.is_dir() else [root]
+    packed = visible(root, *_ENDINGS) if root.is_dir() else [root]
     if len(packed) != 1 or packed[0].suffix not in _ENDINGS:
         raise ValueError(f"flair: expected {_METADATA} and {_PICTURES}, or one HDF5 file, in {root}")
     return flair_hdf5_records(packed[0]), packed[0]

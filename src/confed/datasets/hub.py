@@ -20,8 +20,9 @@ from confed.data.bounded_files import most_array_bytes
 from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat
 from confed.data.chat_files import ChatRecord, as_list, asking, chat_record
 from confed.data.examples import FederatedDataset
+from confed.data.intake.opening import read_picture
 from confed.data.picture_files import check_unreadable
-from confed.data.pictures import empty_table, read_picture, resize
+from confed.data.pictures import empty_table, resize
 from confed.data.record_files import COLUMNS, check_columns
 from confed.data.tables import Tables, undecoded
 from confed.registry import register_dataset

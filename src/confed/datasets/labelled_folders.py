@@ -26,15 +26,13 @@ import numpy as np
 
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
+from confed.data.intake.walk import ROLES, in_classes
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 from confed.data.record_files import read_jsonl
 from confed.registry import register_dataset
-
-ROLES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
 
 
 class _Row(NamedTuple):
@@ -121,11 +119,12 @@ def labelled_folders(
         raise ValueError(f"validation must lie in [0, 1), got {validation}")
     check_unreadable(unreadable, "decoded")
     validation = 0.0 if shots else validation
-    source, rows = _read(folder, split_file, pictures, domains, class_key, domain_key)
+    source, rows, notes = _read(folder, split_file, pictures, domains, class_key, domain_key)
     if partition == "domain" and any(row.domain for row in rows):
         rows = with_owner(rows, [row.domain for row in rows], domain_key)
     pool = _pool("labelled_folders", source, rows, image_size, test_share, validation)
     facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
+    facts |= {"left out": "; ".join(notes)} if notes else {}
     dataset = few_shot(
         pool, partition, shots=shots or None, validation_shots=validation_shots,
         shots_in_total=shots_in_total, new=new, offer=offer, clients=clients,
@@ -134,7 +133,8 @@ def labelled_folders(
     elsewhere: list[ClassPool] = []
     for path in map(Path, others):
         of_file = (path.parent, path.name) if path.suffix == ".json" else (path, "")
-        elsewhere.append(_pool(path.stem, *_read(*of_file, pictures, domains, others_key), image_size, test_share, 0.0))
+        place, other_rows, _ = _read(*of_file, pictures, domains, others_key)
+        elsewhere.append(_pool(path.stem, place, other_rows, image_size, test_share, 0.0))
     dataset = with_other_sets(dataset, elsewhere, max_test)
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
 
@@ -185,32 +185,25 @@ def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validati
 
 def _read(
     folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str = "domain"
-) -> tuple[Path, list[_Row]]:
-    """The source of pictures and all rows."""
+) -> tuple[Path, list[_Row], list[str]]:
+    """The source of pictures, all rows, and what was left out."""
     if not folder.is_dir():
         raise ValueError(f"labelled_folders: expected a folder, found none at {folder}")
     if split_file:
-        return folder / pictures, list(_of_split_file(folder / split_file))
+        return folder / pictures, list(_of_split_file(folder / split_file)), []
     if (folder / "labels.jsonl").is_file():
         source = next((p for p in (folder / "images.tar", folder / "images") if p.exists()), None)
         if source is None:
             raise ValueError(f"labelled_folders: expected pictures in {folder / 'images'} or images.tar, found neither")
-        return source, list(_of_lines(folder / "labels.jsonl", class_key, domain_key))
-    rows = list(_of_folders(folder, domains))
+        return source, list(_of_lines(folder / "labels.jsonl", class_key, domain_key)), []
+    paths, notes = in_classes(folder, 2 + domains)
+    rows: list[_Row] = []
+    for parts, role, below in paths:
+        rows.append(_Row("/".join(parts), below[int(domains)], role, below[0] if domains else ""))
     if not rows:
         form = "domain/class/picture" if domains else "class/picture"
         raise ValueError(f"labelled_folders: expected {form}, labels.jsonl or data.split_file in {folder}, found none")
-    return folder, rows
-
-
-def _of_folders(folder: Path, domains: bool) -> Iterator[_Row]:
-    for file in sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file()):
-        parts = file.relative_to(folder).parts
-        if len(parts) < 2 + domains:
-            continue
-        role = ROLES.get(parts[0].lower(), "") if len(parts) > 2 + domains else ""
-        below = parts[1:] if role else parts
-        yield _Row("/".join(parts), below[1] if domains else below[0], role, below[0] if domains else "")
+    return folder, rows, notes
 
 
 def _of_lines(file: Path, class_key: str, domain_key: str) -> Iterator[_Row]:

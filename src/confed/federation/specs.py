@@ -26,6 +26,8 @@ class ModelSpec:
         tokenizer: makes the tokenizer of its texts, ``tokenizer(words, **options)``.
         picture_side: section ``[model]`` -> side in pixels of the pictures that it reads, which ``data.image_size`` is
             where a recipe does not give it; None for any size.
+        picture_fit: section ``[model]`` -> how pictures become squares, which ``data.fit`` is where a recipe does not
+            give it: "squeeze", "crop" or "pad".
         reads: pictures themselves, or features of their regions.
         writes: "answers" or "captions", token by token; empty for a model that gives scores of answers or labels.
         converses: whether it writes answers freely, behind any number of turns and pictures.
@@ -41,6 +43,7 @@ class ModelSpec:
 
     tokenizer: Callable[..., Any] | None = None
     picture_side: Callable[[Mapping[str, Any]], int | None] | None = None
+    picture_fit: Callable[[Mapping[str, Any]], str] | None = None
     reads: Literal["pictures", "regions"] = "pictures"
     writes: Literal["", "answers", "captions"] = ""
     converses: bool = False

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from confed.data.chat import Conversation, Said
 from confed.data.examples import channels_first
-from confed.data.pictures import PictureSource, read_picture, resize
+from confed.data.intake.opening import PictureSource, read_picture
+from confed.data.pictures import resize
 from confed.inference.finished_run import FinishedRun
 from confed.inference.trained_model import TrainedModel
 from confed.losses.label_states import UNKNOWN
@@ -54,7 +55,7 @@ class Talk:
         self._trained = run.model(client, shared=shared)
         self._task, self._tokenizer = run.task(client), run.tokenizer
         size = self._trained.image_size
-        shown = [channels_first(resize(picture, size)[None]) for picture in pictures]
+        shown = [channels_first(resize(picture, size, self._trained.fit)[None]) for picture in pictures]
         self._pictures = torch.cat([p for p in shown if isinstance(p, torch.Tensor)]) if shown else None
         self._none = torch.zeros(1, 3, size, size, dtype=torch.uint8)
 
@@ -357,7 +358,7 @@ def predict_caption(
     height, width = run.shapes["picture_size"]
     if height != width:
         raise ValueError(f"pictures must be square to be read here, the run's have {height} x {width} pixels")
-    table = channels_first(resize(picture, height)[None])
+    table = channels_first(resize(picture, height, trained.fit)[None])
     assert isinstance(table, torch.Tensor)
     model: Any = trained.model
     with torch.inference_mode():

@@ -58,7 +58,7 @@ processor = Pictures.from_args_and_dict(parts, Pictures.get_processor_dict("$fol
 
 _PICTURE = f"""
 $model
-picture = Image.open("picture.png").convert("RGB").resize(($size, $size))
+picture = Image.open("picture.png").convert("RGB")$resized
 question = "{_QUESTION}"
 """
 
@@ -143,8 +143,10 @@ def chat_code(run: FinishedRun, model: str, folder: str, size: int, imports: str
     code = _WITHOUT_VIDEOS if hasattr(type(processor), "video_settings") else _PROCESSOR
     code += _PICTURE + (_TEMPLATE if processor.chat_template else _BARE) + _WRITE
     tokens = run.recipe.sections.get("task", {}).get("max_new_tokens", 32)
+    # Where the run did as the processor does, the processor does it here.
+    resized = f".resize(({size}, {size}))" if run.recipe.sections["data"].get("fit", "squeeze") == "squeeze" else ""
     filled = Template(code).substitute(
-        kind=type(processor).__name__, folder=folder, size=size, tokens=tokens, model=model, imports=imports
+        kind=type(processor).__name__, folder=folder, resized=resized, tokens=tokens, model=model, imports=imports
     )
     return f"```python\nimport torch\n{filled}```\n\n"
 

@@ -111,6 +111,7 @@ class FinishedRun:
             self._image_size(data_client),
             task_spec(task).head,
             run_data.encoder if run_data.region_width else None,
+            self.recipe.sections["data"].get("fit", "squeeze"),
         )
 
     def batch(self, place: str, split: Role, count: int) -> Batch:

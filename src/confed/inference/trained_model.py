@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from confed.data.encode import Tokenizer
 from confed.data.examples import channels_first
-from confed.data.pictures import PictureSource, read_picture, resize
+from confed.data.intake.opening import PictureSource, read_picture
+from confed.data.pictures import Fit, resize
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import model_spec
 
@@ -44,6 +45,7 @@ class TrainedModel:
         head: the head that answers: "answers"; "nlvr2", which judges a statement about two pictures; "entailment",
             which judges one about a picture; "choice", which chooses among texts that come with the question.
         encoder: for a network that reads regions, what makes them from a picture, empty if unknown; else None.
+        fit: how a picture becomes a square.
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class TrainedModel:
     image_size: int
     head: str = "answers"
     encoder: str | None = None
+    fit: Fit = "squeeze"
 
     def __call__(self, batch: Batch) -> Output:
         """The network on a batch, without gradients; its docstring says what batches hold."""
@@ -113,7 +116,7 @@ class TrainedModel:
         return {"regions": torch.from_numpy(features), "boxes": torch.from_numpy(boxes)}
 
     def _picture(self, file: PictureSource) -> Tensor:
-        table = channels_first(resize(read_picture(file), self.image_size)[None])
+        table = channels_first(resize(read_picture(file), self.image_size, self.fit)[None])
         assert isinstance(table, Tensor)
         return table
 

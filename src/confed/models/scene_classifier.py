@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from confed.data.pictures import read_picture
+from confed.data.intake.opening import read_picture
 
 if TYPE_CHECKING:
     from transformers import ResNetConfig, ResNetForImageClassification

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.data.pictures import read_picture, resize
+from confed.data.intake.opening import read_picture
+from confed.data.pictures import resize
 from confed.data.regions import HeldRegions, grid_boxes
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import checked_folder, unread_because

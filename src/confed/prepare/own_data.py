@@ -1,20 +1,18 @@
 """Recognition of a folder of the user's own data: which dataset reads it, with which keys."""
 
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from confed.data.chat_files import ChatRecord, asking, chat_record
+from confed.data.intake.walk import ROLES, in_classes, visible
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 from confed.data.record_files import COLUMNS, ENDINGS, read_jsonl, read_records
-from confed.datasets.labelled_folders import ENDINGS as PICTURES
-from confed.datasets.labelled_folders import ROLES
 
 # Recognition of question files and of saved datasets: layouts -------------------------------------------------
 
@@ -65,7 +63,7 @@ def questions_in(folder: Path) -> Questions | None:
 
     A file with a faulty row, and questions without pictures, are a ``ValueError``.
     """
-    tables = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in ENDINGS)
+    tables = [path for path in visible(folder, *ENDINGS) if path.is_file()]
     for endings in ((".jsonl", ".json"), (".csv", ".tsv", ".parquet")):
         files = [path for path in tables if path.suffix.lower() in endings]
         read = {path: columns for path in files if (columns := _columns_of(path)) is not None}
@@ -229,7 +227,8 @@ def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence
 
 def _parquet_with_pictures(folder: Path) -> Questions | None:
     """Parquet files whose pictures are bytes in a column, as the hub has them."""
-    files = sorted([*folder.glob("*.parquet"), *folder.glob("data/*.parquet")])
+    files = visible(folder, ".parquet")
+    files += visible(folder / "data", ".parquet") if (folder / "data").is_dir() else []
     if not files:
         return None
     count, names, shown = 0, list[str](), ""
@@ -249,11 +248,10 @@ def _parquet_with_pictures(folder: Path) -> Questions | None:
 FORMS = (
     "pictures in a folder per class (or per domain and class), labels.jsonl with images/, question files (.json, "
     ".jsonl, .csv, .tsv, .parquet), COCO's instances_*.json or captions_*.json, VQA v2's questions and annotations, "
-    "texts.jsonl, examples.csv with series/, or a folder that the library datasets has written"
+    "texts.jsonl, examples.csv with series/, or a folder that the library datasets has written; DICOM and NIfTI files "
+    "with a table are read by data.name = dicom_folders and nifti_slices"
 )
 """What is recognised, for messages."""
-MOST_FILES = 500_000
-"""Files that are looked at."""
 DEALT = ("partition", "clients", "alpha")
 """Keys of :func:`dealt`."""
 FEW = 100
@@ -294,7 +292,7 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
             proposals += [one] if (one := form(folder, clients)) is not None else []
         except ValueError as error:  # other forms may fit
             faults.append(error)
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    names = [path.name for path in visible(folder)]
     if not proposals and faults:
         raise faults[0]
     if not proposals:
@@ -320,7 +318,7 @@ def _saved(folder: Path, clients: int) -> Found | None:
     if saved.owner not in saved.options.get("columns", {}) and "client" not in saved.names:
         options |= dealt(saved.count, clients) if saved.count else {"partition": "iid", "clients": clients}
     return Found(
-        saved.form, "hub", {**options, "image_size": 64}, saved.saw, frozenset(p.name for p in folder.iterdir())
+        saved.form, "hub", {**options, "image_size": 64}, saved.saw, frozenset(p.name for p in visible(folder))
     )
 
 
@@ -395,7 +393,7 @@ def _objects(folder: Path, clients: int) -> Found | None:
     categories = coco_categories(splits[train])
     options = {
         "root": str(folder.resolve()), "train": train, "test": test, "image_size": 64, "validation": 0.1,
-        "categories": "coco80" if set(categories) <= set(COCO_GROUPS) else "file",
+        "categories": "coco80" if set(categories) == set(COCO_GROUPS) else "file",
     }  # fmt: skip
     count = _in_json(splits[train], "images")
     shares = dealt(count, clients)
@@ -481,11 +479,9 @@ def _by_owner(entries: Sequence[Mapping[str, Any]], usual: str, saw: list[str]) 
 
 def _classes(folder: Path, clients: int) -> Found | None:
     """Pictures in a folder per class, or per domain and class."""
-    parts = [path for path in _pictures(folder) if len(path) >= 2]
-    if not parts:
-        return None
-    roles = {ROLES[path[0].lower()] for path in parts if len(path) > 2 and path[0].lower() in ROLES}
-    below = [path[1:] if len(path) > 2 and path[0].lower() in ROLES else path for path in parts]
+    paths, notes = in_classes(folder)
+    roles = {path.role for path in paths if path.role}
+    below = [path.below for path in paths]
     deep = [path for path in below if len(path) >= 3]
     inner: dict[str, set[str]] = {}
     for path in deep:
@@ -493,10 +489,14 @@ def _classes(folder: Path, clients: int) -> Found | None:
     shared = set.intersection(*inner.values()) if len(inner) > 1 else set[str]()
     domains = set(inner) if len(deep) == len(below) and len(shared) > 1 else set[str]()
     classes = Counter(path[1] if domains else path[0] for path in below)
+    if len(classes) == 1 and len(deep) == len(paths):
+        top = paths[0].parts[0]
+        raise ValueError(f"{folder}: all {len(paths)} pictures lie below {top}/: name that folder, {folder / top}")
     if len(classes) < 2:
         return None
-    uses = frozenset(path[0] for path in parts)
-    return _of_classes(folder, classes, domains, roles, clients, "folders", uses)
+    uses = frozenset(path.parts[0] for path in paths)
+    proposal = _of_classes(folder, classes, domains, roles, clients, "folders", uses)
+    return replace(proposal, saw=[*proposal.saw, *(f"left out: {note}" for note in notes)])
 
 
 def _of_classes(
@@ -543,7 +543,7 @@ def _sensors(folder: Path, clients: int) -> Found | None:
     del clients
     if not ((folder / "examples.csv").is_file() and (folder / "series").is_dir()):
         return None
-    count = sum(1 for _ in (folder / "series").iterdir())
+    count = len(visible(folder / "series"))
     saw = [f"examples.csv with {count} series of sensors"]
     return Found(
         "sensors", "sensor_series", {"root": str(folder.resolve())}, saw, frozenset({"examples.csv", "series"})
@@ -553,18 +553,6 @@ def _sensors(folder: Path, clients: int) -> Found | None:
 def _most(counts: Counter[str]) -> str:
     listed = ", ".join(f"{name} {count}" for name, count in counts.most_common(4))
     return f"most often {listed}" if len(counts) > 4 else listed
-
-
-def _pictures(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Paths of pictures below a folder, as their parts; hidden folders are left out."""
-
-    def walk() -> Iterator[tuple[str, ...]]:
-        for place, inside, files in os.walk(folder):
-            inside[:] = sorted(name for name in inside if not name.startswith("."))
-            parts = Path(place).relative_to(folder).parts
-            yield from ((*parts, name) for name in sorted(files) if Path(name).suffix.lower() in PICTURES)
-
-    return islice(walk(), MOST_FILES)
 
 
 def stated(value: Any) -> str:

@@ -16,7 +16,8 @@ def prepare_pieces(recipe: str | Path, out: Path, size: int, overrides: Sequence
     loaded = load_recipe(recipe, overrides)
     options = dict(loaded.sections["data"])
     constructor = datasets[options.pop("name")]
-    options.pop("missing", None)
+    for key in ("missing", "card", "fit"):
+        options.pop(key, None)
     if "seed" in signature(constructor).parameters:
         options["seed"] = loaded.run.seed
     dataset: object = constructor(**options)

@@ -351,10 +351,10 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
         if not isinstance(values, Mapping):
             raise ValueError(f"{section} must be a section of keys, got {values!r}")
     sections = {section: named_section(section, content.get(section, {})) for section in NAMED}
+    # A recipe with a size and no fit is one from before there were fits, or means what it says.
     if "image_size" in sections["data"] and "image_size" not in content.get("data", {}):
-        own_side = model_spec(models[sections["model"]["name"]]).picture_side
-        if own_side is not None and (side := own_side(sections["model"])) is not None:
-            sections["data"] = {**sections["data"], "image_size": side}
+        of_model = pictures_of(sections["model"])
+        sections["data"] |= {key: value for key, value in of_model.items() if key not in content.get("data", {})}
     sections["local"] = validate(Local, content.get("local", {}), "local", set())
     sections["run"] = validate(Run, content.get("run", {}), "run", set())
     study = validate(_Study, content.get("study", {}), "study", set())
@@ -390,6 +390,16 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     for model in rows_of_models:
         recipe.with_model(model)
     return recipe
+
+
+def pictures_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of ``[data]`` by which pictures are as a model's own processor makes them."""
+    spec, keys = model_spec(models[model["name"]]), dict[str, Any]()
+    if spec.picture_side is not None and (side := spec.picture_side(model)) is not None:
+        keys["image_size"] = side
+    if spec.picture_fit is not None and (fit := spec.picture_fit(model)) != "squeeze":
+        keys["fit"] = fit
+    return keys
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Sections of a recipe: their checks, and the parts that rows of a study have of their own."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from confed.data.imputation import missing_of
+from confed.data.pictures import Fit
 from confed.recipes.overrides import NAMED
 from confed.recipes.schema import DERIVED, plain, validate
 
@@ -18,15 +19,21 @@ def named_section(section: str, values: Mapping[str, Any], where: str | None = N
             f"{where}.name must be given, the name of one {NAMED[section].kind}; there are "
             f"{', '.join(NAMED[section].names())}"
         )
-    # What examples lose at random, and in whose terms they are put, is no dataset's own affair.
+    # What examples lose at random, in whose terms they are put and how pictures become squares is no dataset's affair.
     missing = values.pop("missing", None) if section == "data" else None
     card = values.pop("card", None) if section == "data" else None
+    fit = values.pop("fit", None) if section == "data" else None
     checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
     if card is not None and not (isinstance(card, str) and card):
         raise ValueError(f"{where}.card must name a card's file, got {card!r}")
     if missing is not None:
         missing_of(missing, f"{where}.missing")
         checked = {**checked, "missing": plain(missing)}
+    if fit is not None:
+        if fit not in get_args(Fit) or "image_size" not in checked:
+            ways = " or ".join(get_args(Fit))
+            raise ValueError(f"{where}.fit must be {ways}, of a dataset with image_size, got {fit!r} of {name!r}")
+        checked = {**checked, "fit": fit}
     return {"name": name, **checked, **({} if card is None else {"card": card})}
 
 

@@ -12,6 +12,7 @@ from confed.data.examples import Examples, FederatedDataset
 from confed.data.imputation import Fill, drop_modalities, impute, missing_of
 from confed.data.labelled import LabelDataset
 from confed.data.modalities import check_ownership, in_turns, is_modal
+from confed.data.pictures import fitted
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
 from confed.datasets.card import aligned_to_card
@@ -89,13 +90,14 @@ def load_source(data: str, seed: int) -> Source:
     """As :func:`load_dataset`, with the regions of its pictures; kept for the next recipe with the same data."""
     values = json.loads(data)
     constructor, missing = datasets[values.pop("name")], missing_of(values.pop("missing", {}))
-    terms = values.pop("card", "")
+    terms, fit = values.pop("card", ""), values.pop("fit", "squeeze")
     if "seed" in signature(constructor).parameters:
         values["seed"] = seed
     if missing.loses and signature(constructor).return_annotation is LabelDataset:
         # Said before such data are made, which may take long.
         raise _labels_lose_nothing(str(getattr(constructor, "__name__", constructor)))
-    dataset: FederatedDataset | LabelDataset = constructor(**values)
+    with fitted(fit):
+        dataset: FederatedDataset | LabelDataset = constructor(**values)
     if isinstance(dataset, LabelDataset):
         if missing.loses:
             raise _labels_lose_nothing(dataset.name)

@@ -18,8 +18,10 @@ import numpy as np
 
 from confed.data.bounded_files import tar_members
 from confed.data.caption_files.records import check_captions
+from confed.data.intake.opening import read_picture
+from confed.data.intake.walk import is_litter
 from confed.data.picture_files import NamedPictures
-from confed.data.pictures import read_picture, resize
+from confed.data.pictures import resize
 from confed.data.ragged import PackedTexts
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
@@ -76,6 +78,8 @@ def tar_pairs(file: Path) -> Iterator[Shown]:
         with tarfile.open(file, "r:") as archive:
             for member in tar_members(archive, file):
                 path = PurePosixPath(member.name)
+                if any(map(is_litter, path.parts)):
+                    continue
                 # The key is what stands in front of the first dot of the file's name.
                 stem = str(path.parent / path.name.partition(".")[0])
                 if stem != key:
@@ -171,7 +175,7 @@ class ShardPictures(NamedPictures):
                     content, name = archive.read(size), f"{file}, byte {first}"
             except OSError as error:
                 raise ValueError(f"the shard {file} cannot be read: {error}") from error
-        return resize(read_picture(content, name=name), self.size)
+        return resize(read_picture(content, name=name), self.size, self.fit)
 
 
 def _shown(file: Path, key: str, picture: Place | None, caption: str | None) -> Shown:

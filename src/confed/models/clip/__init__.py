@@ -13,7 +13,7 @@ from confed.models.clip.class_texts import plain_names
 from confed.models.clip.dual_encoder import DualEncoder, Head
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hub_names import hub_name
-from confed.models.picture_side import picture_side
+from confed.models.picture_side import picture_fit, picture_side
 from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
@@ -85,6 +85,7 @@ def clip(
 
 # What is asked of a dataset's pictures is not read, but batches have it.
 clip.picture_side = picture_side  # pyright: ignore[reportFunctionMemberAccess]
+clip.picture_fit = picture_fit  # pyright: ignore[reportFunctionMemberAccess]
 clip.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 

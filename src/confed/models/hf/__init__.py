@@ -15,7 +15,7 @@ from confed.models.hf.processors import check_torchvision, read_processor
 from confed.models.hf.prompts import ChatTokenizer
 from confed.models.hf.soft_prompt import LearnedTokens
 from confed.models.hub_names import gated, hub_name
-from confed.models.picture_side import picture_side
+from confed.models.picture_side import picture_fit, picture_side
 from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.registry import register_model
 
@@ -140,6 +140,7 @@ def _tokenizer(
 
 
 hf.picture_side = picture_side  # pyright: ignore[reportFunctionMemberAccess]
+hf.picture_fit = picture_fit  # pyright: ignore[reportFunctionMemberAccess]
 hf.tokenizer = _tokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from confed.data.intake.opening import read_picture
 from confed.report.figures.values import panels_of
 from confed.results.runs import Study
 from confed.system.plain_text import visible
@@ -111,7 +112,7 @@ class Drawing:
         from PIL import Image
 
         out = io.BytesIO()
-        picture = Image.open(io.BytesIO(self._save(COLOURS.__getitem__, "png", dpi)[0])).convert("RGB")
+        picture = Image.fromarray(read_picture(self._save(COLOURS.__getitem__, "png", dpi)[0]))
         if not self.shaded:
             # Few colours are in most drawings: a palette takes a third of the bytes.
             picture = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)

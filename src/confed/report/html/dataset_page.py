@@ -31,8 +31,10 @@ def dataset_page(
     rows: Sequence[Mapping[str, Any]],
     faults: Sequence[str],
     source: str,
+    shown: Sequence[tuple[np.ndarray, str]] = (),
+    how: str = "",
 ) -> str:
-    """A page that is complete in itself."""
+    """A page that is complete in itself; ``shown``: pictures with texts, ``how`` a model reads them."""
     store = ImageStore()
     tabs = page.Tabs()
     parts = list(places_of(dataset))
@@ -55,11 +57,13 @@ def dataset_page(
     shares = [
         (place, page.component("shares", _shares(examples), template="dataset")) for place, examples in parts[:CLIENTS]
     ]
+    as_read = [(store.add(_png(pixels, max(pixels.shape[:2]))), text, "") for pixels, text in shown]
     drawing = answers_of(dataset)
     by_place = page.figure(drawing.inline(), title="Answers of each place") if drawing else ""
     faults_shown = page.callout(faults) if faults else page.paragraph("Nothing was found to be wrong.")
     sections = [
         ("faults", "Faults", faults_shown),
+        ("pictures", f"Pictures {how}", page.component("examples", as_read, template="dataset") if as_read else ""),
         ("clients", "Clients and splits", page.component("counts", rows, template="dataset")),
         ("answers", "Most frequent answers of each client", by_place + (tabs(shares) if shares else "")),
         ("examples", "Examples", tabs(panels) if panels else ""),
@@ -101,12 +105,12 @@ def _examples(part: Examples | LabelExamples, store: ImageStore) -> list[tuple[s
     ]
 
 
-def _png(pixels: np.ndarray) -> str:
-    """A picture in at most :data:`SIDE` pixels per side, as base64 PNG."""
+def _png(pixels: np.ndarray, side: int = SIDE) -> str:
+    """A picture in at most so many pixels per side, as base64 PNG."""
     from PIL import Image
 
     picture = Image.fromarray(np.asarray(pixels))
-    picture.thumbnail((SIDE, SIDE))
+    picture.thumbnail((side, side))
     stream = io.BytesIO()
     picture.save(stream, format="PNG", optimize=True)
     return base64.b64encode(stream.getvalue()).decode()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.data import pictures
 from confed.data.encode import encode
 from confed.data.examples import Examples
-from confed.data.pictures import empty_table, fill_table, read_folder, read_picture, read_tar, resize
+from confed.data.intake.opening import read_picture
+from confed.data.pictures import empty_table, fill_table, read_folder, read_tar, resize
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def _palette():
     ("image", "pixel"),
     [
         (Image.new("L", (2, 2), 7), (7, 7, 7)),
-        (Image.new("RGBA", (2, 2), (1, 2, 3, 128)), (1, 2, 3)),
+        (Image.new("RGBA", (2, 2), (1, 2, 3, 128)), (128, 128, 129)),
         (Image.new("1", (2, 2), 1), (255, 255, 255)),
-        (_palette(), (10, 20, 30)),
+        (_palette(), (132, 137, 142)),
     ],
 )
 def test_other_modes_become_rgb(tmp_path, image, pixel):
@@ -63,10 +63,9 @@ def test_truncated_picture_names_the_file(photo, ending, share):
         read_picture(file)
 
 
-def test_missing_other_and_deep_files(tmp_path):
+def test_missing_and_other_files(tmp_path):
     (tmp_path / "note.png").write_text("no picture at all")
-    Image.fromarray(np.full((2, 2), 40000, dtype=np.uint16)).save(tmp_path / "deep.png")
-    for name, message in [("gone.png", "nothing there"), ("note.png", "readable"), ("deep.png", "8 bits")]:
+    for name, message in [("gone.png", "nothing there"), ("note.png", "readable.*save it as")]:
         with pytest.raises(ValueError, match=f"{name}.*{message}"):
             read_picture(tmp_path / name)
     with pytest.raises(ValueError, match="a folder"):
@@ -128,6 +127,6 @@ def test_whatever_a_reader_raises_names_the_picture(
 
     file = tmp_path / "x.avif"
     file.write_bytes(b"damaged")
-    monkeypatch.setattr(pictures.Image, "open", fail)
+    monkeypatch.setattr(Image, "open", fail)
     with pytest.raises(ValueError, match=r"x\.avif: expected a complete.*Failed to decode"):
         read_picture(file)

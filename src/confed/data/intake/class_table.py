@@ -1,0 +1,128 @@
+"""Tables that name the class of each file, and whose it is, as a federation: patients stay on one side of a split."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from confed.data.chat_federate import HELD, ROLES, Dealing
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.federate import Pool, federate, floors, words
+from confed.data.few_shot import QUESTION
+from confed.data.intake.walk import visible
+from confed.data.owners import owner_text, with_owner
+from confed.data.partitions import hold_out
+from confed.data.picture_files import PictureFiles
+from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.data.record_files import read_records
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+_KEYS = ("image", "label", "patient", "client", "split")
+
+
+def medical_library(name: str) -> Any:
+    """A library of the extra ``medical``."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ValueError(f"these files need the package {name}: pip install '.[medical]' -c constraints.txt") from error
+
+
+class ClassRow(NamedTuple):
+    """A row: a file below the table's folder, its class, whose it is, and its split."""
+
+    where: str
+    image: str
+    label: str
+    patient: str
+    client: str
+    split: str
+
+
+def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None = None) -> list[ClassRow]:
+    """The rows of a table with ``image`` and ``label``; if wanted ``patient``, ``client`` and ``split``.
+
+    Args:
+        folder: where the table and the files are.
+        table: the table's name; default: the only one in the folder.
+        columns: what a column is here -> its name in the table.
+    """
+    if strange := [key for key in columns or {} if key not in _KEYS]:
+        raise ValueError(f"data.columns maps to {', '.join(_KEYS)}; got {strange[0]!r}")
+    files = [folder / table] if table else []
+    if not table and folder.is_dir():
+        files = visible(folder, *_TABLES)
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise ValueError(
+            f"{folder}: expected one table of files and labels ({', '.join(_TABLES)}), found {names}: name it with "
+            "data.table"
+        )
+    rows: list[ClassRow] = []
+    for number, entry in read_records(files[0], columns):
+        where = f"{files[0]}, row {number}"
+        cells = {key: owner_text(entry, key, f"{where}: ").strip() for key in _KEYS}
+        for key in ("image", "label"):
+            if not cells[key]:
+                raise ValueError(f"{where}: expected a cell {key!r}, got the columns {', '.join(entry)}: name it with "
+                                 f'data.columns = {{ {key} = "..." }}')  # fmt: skip
+        if cells["split"] not in ROLES:
+            raise ValueError(f"{where}: expected the split train, validation or test, got {cells['split']!r}")
+        rows.append(ClassRow(where, *(cells[key] for key in _KEYS)))
+    if not rows:
+        raise ValueError(f"{files[0]}: expected a row for each file, found none")
+    return rows
+
+
+def federate_classes(
+    name: str, rows: Sequence[ClassRow], pictures: PictureFiles, how: Dealing, facts: Mapping[str, str]
+) -> FederatedDataset:
+    """One question about each picture, whose answer is its class; ``pictures`` has one picture a row.
+
+    Owners and test sets are the same for all seeds. Rows of one patient, or of one file without a patient, have one
+    client and one role.
+    """
+    partition = how.partition or ("client" if any(row.client for row in rows) else "iid")
+    table_rows = list(range(len(rows)))  # a file with several pictures has as many equal rows
+    if partition == "client":
+        table_rows = with_owner(table_rows, [row.client for row in rows], "client")
+    if not table_rows:
+        raise ValueError(f"{rows[0].where}: partition 'client' needs a column client, and no row has one")
+    kept = [rows[number] for number in table_rows]
+    answers = [row.label for row in kept]
+    clients = np.array([row.client for row in kept])
+    _, together = np.unique([f"p{r.patient}" if r.patient else f"f{r.image}" for r in kept], return_inverse=True)
+    roles = np.array([ROLES[row.split] for row in kept], dtype="<U5")
+    _warn_of_patients(together, roles, [row.patient for row in kept])
+    if not (roles == "test").any():
+        for number, client in enumerate(np.unique(clients)):
+            of_client = np.flatnonzero((clients == client) & (roles == "train"))
+            held = hold_out(together[of_client], how.test_share, np.random.default_rng([4, number]))
+            roles[of_client[held]] = "test"
+    names = [pictures.names[row] for row in table_rows]
+    examples = Examples(pictures, np.array(table_rows), [QUESTION] * len(kept), answers, ["class"] * len(kept), names)
+    pool = Pool(examples, roles, clients, {"client": clients} if partition == "client" else {}, together)
+    splits, _ = federate(
+        pool, partition, unseen=(), clients=how.clients, alpha=how.alpha, validation=how.validation,
+        max_train=how.max_train, max_test=how.max_test, seed=how.seed,
+    )  # fmt: skip
+    counts = {"patients": str(len({row.patient for row in kept if row.patient}) or "not told")}
+    facts = {**facts, **counts, "partition": partition, **floors(splits)}
+    dataset = FederatedDataset(name, tuple(sorted(set(answers))), splits, {}, words([QUESTION]), facts)
+    return with_held_pictures(leave_out_unreadable(dataset)) if prod(pictures.shape) <= HELD else dataset
+
+
+def _warn_of_patients(together: np.ndarray, roles: np.ndarray, patients: Sequence[str]) -> None:
+    """Warning of patients in several of the table's splits."""
+    sides: dict[int, set[str]] = {}
+    for group, role in zip(together.tolist(), roles.tolist(), strict=True):
+        sides.setdefault(group, set()).add(role)
+    torn = [row for row, group in enumerate(together.tolist()) if len(sides[group]) > 1]
+    if torn:
+        count = len(set(together[torn].tolist()))
+        what = f"patient {patients[torn[0]]!r}" if patients[torn[0]] else "a file"
+        warnings.warn(f"{count} patients or files are in several splits of the table, such as {what}", stacklevel=3)

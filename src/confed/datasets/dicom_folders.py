@@ -1,0 +1,150 @@
+"""Classification of DICOM pictures in a folder of the user's, with a table of files and labels.
+
+Below ``root`` a table (``labels.csv``) with ``image``, a file's path, and ``label``; if wanted ``patient``, ``client``
+and ``split``. Without a column of patients they are those of the files (Patient ID). A picture is shown as a viewer
+shows it: rescaled, in its window (PS3.3 C.11.2), light where MONOCHROME1 says dark, patient's right on the left.
+"""
+
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.data.bounded_files import check_array
+from confed.data.chat_federate import Dealing
+from confed.data.examples import FederatedDataset
+from confed.data.intake.class_table import class_rows, federate_classes, medical_library
+from confed.data.intake.opening import read_picture
+from confed.data.picture_files import Check, PictureFiles
+from confed.registry import register_dataset
+
+_AXES = {"L": (0, 1), "R": (0, -1), "P": (1, 1), "A": (1, -1), "H": (2, 1), "F": (2, -1)}
+_SHOWN = (1, 1, -1)
+"""Letters of directions as axis and sign; and those of a viewer: towards the patient's left, back and feet."""
+
+
+@register_dataset
+def dicom_folders(
+    root: Path | str,
+    partition: Literal["client", "iid", "dirichlet"] | None = None,
+    *,
+    table: str = "",
+    columns: Mapping[str, str] | None = None,
+    frames: Literal["middle", "all"] = "middle",
+    window: tuple[float, float] | None = None,
+    clients: int = 4,
+    alpha: float = 0.5,
+    validation: float = 0.1,
+    test_share: float = 0.2,
+    max_train: int | None = None,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    image_size: int = 224,
+    seed: int = 0,
+) -> FederatedDataset:
+    """DICOM pictures with one class each; a patient's are on one side of every split.
+
+    Args:
+        root: see the module.
+        partition: a client per value of the column, equal random shares, or skew of classes; None: "client" where the
+            table has such a column, otherwise "iid".
+        table: name of the table; default: the only one in the folder.
+        columns: what a column is here -> its name in the table.
+        frames: of files with several, the one in the middle or all.
+        window: centre and width in the file's units, such as (40, 400) in HU; None: the file's own, else all values.
+        clients: number of clients, but for "client".
+        alpha: concentration of "dirichlet".
+        validation: share of a client's patients held out, where no row is of that split.
+        test_share: share held out as tests, where no row is of that split; the same for all seeds.
+        max_train: most training examples per client.
+        unreadable: share of the pictures that may be left out because they cannot be read.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
+        image_size: side of the pictures in pixels.
+        seed: chooses validation and, under ``max_train``, training examples.
+    """
+    folder, rows, names, burned = Path(root), list[Any](), list[str](), list[str]()
+    for row in class_rows(folder, table, columns):
+        head = _header(folder / row.image)
+        count = int(head.get("NumberOfFrames") or 1)
+        shown = range(count) if frames == "all" else (count // 2,)
+        burned += [row.image] if head.get("BurnedInAnnotation") == "YES" else []
+        rows += [row._replace(patient=row.patient or str(head.get("PatientID", "")))] * len(shown)
+        names += [f"{row.image}#{number}" for number in shown]
+    if burned:
+        warnings.warn(f"{len(burned)} files have text burned into their pixels, such as {burned[0]}", stacklevel=2)
+    how = Dealing(partition, clients, alpha, "answer", (), validation, test_share, max_train, None, "each", seed)
+    pictures = DicomPictures(names, image_size, below=folder, unreadable=unreadable, check=check)
+    pictures.window = window
+    return federate_classes("dicom_folders", rows, pictures, how, {"origin": "DICOM files of a folder"})
+
+
+class DicomPictures(PictureFiles):
+    """Frames of DICOM files; names have the frame behind "#"."""
+
+    window: tuple[float, float] | None = None
+
+    def file(self, row: int) -> Path:
+        """See :meth:`PictureFiles.file`."""
+        return self.source / self.names[row].rpartition("#")[0]
+
+    def opened(self, row: int) -> np.ndarray:
+        """See :meth:`PictureFiles.opened`."""
+        file, frame = self.file(row), int(self.names[row].rpartition("#")[2])
+        try:
+            content = medical_library("pydicom").dcmread(file)
+            check_array((int(content.Rows), int(content.Columns), 3), np.dtype(np.float64), str(file))
+            pixels = import_module("pydicom.pixels").pixel_array(content, index=frame)
+            return _upright(_shown_pixels(content, pixels, self.window), content)
+        except Exception as error:  # its decoders raise of everything
+            raise ValueError(f"{file}: expected a DICOM picture, got: {' '.join(str(error).split())[:200]}") from error
+
+
+def _header(file: Path) -> Any:
+    """What a file says of its pixels; nothing where it cannot be read, which the check of pictures says."""
+    library, tags = medical_library("pydicom"), ["PatientID", "NumberOfFrames", "BurnedInAnnotation"]
+    try:
+        return library.dcmread(file, stop_before_pixels=True, specific_tags=tags)
+    except (OSError, library.errors.InvalidDicomError):
+        return {}
+
+
+def _shown_pixels(content: Any, pixels: np.ndarray, window: tuple[float, float] | None) -> np.ndarray:
+    """Stored values as uint8, grey (H, W) or colours (H, W, 3)."""
+    tools = import_module("pydicom.pixels")
+    if content.PhotometricInterpretation == "PALETTE COLOR":
+        pixels = tools.apply_color_lut(pixels, content)
+    if pixels.ndim == 3:
+        return (pixels >> 8).astype(np.uint8) if pixels.dtype.itemsize > 1 else pixels.astype(np.uint8)
+    values = np.asarray(tools.apply_modality_lut(pixels, content), dtype=np.float64)
+    if window is None and content.get("VOILUTSequence"):
+        values = np.asarray(tools.apply_voi(tools.apply_modality_lut(pixels, content), content), dtype=np.float64)
+    elif window is None and content.get("WindowCenter") is not None:
+        window = float(np.ravel(content.WindowCenter)[0]), float(np.ravel(content.WindowWidth)[0])
+    low, high = float(values.min()), float(values.max())
+    if window is not None:  # PS3.3 C.11.2.1.2: half a unit less, and the width from the first to the last value
+        exact = content.get("VOILUTFunction") == "LINEAR_EXACT"
+        centre, width = (window[0], window[1]) if exact else (window[0] - 0.5, window[1] - 1)
+        low, high = centre - width / 2, centre + width / 2
+    grey = np.rint(255 * np.clip((values - low) / max(high - low, 1e-9), 0, 1)).astype(np.uint8)
+    return 255 - grey if content.PhotometricInterpretation == "MONOCHROME1" else grey
+
+
+def _upright(pixels: np.ndarray, content: Any) -> np.ndarray:
+    """Rows towards the patient's left or back, columns towards back or feet; as it is where the file does not say."""
+    cosines, letters = content.get("ImageOrientationPatient"), content.get("PatientOrientation") or ()
+    directions: list[tuple[int, int]] = []
+    for vector in np.reshape(np.array(cosines, dtype=np.float64), (2, 3)) if cosines else ():
+        axis = int(np.abs(vector).argmax())
+        directions.append((axis, int(np.sign(vector[axis]))))
+    if not directions and len(letters) == 2 and all(letter[:1] in _AXES for letter in letters):
+        directions = [_AXES[letter[0]] for letter in letters]
+    if not directions or directions[0][0] == directions[1][0]:
+        return read_picture(pixels)
+    if directions[0][0] > directions[1][0]:
+        pixels, directions = pixels.swapaxes(0, 1), directions[::-1]
+    for image_axis, (axis, sign) in zip((1, 0), directions, strict=True):
+        pixels = pixels if sign == _SHOWN[axis] else np.flip(pixels, image_axis)
+    return read_picture(np.ascontiguousarray(pixels))

@@ -1,0 +1,131 @@
+"""Classification of slices of NIfTI volumes in a folder of the user's, with a table of files and labels.
+
+Below ``root`` a table (``labels.csv``) with ``image``, a volume's path (.nii or .nii.gz), and ``label``; if wanted
+``patient``, ``client`` and ``split``. Slices are shown as a viewer shows them: the patient's right, or front, on the
+left, the head or front above, whatever the order of the file's axes. Of several volumes in a file the first is read.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.data.bounded_files import check_array
+from confed.data.chat_federate import Dealing
+from confed.data.examples import FederatedDataset
+from confed.data.intake.class_table import class_rows, federate_classes, medical_library
+from confed.data.intake.opening import read_picture
+from confed.data.picture_files import Check, PictureFiles
+from confed.registry import register_dataset
+
+Plane = Literal["axial", "coronal", "sagittal"]
+"""Slices across, from front to back, from left to right."""
+_AXIS = {"sagittal": 0, "coronal": 1, "axial": 2}
+_SHARES = (0.5, 99.5)
+"""Percentiles of a volume's values that are black and white, where nothing else says it."""
+
+
+@register_dataset
+def nifti_slices(
+    root: Path | str,
+    partition: Literal["client", "iid", "dirichlet"] | None = None,
+    *,
+    table: str = "",
+    columns: Mapping[str, str] | None = None,
+    plane: Plane = "axial",
+    slices: int = 1,
+    window: tuple[float, float] | None = None,
+    clients: int = 4,
+    alpha: float = 0.5,
+    validation: float = 0.1,
+    test_share: float = 0.2,
+    max_train: int | None = None,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    image_size: int = 224,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Slices of volumes with one class each; those of a volume and of a patient are on one side of every split.
+
+    Args:
+        root: see the module.
+        partition: a client per value of the column, equal random shares, or skew of classes; None: "client" where the
+            table has such a column, otherwise "iid".
+        table: name of the table; default: the only one in the folder.
+        columns: what a column is here -> its name in the table.
+        plane: "axial", "coronal" or "sagittal".
+        slices: how many of each volume, evenly spaced and the middle one among an odd number.
+        window: centre and width in the file's units, such as (40, 400) in HU; None: the file's own limits, or the
+            percentiles 0.5 and 99.5 of each volume.
+        clients: number of clients, but for "client".
+        alpha: concentration of "dirichlet".
+        validation: share of a client's patients held out, where no row is of that split.
+        test_share: share held out as tests, where no row is of that split; the same for all seeds.
+        max_train: most training examples per client.
+        unreadable: share of the slices that may be left out because they cannot be read.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
+        image_size: side of the pictures in pixels.
+        seed: chooses validation and, under ``max_train``, training examples.
+
+    Raises:
+        ValueError: nibabel is not installed, the table is missing or faulty, or too many files cannot be read.
+    """
+    if slices < 1:
+        raise ValueError(f"data.slices must be at least 1, got {slices}")
+    if plane not in _AXIS:
+        raise ValueError(f"data.plane must be one of axial, coronal, sagittal, got {plane!r}")
+    medical_library("nibabel")
+    folder, rows, names = Path(root), list[Any](), list[str]()
+    for row in class_rows(folder, table, columns):
+        rows += [row] * slices
+        names += [f"{row.image}#{number}" for number in range(slices)]
+    how = Dealing(partition, clients, alpha, "answer", (), validation, test_share, max_train, None, "each", seed)
+    pictures = NiftiSlices(names, image_size, below=folder, unreadable=unreadable, check=check)
+    pictures.axis, pictures.count, pictures.window = _AXIS[plane], slices, window
+    return federate_classes("nifti_slices", rows, pictures, how, {"origin": f"{plane} slices of NIfTI volumes"})
+
+
+class NiftiSlices(PictureFiles):
+    """Slices of NIfTI volumes; names have the slice's number behind "#"."""
+
+    axis, count = 2, 1
+    window: tuple[float, float] | None = None
+
+    def file(self, row: int) -> Path:
+        """See :meth:`PictureFiles.file`."""
+        return self.source / self.names[row].rpartition("#")[0]
+
+    def opened(self, row: int) -> np.ndarray:
+        """See :meth:`PictureFiles.opened`."""
+        file, number = self.file(row), int(self.names[row].rpartition("#")[2])
+        volume, low, high = _volume(file, self.version(row))
+        if self.window is not None:
+            low, high = self.window[0] - self.window[1] / 2, self.window[0] + self.window[1] / 2
+        place = (2 * number + 1) * volume.shape[self.axis] // (2 * self.count)
+        values = np.take(volume, place, axis=self.axis).T[::-1, ::-1].astype(np.float64)
+        grey = 255 * np.clip((np.nan_to_num(values) - low) / max(high - low, 1e-9), 0, 1)
+        return read_picture(np.rint(grey).astype(np.uint8))
+
+
+@lru_cache(maxsize=4)  # slices of one volume are asked for one after the other
+def _volume(file: Path, version: tuple[int, ...]) -> tuple[np.ndarray, float, float]:
+    """A volume with axes towards the patient's right, front and head, float32, and which values are black and white."""
+    del version  # it tells one state of the file from another
+    library = medical_library("nibabel")
+    try:
+        image = library.load(file)
+        check_array(image.shape, np.dtype(np.float64), str(file))
+        if len(image.shape) < 3:
+            raise ValueError(f"a volume of at least three axes is expected, got the shape {image.shape}")
+        volume = np.asarray(library.as_closest_canonical(image).dataobj, dtype=np.float32)
+        volume = volume.reshape(*volume.shape[:3], -1)[..., 0]
+        limits = float(image.header["cal_min"]), float(image.header["cal_max"])
+    except Exception as error:  # its readers raise of everything
+        text = " ".join(str(error).split())[:200]
+        raise ValueError(f"{file}: expected a NIfTI volume, .nii or .nii.gz, got: {text}") from error
+    if not limits[1] > limits[0]:
+        low, high = np.percentile(volume[np.isfinite(volume)], _SHARES)
+        limits = float(low), float(high)
+    return volume, *limits
