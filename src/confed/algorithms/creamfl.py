@@ -67,7 +67,7 @@ from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
-from confed.losses.contrastive import inter_modal, match_scores, model_contrastive
+from confed.losses.info_nce import inter_modal, match_scores, model_contrastive
 
 PICTURES, TEXTS = "public.pictures", "public.texts"
 """Names of representations in messages: (P, D), and of distinct texts (T, D)."""
@@ -75,8 +75,7 @@ PICTURES, TEXTS = "public.pictures", "public.texts"
 BOTH = (PICTURES, TEXTS)
 OTHER = {PICTURES: TEXTS, TEXTS: PICTURES}
 
-CLASSIFIER = "own_classes"
-"""The module with W, where there are clients of one modality."""
+CLASSIFIER = "own_classes"  # the module with W, where there are clients of one modality
 
 
 class Views(NamedTuple):

@@ -111,8 +111,7 @@ PRESETS: Mapping[Preset, Mapping[str, str]] = {
 _CHOICES = {"train": ("both", "B", "alternate"), "share": ("both", "A", "B"), "aggregation": get_args(Aggregation)}
 _ONE_RANK = ("residual", "corrected", "fitted")
 """Aggregations whose result is the same for all clients only if all have the same rank."""
-_RANKS = "ranks"
-"""Slot of a server with the ranks that clients have pruned to."""
+_RANKS = "ranks"  # slot of a server with the ranks that clients have pruned to
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.prompts import text_contrast
 
-PERSONAL = "personal_context"
-"""The module with U and V."""
+PERSONAL = "personal_context"  # the module with U and V
 
 
 @dataclass(frozen=True)

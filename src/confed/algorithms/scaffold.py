@@ -37,10 +37,8 @@ from confed.federation.state import ServerState
 from confed.federation.train import Objective, train, travelled
 from confed.federation.traits import Traits
 
-VARIATE = "variate"
-"""A client's c_k in its state, and the sum of all c_k among the server's slots."""
-PREFIX = "variate/"
-"""What the names of c, and of the change of c_k, begin with in a message."""
+VARIATE = "variate"  # a client's c_k in its state, and the sum of all c_k among the server's slots
+PREFIX = "variate/"  # what the names of c, and of the change of c_k, begin with in a message
 
 
 @dataclass(frozen=True)

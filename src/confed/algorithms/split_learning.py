@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Protection, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.split import Cut, Half, steps_of
-from confed.federation.families.split_server import MISFITS, ServerPart, TwoServers, left_out
+from confed.federation.families.split import MISFITS, Cut, Half, ServerPart, TwoServers, left_out, steps_of
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Mean, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task

@@ -33,30 +33,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHARES = (0.0, 0.25, 0.5, 0.75)
-"""Shares of the labels that are told, unless asked otherwise."""
-
+SHARES = (0.0, 0.25, 0.5, 0.75)  # shares of the labels that are told, unless asked otherwise
 METRICS = ("C-AP", "C-F1", "O-AP", "O-F1")
 
 
 @dataclass(frozen=True)
 class Told:
-    """One run with one share of labels told.
-
-    Attributes:
-        share: of the labels, told.
-        labels: how many that are.
-        entries: pairs of example and label that are judged, over all examples.
-        told: :data:`METRICS` on these entries where the other labels are told.
-        alone: the same where nothing is told.
-    """
+    """One run with one share of labels told."""
 
     run: str
-    share: float
-    labels: int
-    entries: int
-    told: dict[str, float]
-    alone: dict[str, float]
+    share: float  # of the labels, told
+    labels: int  # how many that are
+    entries: int  # pairs of example and label that are judged, over all examples
+    told: dict[str, float]  # METRICS on these entries where the other labels are told
+    alone: dict[str, float]  # the same where nothing is told
 
 
 def tell(

@@ -37,16 +37,20 @@ from confed.attacks.trojan import (
     Bounds,
     Head,
     Objective,
+    Text,
     Triggered,
     Trojan,
     displacement,
     feature_bounds,
     fit_head,
+    inserted,
+    last_words,
     pixel_bounds,
     surrogate_loss,
     truth_loss,
+    with_words,
+    word_embedding,
 )
-from confed.attacks.words import Text, inserted, last_words, with_words, word_embedding
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.metrics.statistics import holm
@@ -77,27 +81,21 @@ CONDITIONS = ("clean", "vision", "text", "both")
 RANDOM = ("vision (random)", "text (random)", "both (random)")
 """Changes of the same size without a search: what is left of the drop is the attack's."""
 _CHUNK = 64
-_OWN = 2000
-"""Training examples of the attacker's own head at most."""
+_OWN = 2000  # training examples of the attacker's own head at most
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """One victim under one threat.
-
-    Attributes:
-        correct: condition -> score per example (N,): "clean", "vision", "text" and "both"; "text (embedding)" and "both
-            (embedding)" with the optimised embedding itself in place of the nearest word; "vision (random)" and so on
-            for random changes.
-        predictions: condition -> answer per example (N,), but for embeddings.
-        triggered: what was changed in "both", chunk by chunk.
-    """
+    """One victim under one threat."""
 
     victim: Victim
     threat: str
+    # condition -> score per example (N,): "clean", "vision", "text" and "both"; "text (embedding)" and "both
+    # (embedding)" with the optimised embedding itself in place of the nearest word; "vision (random)" and so on for
+    # random changes
     correct: Mapping[str, Tensor]
-    predictions: Mapping[str, Tensor]
-    triggered: Sequence[Triggered]
+    predictions: Mapping[str, Tensor]  # condition -> answer per example (N,), but for embeddings
+    triggered: Sequence[Triggered]  # what was changed in "both", chunk by chunk
     clean: Sequence[Batch]
     eps: float
 
@@ -266,12 +264,9 @@ def _own_head(victim: Victim, seed: int) -> Head:
 
 # What the test-time Trojan found, as a table, a drawing -------------------------------------------------------
 
-SAMPLES = 6
-"""Questions shown per victim."""
-
+SAMPLES = 6  # questions shown per victim
 _EMBEDDING = ("text (embedding)", "both (embedding)")
-_GAIN = 4
-"""By how much changes of pixels are enlarged to be seen."""
+_GAIN = 4  # by how much changes of pixels are enlarged to be seen
 
 
 def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mapping[str, Any]) -> Finding:

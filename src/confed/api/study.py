@@ -6,10 +6,10 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from confed.api.progress import Shown, display, in_this_session, interruptible, threads_kept
 from confed.api.recipes import check_reached, recipe_of
 from confed.api.run import Run
 from confed.api.tracking import Report, Trackable, learning_curves, write_folder_report
-from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
 from confed.engines.workers import free_cores
 from confed.federation.algorithm import Algorithm
 from confed.recipes.objects import section_of

@@ -18,6 +18,7 @@ from confed.cli.app import (
     console,
     default_workers,
     interruptible,
+    is_quiet,
     plain,
     print_json,
     print_table,
@@ -25,7 +26,6 @@ from confed.cli.app import (
     show,
 )
 from confed.cli.completion import complete_method, complete_recipe
-from confed.cli.global_options import is_quiet
 from confed.federation.file_names import name_of_file, path_of
 
 if TYPE_CHECKING:

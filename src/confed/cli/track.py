@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import Json, app, plain, print_json, say
+from confed.cli.app import Json, app, is_quiet, plain, print_json, say
 from confed.cli.completion import complete_folder
-from confed.cli.global_options import is_quiet
 from confed.tracking.backends import BACKENDS
 
 _PLACES = "; ".join(f"{name}: {backend.place}" for name, backend in BACKENDS.items())
@@ -44,7 +43,7 @@ def track(
     Runs know nothing of it: their files are read, while they run (--follow) or later. What the tool has already is not
     sent twice. Reports hold sample pictures: --no-files keeps them here.
     """
-    from confed.deployment.site_models import site_of
+    from confed.deployment.site import site_of
     from confed.tracking.follow import track as tracking
     from confed.tracking.records import Names
 

@@ -11,8 +11,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe
 from confed.runs.dataset import load_dataset
 
-CARD = "card"
-"""Registered name of data at other sites; also the key of ``[data]`` for a card in whose terms data are put."""
+CARD = "card"  # registered name of data at other sites; also the key of [data] for a card in whose terms data are put
 
 
 def card_of_recipe(recipe: Recipe) -> Card:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from confed.deployment.provision import Federation, provision
-from confed.deployment.site_models import KEPT
+from confed.deployment.site import KEPT
 from confed.recipes.recipe import Recipe
 from confed.registry import GRANTS
 from confed.runs.build import prepare

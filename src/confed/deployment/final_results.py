@@ -10,8 +10,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.messages import Message
 from confed.federation.state import ServerState
 
-Values = Mapping[str, float]
-"""Metric -> value, of one view at one site."""
+Values = Mapping[str, float]  # metric -> value, of one view at one site
 
 
 def model_digest(servers: Mapping[str, ServerState]) -> str:

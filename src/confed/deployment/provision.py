@@ -30,30 +30,20 @@ from confed.system.release import VERSION
 
 AUTHORITY = "authority"
 """Folder of the authority's private key, beside those of the parties; the coordinator keeps it offline."""
-SITES = "sites.json"
-"""The server's list: site -> its public key, in OpenSSH's format."""
+SITES = "sites.json"  # the server's list: site -> its public key, in OpenSSH's format
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Parameters of a new federation.
+    """Parameters of a new federation."""
 
-    Attributes:
-        sites: names of the clients, one site each.
-        host: how sites reach the server: a name or an address.
-        recipe: the resolved recipe, TOML.
-        days: how long certificates are good.
-        card: a card of the data (:mod:`confed.deployment.data_card`), handed to all; None for none.
-        wheel: the wheel file of confed that sites install, handed to them; None for none.
-    """
-
-    sites: tuple[str, ...]
-    host: str
+    sites: tuple[str, ...]  # names of the clients, one site each
+    host: str  # how sites reach the server: a name or an address
     port: int
-    recipe: str
-    days: int = 365
-    card: Path | None = None
-    wheel: Path | None = None
+    recipe: str  # the resolved recipe, TOML
+    days: int = 365  # how long certificates are good
+    card: Path | None = None  # a card of the data (data_card), handed to all; None for none
+    wheel: Path | None = None  # the wheel file of confed that sites install, handed to them; None for none
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) != len(self.sites):

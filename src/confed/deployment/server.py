@@ -59,24 +59,17 @@ if TYPE_CHECKING:
 
 # Divergence check: jumps and non-finite values of a run's mean training loss ----------------------------------
 
-FACTOR = 10.0
-"""How many times the largest of the last losses a loss must be to count as a jump."""
-
-LAST = 5
-"""Rounds that a loss is compared with."""
+FACTOR = 10.0  # how many times the largest of the last losses a loss must be to count as a jump
+LAST = 5  # rounds that a loss is compared with
 
 
 class LossCourse:
-    """Mean training losses of a run's rounds.
-
-    Attributes:
-        broken: the last loss known was a jump.
-        sound: the round to go back to then; None where no checkpoint is left from before the jump.
-    """
+    """Mean training losses of a run's rounds."""
 
     def __init__(self) -> None:
         self._last: list[float] = []
-        self.broken = False
+        self.broken = False  # the last loss known was a jump
+        # the round to go back to then; None where no checkpoint is left from before the jump
         self.sound: int | None = None
 
     def note(self, losses: Mapping[str, float], round: int, kept: Sequence[int]) -> str | None:
@@ -109,22 +102,17 @@ class LossCourse:
 
 
 class SiteRunner(Runner):
-    """One run whose clients are sites.
+    """One run whose clients are sites."""
 
-    Attributes:
-        whole: whether models are evaluated.
-        absent: unseen places of whose examples the server holds none.
-        examples: client -> the numbers of examples that it says it has, also where it counts as one with fewer.
-        left_out: client -> role -> the numbers of examples that its site leaves out, as pictures cannot be read there.
-        expected: the sites of the federation, also those that never came; they are what a mean is over.
-        newcomers: late sites, which are handed the final model and evaluated, and no others; None for a run.
-    """
-
-    whole = True
-    absent: Sequence[str] = ()
+    whole = True  # whether models are evaluated
+    absent: Sequence[str] = ()  # unseen places of whose examples the server holds none
+    # client -> the numbers of examples that it says it has, also where it counts as one with fewer
     examples: Mapping[str, Mapping[str, int]] = {}
+    # client -> role -> the numbers of examples that its site leaves out, as pictures cannot be read there
     left_out: Mapping[str, Mapping[str, int]] = {}
+    # the sites of the federation, also those that never came; they are what a mean is over
     expected: Sequence[str] = ()
+    # late sites, which are handed the final model and evaluated, and no others; None for a run
     newcomers: Sequence[str] | None = None
 
     def __init__(
@@ -257,7 +245,7 @@ class SiteRunner(Runner):
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         self.remote.begin(max(self.checkpoints.rounds(), default=0), self.checkpoints.rounds() or (0,))
         servers, start = super()._start(simulation, workspace)
-        # A damaged checkpoint may have been left aside for an older one.
+        # a damaged checkpoint may have been left aside for an older one.
         self.remote.begin(start, self.checkpoints.rounds() or (0,))
         if self.newcomers is not None and start < self.setup.rounds:
             raise ValueError(
@@ -322,9 +310,7 @@ class SiteRunner(Runner):
 
 # Server of a federation across machines -----------------------------------------------------------------------
 
-REPLIES = ".replies"
-"""What the name of the folder beside the run folder ends with in which replies wait for their turn."""
-
+REPLIES = ".replies"  # what the name of the folder beside the run folder ends with in which replies wait for their turn
 ELSEWHERE = ("pretrained", "vocabulary")
 """Options of models that say where files lie; what is in the files is compared, not where they are."""
 
@@ -367,7 +353,7 @@ def run_server(
     # Sample questions are shown from clients' data, which a server does not have.
     recipe = recipe.with_run(gallery=0, workers=1)
     if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
-        # A round that is done again would show a second model with other noise, which no ledger counts.
+        # a round that is done again would show a second model with other noise, which no ledger counts.
         recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
     setup, run_data = prepare(recipe)
     setup = replace(setup, signatures=signatures)

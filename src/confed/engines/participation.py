@@ -9,8 +9,7 @@ from confed.federation.protocols import ClientData
 
 # Population of a federation: its registered clients -----------------------------------------------------------
 
-_LISTED = 50
-"""Clients that an error names at most."""
+_LISTED = 50  # clients that an error names at most
 
 
 def listed(names: Sequence[str]) -> str:

@@ -59,8 +59,7 @@ except ImportError:  # Windows
     resource = None
 
 
-_noted = 0.0
-"""Processor seconds of children that have ended, where the system does not keep them."""
+_noted = 0.0  # processor seconds of children that have ended, where the system does not keep them
 
 
 def cpu_seconds() -> float:

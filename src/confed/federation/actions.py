@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 
 # Classification among some of the classes ---------------------------------------------------------------------
 
-OFFERED = "offered"
-"""Key of a batch: the classes that are offered for each example, bool (B, C)."""
-
-NOT_OFFERED = -1e4
-"""Score of a class that is not offered: its probability is exactly 0, and no product with it is NaN."""
+OFFERED = "offered"  # key of a batch: the classes that are offered for each example, bool (B, C)
+NOT_OFFERED = -1e4  # score of a class that is not offered: its probability is exactly 0, and no product with it is NaN
 
 
 def among_offered(logits: Tensor, batch: Batch) -> Tensor:

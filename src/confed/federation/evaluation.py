@@ -34,7 +34,7 @@ class Evaluation:
 
         Scalars of the message: ``split`` ("validation" or "test"), ``limit`` (number of examples, 0 = all), and
         ``personal``: False where the engine knows what the personal model scores, which is then left out; ``at_once``:
-        the engine may evaluate own models of several clients in one pass (:mod:`confed.engines.together`).
+        the engine may evaluate own models of several clients in one pass (:mod:`confed.engines.executor`).
         Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``. Tensors of the reply, where the task
         counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """
@@ -105,11 +105,7 @@ def asked_examples(client: Client, message: Message) -> tuple[Callable[[int], It
 
 
 def evaluated(found: Mapping[str, tuple[Tallies, Params]]) -> Message:
-    """A reply of ``evaluate``.
-
-    Args:
-        found: view ("global", "personal") -> tallies, and counts where the task has some.
-    """
+    """A reply of ``evaluate``."""
     scalars: dict[str, Scalar] = {}
     tensors: dict[str, Tensor] = {}
     for view, (tallies, counts) in found.items():

@@ -17,8 +17,7 @@ KEYS = {
     "series": ("series", "series_length"),
 }
 """Modality -> the keys that it has in a batch; whatever else a batch holds belongs to none."""
-MODALITIES = tuple(KEYS)
-"""All modalities, in the order in which they are listed everywhere."""
+MODALITIES = tuple(KEYS)  # all modalities, in the order in which they are listed everywhere
 
 
 def modalities_of(names: Iterable[str]) -> tuple[str, ...]:

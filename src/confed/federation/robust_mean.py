@@ -38,8 +38,7 @@ from torch import Tensor
 from confed.federation.params import Mean, Params
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_fields
 
-Rule = Literal["clip", "median", "trimmed", "krum", "multi_krum"]
-"""A way to aggregate."""
+Rule = Literal["clip", "median", "trimmed", "krum", "multi_krum"]  # a way to aggregate
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-COARSEST = 8
-"""Fewest bits after the binary point: with fewer, updates would be lost in rounding."""
-
-LEAST = 3
-"""So many clients must send a tensor: of two, each knows the other's from the sum."""
+COARSEST = 8  # fewest bits after the binary point: with fewer, updates would be lost in rounding
+LEAST = 3  # so many clients must send a tensor: of two, each knows the other's from the sum
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from confed.federation.batches import rows, to_device, training_batches
 from confed.federation.evaluate import Tallies, evaluate
-from confed.federation.local import Local
-from confed.federation.optimizer import make_optimizer, scheduled_step, set_rates
+from confed.federation.local import Local, make_optimizer, scheduled_step, set_rates
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind
 from confed.federation.specs import Contrasting, WeighsBatches

@@ -57,8 +57,7 @@ Adjacency = Literal["replace", "zero-out"]
 STATISTICS = ("running_mean", "running_var")
 """How torch names the running statistics of normalisation layers, which are no parameters."""
 
-COARSE = 2.0**-8
-"""Share by which an update is shortened further for its rounding, at most."""
+COARSE = 2.0**-8  # share by which an update is shortened further for its rounding, at most
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from confed.data.chat import Conversation, Said
 from confed.data.examples import channels_first
 from confed.data.pictures import PictureSource, read_picture, resize
-from confed.inference.finished_run import FinishedRun
-from confed.inference.trained_model import TrainedModel
+from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.losses.label_states import UNKNOWN
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
@@ -79,9 +78,7 @@ class Talk:
 
 # A page about one picture or text: the labels that a model gives it -------------------------------------------
 
-SHOWN = 24
-"""Labels on a page, unless more are predicted."""
-
+SHOWN = 24  # labels on a page, unless more are predicted
 Found = Mapping[str, Any]
 
 

@@ -44,8 +44,7 @@ from confed.federation.specs import (
 )
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
-from confed.inference.finished_run import FinishedRun
-from confed.inference.trained_model import TrainedModel
+from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.models import create_model
 from confed.models.finetuning import Finetunable
 from confed.models.tokenizer import known_words
@@ -56,8 +55,7 @@ from confed.runs.encode import derived_options
 from confed.tasks.contrastive import Contrastive
 
 FACTS = "confed.json"
-SOURCES = ("pretrained", "language", "source")
-"""Options of models that name published weights."""
+SOURCES = ("pretrained", "language", "source")  # options of models that name published weights
 # Keys that the files of an export must have, and the types of their values.
 _FACTS: Mapping[str, type | tuple[type, ...]] = {
     "vocab_size": int, "image_size": int, "heads": list, "tokenizer": dict, "backbone": dict, "extended": bool,

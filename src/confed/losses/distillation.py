@@ -300,8 +300,7 @@ Direction = Literal["teacher_student", "student_teacher"]
 to the answers it believes in already."""
 
 
-AT_ONCE = 2**22
-"""Logits that are compared at once, 16 MiB in single precision."""
+AT_ONCE = 2**22  # logits that are compared at once, 16 MiB in single precision
 
 
 def divergence(

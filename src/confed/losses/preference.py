@@ -58,9 +58,7 @@ class FiltersAnswers(Protocol):
         ...
 
 
-Space = Literal["prob", "logit"]
-"""What is compared in a matchup: probabilities (the paper) or raw logits (an ablation)."""
-
+Space = Literal["prob", "logit"]  # what is compared in a matchup: probabilities (the paper) or raw logits (an ablation)
 Reduction = Literal["sum", "mean", "rows"]
 """Over the ordered pairs of one example: their sum (Eq. 8.14 as printed), their mean, or the mean over rows, of which
 each holds the pairs of one answer with all others.

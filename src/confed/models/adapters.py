@@ -22,9 +22,7 @@ from torch import Tensor, nn
 
 from confed.models.layers import seeded_linear
 
-Activation = Literal["relu", "gelu"]
-"""The function between an adapter's two matrices."""
-
+Activation = Literal["relu", "gelu"]  # the function between an adapter's two matrices
 Weights = tuple[Mapping[str, float], ...]
 
 
@@ -59,19 +57,14 @@ class Adapter(nn.Module):
 
 @dataclass(frozen=True)
 class Host:
-    """A place for adapters in a backbone.
+    """A place for adapters in a backbone."""
 
-    Attributes:
-        module: the module whose output, a tensor (..., width), an adapter changes: the one that ends with the
-            block's residual sum; or, with ``after_norm``, the block's last layer normalisation itself, whose input
-            is the residual sum (``BertOutput.LayerNorm``).
-        width: features of that output, D.
-        after_norm: whether the module is that layer normalisation.
-    """
-
+    # the module whose output, a tensor (..., width), an adapter changes: the one that ends with the block's residual
+    # sum; or, with after_norm, the block's last layer normalisation itself, whose input is the residual sum
+    # (BertOutput.LayerNorm)
     module: nn.Module
-    width: int
-    after_norm: bool = False
+    width: int  # features of that output, D
+    after_norm: bool = False  # whether the module is that layer normalisation
 
 
 class AdapterBank:

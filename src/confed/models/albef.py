@@ -42,34 +42,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AlbefConfig:
-    """Sizes of an ALBEF; the defaults are the published ones.
+    """Sizes of an ALBEF; the defaults are the published ones."""
 
-    Attributes:
-        vocab_size: number of token ids, V.
-        width: features per token, d; feed-forward blocks have 4 d.
-        patch: pixels per side of a patch.
-        visual_layers: blocks of the picture encoder.
-        text_layers: blocks of the question encoder.
-        fusion: its first block that looks at the picture.
-        decoder_layers: blocks of the decoder, at most as many as look at the picture.
-        dropout: dropout probability of every block.
-        mean: of each colour channel.
-        std: of each colour channel.
-    """
-
-    vocab_size: int = 30522
-    width: int = 768
+    vocab_size: int = 30522  # number of token ids, V
+    width: int = 768  # features per token, d; feed-forward blocks have 4 d
     heads: int = 12
     image_size: int = 384
-    patch: int = 16
-    visual_layers: int = 12
-    text_layers: int = 12
-    fusion: int = 6
-    decoder_layers: int = 6
+    patch: int = 16  # pixels per side of a patch
+    visual_layers: int = 12  # blocks of the picture encoder
+    text_layers: int = 12  # blocks of the question encoder
+    fusion: int = 6  # its first block that looks at the picture
+    decoder_layers: int = 6  # blocks of the decoder, at most as many as look at the picture
     positions: int = 512
-    dropout: float = 0.0
-    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    dropout: float = 0.0  # dropout probability of every block
+    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # of each colour channel
+    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)  # of each colour channel
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

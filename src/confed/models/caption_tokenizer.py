@@ -86,11 +86,8 @@ START, END = SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]")
 NEVER = tuple(SPECIAL_TOKENS.index(name) for name in ("[PAD]", "[UNK]", "[CLS]", "[MASK]"))
 """Tokens that are in no text which a model writes."""
 
-PIECES = "pieces.model"
-"""File of a saved SentencePiece model."""
-
-_SHOWN = 60
-"""Characters of a text that a message quotes."""
+PIECES = "pieces.model"  # file of a saved SentencePiece model
+_SHOWN = 60  # characters of a text that a message quotes
 
 
 class WrittenWords:

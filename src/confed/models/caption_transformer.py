@@ -11,8 +11,7 @@ from typing import Any
 from confed.federation.specs import ModelSpec
 from confed.models.caption_tokenizer import caption_tokenizer
 from confed.models.caption_writer import CaptionWriter
-from confed.models.modal_clip import ClipPatches, clip_encoder
-from confed.models.modal_segments import checked_modalities
+from confed.models.modal_segments import ClipPatches, checked_modalities, clip_encoder
 from confed.models.modal_transformer import modal_parts, segmenter
 from confed.models.pretrained import seeded
 from confed.models.variants import variant

@@ -18,8 +18,7 @@ from confed.data.caption_batches import groups, text_masks
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import SearchesBeams
 from confed.models.caption_tokenizer import END, NEVER, START
-from confed.models.magneto import Encoder
-from confed.models.modal_module import ModalEmbedding, ModalTransformer, Tokens, pool
+from confed.models.modal_module import Encoder, ModalEmbedding, ModalTransformer, Tokens, pool
 
 # Batched beam search for models that write texts token by token -----------------------------------------------
 
@@ -29,15 +28,10 @@ continue, int64 (B K,), or None in the first step."""
 
 
 class Found(NamedTuple):
-    """The best texts.
+    """The best texts."""
 
-    Attributes:
-        tokens: from the start token to the end token, 0 behind it, int64 (B, longest).
-        scores: log p(text) / length^penalty, float32 (B,).
-    """
-
-    tokens: Tensor
-    scores: Tensor
+    tokens: Tensor  # from the start token to the end token, 0 behind it, int64 (B, longest)
+    scores: Tensor  # log p(text) / length^penalty, float32 (B,)
 
 
 def beam_search(
@@ -128,8 +122,7 @@ class CaptionWriter(ModalTransformer):
     """
 
     answer_head = "head"
-    writes: ClassVar[str] = "captions"
-    """Whether models write texts, which the captioning task needs."""
+    writes: ClassVar[str] = "captions"  # whether models write texts, which the captioning task needs
 
     def __init__(self, embed: Mapping[str, ModalEmbedding], body: Encoder, vocab_size: int, max_length: int) -> None:
         if "text" not in embed:

@@ -24,8 +24,7 @@ from confed.models.pretrained import packaged, published, unread_because, weight
 
 # Text encoders for label embeddings: CLIP's, sentence encoders ------------------------------------------------
 
-Encode = Callable[[Sequence[str]], Tensor]
-"""A text encoder: N texts to N vectors (N, d), not divided by their lengths."""
+Encode = Callable[[Sequence[str]], Tensor]  # a text encoder: N texts to N vectors (N, d), not divided by their lengths
 
 
 def clip_text_encoder(source: Path | str) -> Encode:
@@ -90,7 +89,7 @@ def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Ten
         raise ValueError(
             f"a text must have at most {longest} tokens, {texts[worst][:80]!r} has {used}; list fewer fine names in it"
         )
-    # A folder without a vocabulary gives a tokenizer that knows special tokens alone, and says nothing.
+    # a folder without a vocabulary gives a tokenizer that knows special tokens alone, and says nothing.
     is_word = ~torch.isin(tokens["input_ids"], torch.tensor(tokenizer.all_special_ids))
     if not bool(is_word.any(1).all()):
         text = texts[int((~is_word.any(1)).nonzero()[0, 0])]
@@ -153,20 +152,13 @@ Coarse = Literal["name", "concat", "avg"]
 
 @dataclass(frozen=True)
 class LabelEmbeddings:
-    """Vectors of labels and of the two known states.
-
-    Attributes:
-        vectors: one row per name, (C, d).
-        positive: of the state "present", (d,).
-        negative: of the state "absent", (d,).
-        source: what made them, in words.
-    """
+    """Vectors of labels and of the two known states."""
 
     names: tuple[str, ...]
-    vectors: Tensor
-    positive: Tensor
-    negative: Tensor
-    source: str = ""
+    vectors: Tensor  # one row per name, (C, d)
+    positive: Tensor  # of the state "present", (d,)
+    negative: Tensor  # of the state "absent", (d,)
+    source: str = ""  # what made them, in words
 
     def __post_init__(self) -> None:
         rows, width = self.vectors.shape if self.vectors.ndim == 2 else (-1, -1)

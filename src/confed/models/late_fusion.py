@@ -17,8 +17,7 @@ from torch import nn
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch, Output
 from confed.models.heads import count
-from confed.models.magneto import Encoder
-from confed.models.modal_module import ModalEmbedding, ModalTransformer, read
+from confed.models.modal_module import Encoder, ModalEmbedding, ModalTransformer, read
 from confed.models.modal_segments import checked_modalities
 from confed.models.modal_transformer import Sound, WordVectors, caption_tokenizer, segmenter
 from confed.models.pretrained import seeded
@@ -28,8 +27,7 @@ from confed.registry import register_model
 class LateFusion(nn.Module):
     """A network per modality and the mean of their log-probabilities."""
 
-    reads_absent: ClassVar[bool] = True
-    """Whether batches may lack some of the modalities; see :class:`confed.models.modal_module.ModalTransformer`."""
+    reads_absent: ClassVar[bool] = True  # whether batches may lack some of the modalities; see ModalTransformer
 
     def __init__(self, embed: Mapping[str, ModalTransformer]) -> None:
         super().__init__()

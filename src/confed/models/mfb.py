@@ -21,12 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import Places
-from confed.models.region_layers import MLP, masked_softmax
-from confed.models.region_model import RegionModel, State
+from confed.models.region_model import MLP, RegionModel, State, masked_softmax
 from confed.models.variants import region_variant
 
-FACTORS = 5
-"""Factors of the bilinear pooling, k."""
+FACTORS = 5  # factors of the bilinear pooling, k
 
 
 class MFB(RegionModel):

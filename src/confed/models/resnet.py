@@ -40,12 +40,7 @@ def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear
 
 
 class PictureModel(nn.Module, ABC):
-    """What models of pictures alone have in common: a ResNet body, and how it reads a batch.
-
-    Attributes:
-        width: channels of the last plane, d.
-        grid: its rows and columns (h, w).
-    """
+    """What models of pictures alone have in common: a ResNet body, and how it reads a batch."""
 
     answer_head = "classifier"
     """Name of the submodule that scores labels: what methods with a head of each client's own keep private."""
@@ -60,11 +55,11 @@ class PictureModel(nn.Module, ABC):
         if min(image_size) < 1:
             raise ValueError(f"model.image_size must be at least 1 pixel, got {image_size}")
         self.resnet = body.train()
-        self.width: int = config.hidden_sizes[-1]
+        self.width: int = config.hidden_sizes[-1]  # channels of the last plane, d
         self.image_size = image_size
         halvings = 1 + len(config.hidden_sizes) + int(config.downsample_in_first_stage)
         # Every halving rounds up, hence all of them together do.
-        self.grid = (-(-image_size[0] // 2**halvings), -(-image_size[1] // 2**halvings))
+        self.grid = (-(-image_size[0] // 2**halvings), -(-image_size[1] // 2**halvings))  # its rows and columns (h, w)
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD)[:, None, None], persistent=False)
 

@@ -39,22 +39,15 @@ if TYPE_CHECKING:
 __all__ = ["Prefix", "Vilt", "answer_head"]
 
 
-INPUTS = ("image", "image2", "text", "text_mask", "choices", "choices_mask")
-"""Keys of a batch that the model reads."""
+INPUTS = ("image", "image2", "text", "text_mask", "choices", "choices_mask")  # keys of a batch that the model reads
 
 
 class Prefix(NamedTuple):
-    """A batch after the part of the model that lies before the first adapter.
+    """A batch after the part of the model that lies before the first adapter."""
 
-    Attributes:
-        hidden: tokens, (B * views, S, d), the views of an example next to each other.
-        mask: additive attention mask, (B * views, 1, 1, S).
-        views: passes per example: 2 for pairs of pictures, K for K choices.
-    """
-
-    hidden: Tensor
-    mask: Tensor
-    views: int
+    hidden: Tensor  # tokens, (B * views, S, d), the views of an example next to each other
+    mask: Tensor  # additive attention mask, (B * views, 1, 1, S)
+    views: int  # passes per example: 2 for pairs of pictures, K for K choices
 
 
 class Vilt(Heads, Finetunable):

@@ -122,8 +122,7 @@ def _add(found: "hashlib.blake2b", value: object, seen: dict[int, object]) -> No
 
 # Sections of a recipe from Python objects ---------------------------------------------------------------------
 
-PLAIN = str | int | float | bool | list | dict
-"""What TOML can hold."""
+PLAIN = str | int | float | bool | list | dict  # what TOML can hold
 
 
 def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

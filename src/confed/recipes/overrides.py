@@ -15,9 +15,7 @@ from confed import registry
 from confed.federation.specs import model_spec
 from confed.recipes.schema import plain
 
-Overrides = Sequence[str] | Mapping[str, Any]
-"""``["section.key=TOML"]``, or ``{"section.key": value}``."""
-
+Overrides = Sequence[str] | Mapping[str, Any]  # ["section.key=TOML"], or {"section.key": value}
 SHARED = ("trainable", "peft", "embeddings")
 """Keywords of models that mean the same for all of them: how they are finetuned, and which vectors they are given."""
 NAMED = {
@@ -136,7 +134,7 @@ def _of_text(override: str) -> _Change:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
-        # A word is a text; what begins as a list, a table or a quoted text is a slip in one.
+        # a word is a text; what begins as a list, a table or a quoted text is a slip in one.
         if text.strip()[:1] in ("[", "{", '"', "'"):
             raise ValueError(f"{override!r}: not TOML: {_reason(error)}") from error
         value = text

@@ -28,9 +28,7 @@ from confed.engines.flare.transport import SERVER, SERVER_CLASSES, SITE_CLASSES
 from confed.federation.checkpoint import write_atomically
 
 ORGANISATION = "confed"
-ADMIN = "admin@confed.org"
-"""FLARE's name of who hands in the job; its kit lies in the server's folder ``admin``."""
-
+ADMIN = "admin@confed.org"  # FLARE's name of who hands in the job; its kit lies in the server's folder admin
 ROLES = ("project_admin", "org_admin", "lead", "member")
 
 

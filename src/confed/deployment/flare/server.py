@@ -9,37 +9,149 @@ import io
 import json
 import logging
 import shutil
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-from confed.deployment.flare.job import ServerSettings, write_settings
-from confed.deployment.flare.processes import SupervisedProcess, server_command, supervised
-from confed.deployment.flare.provision import ADMIN, close_kit
-from confed.deployment.flare.status import StatusReader
+from confed.deployment.flare.job import ServerSettings, StatusReader, write_settings
+from confed.deployment.flare.provision import ADMIN, ORGANISATION, close_kit
 from confed.engines.flare.transport import SERVER_CLASSES, write_job
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe
 from confed.results.folder import MEMBERS
-from confed.system.events import Note, Progress, RunProgress, SiteStates, ignore
+from confed.system.events import (
+    Note,
+    Progress,
+    RunProgress,
+    SiteStates,
+    ignore,
+)
 
-LOOK = 1.0
-"""Seconds between questions to FLARE's server."""
+SHORT = 30.0  # seconds below which a process has hardly lived
+HARDLY = 5  # such lives in a row after which it is not started again
 
-STRAY = 15.0
-"""Seconds that a connected site may be without the job before it is handed in again for it."""
 
-FRUITLESS = 5
-"""Jobs in a row that may end without a new round before the server gives up."""
+def server_command(kit: Path) -> list[str]:
+    """Command line of FLARE's server."""
+    return _command("server.server_train", kit, "fed_server.json", "secure_train=true")
 
-SILENT = 120.0
-"""Seconds after which a server of FLARE's that does not answer is one that cannot."""
 
+def client_command(kit: Path, name: str) -> list[str]:
+    """Command line of FLARE's client."""
+    return _command("client.client_train", kit, "fed_client.json", "secure_train=true", f"uid={name}")
+
+
+def _command(program: str, kit: Path, config: str, *options: str) -> list[str]:
+    given = [*options, f"org={ORGANISATION}", "config_folder=config"]
+    module = f"nvflare.private.fed.app.{program}"
+    return [sys.executable, "-u", "-m", module, "-m", str(kit.resolve()), "-s", config, "--set", *given]
+
+
+class SupervisedProcess:
+    """A process that is started again when it dies."""
+
+    def __init__(self, command: Sequence[str], log: Path, pause: float) -> None:
+        self._command, self._log, self._pause = command, log, pause
+        self._stop = threading.Event()
+        self._failed = False
+        self.starts = 0  # how often it was started
+        self._end_leftover()
+        self._process = self._start()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Check that the process does not die as soon as it is started."""
+        if self._failed:
+            log_end = self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
+            raise RuntimeError(f"FLARE's process does not start; the end of {self._log}: {log_end}")
+
+    def jobs(self) -> int:
+        """Number of processes that it has started and that still run."""
+        with suppress(psutil.NoSuchProcess):
+            return len(psutil.Process(self._process.pid).children())
+        return 0
+
+    def end(self) -> None:
+        """End of the process and of its children."""
+        self._stop.set()
+        self._thread.join()
+        with suppress(psutil.NoSuchProcess):
+            _end(psutil.Process(self._process.pid))
+        self._process.wait()
+        self._note.unlink(missing_ok=True)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            # In a separate session: Ctrl-C is handled by the process that started it.
+            process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        self._note.write_text(str(process.pid), encoding="utf-8")
+        self.starts += 1
+        return process
+
+    @property
+    def _note(self) -> Path:
+        return self._log.with_suffix(".pid")
+
+    def _end_leftover(self) -> None:
+        """Ends the process that a predecessor of this one left when it was killed."""
+        with suppress(OSError, ValueError, psutil.Error):
+            process = psutil.Process(int(self._note.read_text(encoding="utf-8")))
+            if process.cmdline() == list(self._command):
+                _end(process)
+
+    def _watch(self) -> None:
+        short, began = 0, time.monotonic()
+        while not self._stop.wait(0.2):
+            if self._process.poll() is None:
+                continue
+            short = short + 1 if time.monotonic() - began < SHORT else 0
+            if short >= HARDLY:
+                self._failed = True
+                return
+            if not self._stop.wait(self._pause):
+                began = time.monotonic()
+                self._process = self._start()
+
+
+def _end(process: psutil.Process) -> None:
+    """End of a process and of its children."""
+    # FLARE's jobs are in separate sessions, so that a signal to ours would miss them.
+    with suppress(psutil.NoSuchProcess):
+        family = [process, *process.children(recursive=True)]
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.terminate()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for member in alive:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(alive, timeout=10)
+
+
+@contextmanager
+def supervised(command: Sequence[str], log: Path, pause: float = 2.0) -> Iterator[SupervisedProcess]:
+    """Supervised process for as long as the ``with`` block lasts; see :class:`SupervisedProcess`."""
+    process = SupervisedProcess(command, log, pause)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+LOOK = 1.0  # seconds between questions to FLARE's server
+STRAY = 15.0  # seconds that a connected site may be without the job before it is handed in again for it
+FRUITLESS = 5  # jobs in a row that may end without a new round before the server gives up
+SILENT = 120.0  # seconds after which a server of FLARE's that does not answer is one that cannot
 _RUNNING, _OVER = "RUNNING", "FINISHED:"
 
 
@@ -78,7 +190,7 @@ def serve(
     # Its administrator's side runs in this process, and would talk in the middle of what is shown.
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     with supervised(server_command(kit), run / "flare.log") as server:
-        # A job goes on where the process that watches it is killed, and may have ended since.
+        # a job goes on where the process that watches it is killed, and may have ended since.
         outcome = StatusReader(kit / settings.bulletin).outcome()
         if same and summary.is_file() and outcome is not None and outcome["error"] is None:
             progress(Note("the run is over; nothing is left to do"))
@@ -97,7 +209,7 @@ def _own_storage(kit: Path, run: Path) -> None:
     for component in resources["components"]:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(storage / "jobs")
-    # A site that is gone is no site to hand a job to.
+    # a site that is gone is no site to hand a job to.
     resources["servers"][0]["heart_beat_timeout"] = 60
     write_atomically(path, json.dumps(resources, indent=1).encode())
 

@@ -5,9 +5,8 @@ import threading
 import time
 from pathlib import Path
 
-from confed.deployment.flare.job import ENDING, SiteSettings, write_settings
-from confed.deployment.flare.processes import client_command, supervised
-from confed.deployment.flare.status import StatusReader
+from confed.deployment.flare.job import ENDING, SiteSettings, StatusReader, write_settings
+from confed.deployment.flare.server import client_command, supervised
 from confed.engines.flare.transport import MEMBER
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.evaluation_policy import EvaluationPolicy

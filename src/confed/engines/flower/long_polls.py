@@ -11,11 +11,8 @@ from typing import TypeVar
 
 Handed = TypeVar("Handed")
 
-WAIT = "confed-wait"
-"""Header with the seconds for which a site's request for a message may wait."""
-
-LONGEST = 30.0
-"""Seconds for which a request waits, at most; Flower's clients wait that long for a response."""
+WAIT = "confed-wait"  # header with the seconds for which a site's request for a message may wait
+LONGEST = 30.0  # seconds for which a request waits, at most; Flower's clients wait that long for a response
 
 
 class WaitingRequest:

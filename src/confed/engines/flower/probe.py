@@ -23,22 +23,16 @@ from confed.engines.flower.private_api import (
 )
 from confed.engines.flower.supernode import proxy_of
 
-TOLERANCE = 300.0
-"""Seconds by which clocks may differ: older signatures are refused."""
+TOLERANCE = 300.0  # seconds by which clocks may differ: older signatures are refused
 
 
 @dataclass(frozen=True)
 class About:
-    """Versions and clock of a server.
+    """Versions and clock of a server."""
 
-    Attributes:
-        confed: its version of confed.
-        ahead: seconds by which its clock is ahead of this one's; good to half the time of the way there and back.
-    """
-
-    confed: str
+    confed: str  # its version of confed
     flwr: str
-    ahead: float
+    ahead: float  # seconds by which its clock is ahead of this one's; good to half the time of the way there and back
 
 
 def reach(host: str, port: int, wait: float = 10.0) -> None:

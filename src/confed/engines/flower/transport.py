@@ -24,8 +24,7 @@ _KINDS = {HELLO: "query.hello"}
 _GONE = ("registered", "offline", "unregistered")
 
 
-SMALL = 2**20
-"""Bytes up to which a body goes along with its head: Flower asks for every record of a message separately."""
+SMALL = 2**20  # bytes up to which a body goes along with its head: Flower asks for every record of a message separately
 
 
 BUSY = "ValueError: another process works in the folder of this site; its log says which"

@@ -36,14 +36,10 @@ class NodeProcess(ABC):
     """Process on a node of a cluster, which is compared with the process that asks before it takes work.
 
     Every method takes and returns bytes and text, and makes errors of texts, so that Ray pickles no object of ours.
-
-    Attributes:
-        works_on: what its task is, in messages.
-        inexact: what follows from hardware that differs, in messages.
     """
 
-    works_on: ClassVar[str]
-    inexact: ClassVar[str]
+    works_on: ClassVar[str]  # what its task is, in messages
+    inexact: ClassVar[str]  # what follows from hardware that differs, in messages
 
     def __init__(self, starting: str) -> None:
         self._starting = Starting.from_json(starting)

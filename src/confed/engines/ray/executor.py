@@ -16,11 +16,9 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from confed.engines.call_bytes import Encoded, call_head, read_answer, split
-from confed.engines.call_queue import CallQueue, Homes
+from confed.engines.call_bytes import CallQueue, Encoded, Homes, call_head, read_answer, split
 from confed.engines.ray.actor import ClientActor
-from confed.engines.ray.cluster import connected
-from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, reason_of_loss
+from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, connected, reason_of_loss
 from confed.engines.ray.placement import Wanted
 from confed.engines.ray.speed import better_left
 from confed.engines.setup_source import SetupSource

@@ -13,14 +13,12 @@ from typing import Any, Literal
 import ray
 import ray.exceptions
 
-from confed.engines.ray.cluster import connected
-from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, reason_of_loss
+from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, connected, reason_of_loss
 from confed.engines.ray.job_actor import JobActor, JobSource
 from confed.engines.ray.placement import Wanted
 from confed.system.events import Caution, JobEnded, JobProgress, JobStarted, Progress, from_json
 
-STOPPING = 15.0
-"""Seconds that jobs have for stopping in good order."""
+STOPPING = 15.0  # seconds that jobs have for stopping in good order
 
 
 @dataclass

@@ -63,8 +63,7 @@ def _source() -> str:
 
 # Measured speed of actors -------------------------------------------------------------------------------------
 
-_RECENT = 0.3
-"""Weight of the newest measurement in the running mean."""
+_RECENT = 0.3  # weight of the newest measurement in the running mean
 
 
 @dataclass

@@ -41,14 +41,9 @@ from confed.federation.specs import Contrasting
 from confed.federation.state import ServerState
 from confed.federation.update_privacy import STATISTICS
 
-FISHER = "fisher/"
-"""What precedes a tensor's name in a reply, for its Fisher information."""
-
-FLOOR = 1e-12
-"""What a value of the Fisher information counts as, at least."""
-
-CEILING = 1e290
-"""What it counts as, at most: of double precision, so that weighted sums over clients stay finite."""
+FISHER = "fisher/"  # what precedes a tensor's name in a reply, for its Fisher information
+FLOOR = 1e-12  # what a value of the Fisher information counts as, at least
+CEILING = 1e290  # what it counts as, at most: of double precision, so that weighted sums over clients stay finite
 
 
 @dataclass(frozen=True)
@@ -201,7 +196,7 @@ def diagonal_information(client: Client, names: Sequence[str], examples: int) ->
         gradients: Any = torch.autograd.grad(loss, list(learned.values()), allow_unused=True) if learned else ()
         for name, gradient in zip(learned, gradients, strict=True):
             if gradient is not None:
-                # A running mean, as a sum may overflow where the mean does not.
+                # a running mean, as a sum may overflow where the mean does not.
                 largest = torch.finfo(gradient.dtype).max
                 square = gradient.detach().square().clamp_max(largest)
                 squares[FISHER + name] += square / (count + 1) - squares[FISHER + name] / (count + 1)

@@ -99,12 +99,8 @@ def still(tensors: Iterable[Tensor]) -> Generator[None]:
 
 # What rounds add to a layer beside the factors of LoRA: a matrix D --------------------------------------------
 
-ADDED = "lora_added"
-"""Name of the matrix D beside a layer's factors."""
-
-STACKED = ("lora_stack.A", "lora_stack.B")
-"""Names of the factors whose product is a change of D."""
-
+ADDED = "lora_added"  # name of the matrix D beside a layer's factors
+STACKED = ("lora_stack.A", "lora_stack.B")  # names of the factors whose product is a change of D
 _HELD, _HOLDERS, _LAST = "lora_held", "holders", "last_stack"
 """On a client: D, and of which round. On the server: who has D of the round before, and the stacks since."""
 

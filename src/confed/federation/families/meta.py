@@ -24,8 +24,7 @@ from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, needs_two, trained
 
-Loss = Callable[[Params, Batch], Tensor]
-"""A batch's loss with given values of the parameters, a scalar."""
+Loss = Callable[[Params, Batch], Tensor]  # a batch's loss with given values of the parameters, a scalar
 
 
 def look_ahead(client: Client, alpha: float, *, hessian: bool = False, delta: float = 1e-3) -> Objective:
@@ -55,7 +54,7 @@ def look_ahead(client: Client, alpha: float, *, hessian: bool = False, delta: fl
 
         batches = [next(inner), batch, *([next(inner)] if hessian else [])]
         after, gradients = meta_gradient(loss, live, batches, alpha, delta)
-        # A linear form with that gradient, and the value of the loss.
+        # a linear form with that gradient, and the value of the loss.
         slope = torch.stack([(live[name] * g).sum() for name, g in gradients.items()]).sum()
         yield slope + (after - slope).detach()
 

@@ -9,11 +9,10 @@ from typing import Any, get_args
 
 import torch
 
-from confed.models.clip.class_texts import plain_names
-from confed.models.clip.dual_encoder import DualEncoder, Head
+from confed.models.clip.dual_encoder import DualEncoder, Head, plain_names
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hub_names import hub_name
-from confed.models.picture_side import picture_side
+from confed.models.inputs import picture_side
 from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model

@@ -10,23 +10,17 @@ from typing import Any, Literal, get_args
 import torch
 
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
-from confed.models.hf.model import HuggingFaceVLM, Quantised, quantise
-from confed.models.hf.processors import check_torchvision, read_processor
-from confed.models.hf.prompts import ChatTokenizer
-from confed.models.hf.soft_prompt import LearnedTokens
+from confed.models.hf.model import HuggingFaceVLM, LearnedTokens, Quantised, quantise
+from confed.models.hf.prompts import ChatTokenizer, check_torchvision, read_processor
 from confed.models.hub_names import gated, hub_name
-from confed.models.picture_side import picture_side
+from confed.models.inputs import picture_side
 from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.registry import register_model
 
 __all__ = ["TINY", "WEIGHTS", "Base", "Part", "base_model", "hf", "hub_name"]
 
-Base = Literal["fp32", "bf16", Quantised]
-"""Number format of what does not learn."""
-
-Part = Literal["language", "connector", "vision"]
-"""Parts of a model that finetuning applies to."""
-
+Base = Literal["fp32", "bf16", Quantised]  # number format of what does not learn
+Part = Literal["language", "connector", "vision"]  # parts of a model that finetuning applies to
 TINY = "tiny:"
 SOURCES = "a hub name owner/name, a folder, smolvlm_mini, or tiny:FAMILY"
 

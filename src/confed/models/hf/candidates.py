@@ -61,10 +61,8 @@ def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how:
 
 # Candidate answers behind cached prompts ----------------------------------------------------------------------
 
-SCORES_AT_ONCE = 2**24
-"""Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
-_MASKED = ("sdpa", "eager")
-"""Implementations of attention that read a mask for each pair of tokens."""
+SCORES_AT_ONCE = 2**24  # vocabulary scores held at once while candidates are compared: 64 MiB in single precision
+_MASKED = ("sdpa", "eager")  # implementations of attention that read a mask for each pair of tokens
 
 
 @dataclass(frozen=True)
@@ -73,24 +71,15 @@ class CandidateTree:
 
     A node is what some candidates begin with, by its last token; an edge leads from a node to a token that follows it.
     There is no node for a whole candidate, which nothing follows, and no edge to first tokens, which follow the prompt.
-
-    Attributes:
-        rows: which candidates these are, int64 (C,).
-        tokens: token ids of the nodes, int64 (N,), ancestors first.
-        depth: number of ancestors of each node, int64 (N,).
-        visible: whether a node (row) reads another one (column): its ancestors and itself, bool (N, N).
-        source: node of each edge, int64 (E,), ascending.
-        target: token id that the edge leads to, int64 (E,).
-        edges: edges of each candidate, int64 (C, T - 1); E behind its last one.
     """
 
-    rows: Tensor
-    tokens: Tensor
-    depth: Tensor
-    visible: Tensor
-    source: Tensor
-    target: Tensor
-    edges: Tensor
+    rows: Tensor  # which candidates these are, int64 (C,)
+    tokens: Tensor  # token ids of the nodes, int64 (N,), ancestors first
+    depth: Tensor  # number of ancestors of each node, int64 (N,)
+    visible: Tensor  # whether a node (row) reads another one (column): its ancestors and itself, bool (N, N)
+    source: Tensor  # node of each edge, int64 (E,), ascending
+    target: Tensor  # token id that the edge leads to, int64 (E,)
+    edges: Tensor  # edges of each candidate, int64 (C, T - 1); E behind its last one
 
     def to(self, device: torch.device) -> "CandidateTree":
         """The same tree on a device."""

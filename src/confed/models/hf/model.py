@@ -13,6 +13,12 @@ that a language part can learn behind frozen features that are computed once.
 
 NF4 with double quantisation is that of QLoRA (Dettmers et al., NeurIPS 2023), 8-bit is LLM.int8() (Dettmers et al.,
 NeurIPS 2022). Connector, picture encoder, embeddings and output layer stay bf16.
+
+Prompt tuning of vision-language models: learned tokens before everything else that a prompt has.
+
+Lester, Al-Rfou and Constant, "The power of scale for parameter-efficient prompt tuning", EMNLP 2021. In a prompt's ids
+a learned token is a number behind the vocabulary, so that positions, masks and caches are made by the library's model
+as for any other token; its embedding layer gives the learned values there.
 """
 
 from collections import OrderedDict
@@ -32,7 +38,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import HasCandidates, WritesAnswers, Writing
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import Finetunable, Places
+from confed.models.finetuning import Finetunable, Places, Prompt
 from confed.models.hf.candidates import (
     SCORES_AT_ONCE,
     CandidateTree,
@@ -46,13 +52,51 @@ from confed.models.hf.candidates import (
 )
 from confed.models.hf.placeholder import TEXT_INPUTS, Placeholder, typed_inputs
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.hf.soft_prompt import LearnedTokens, with_learned
+
+
+def with_learned(ids: Tensor, mask: Tensor, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Prompts with ids of learned tokens in front."""
+    absent = (mask == 0).sum(1, keepdim=True)
+    column = torch.arange(tokens + ids.shape[1], device=ids.device).expand(len(ids), -1)
+    before, behind = ids.gather(1, column.clamp_max(ids.shape[1] - 1)), ids.gather(1, (column - tokens).clamp_min(0))
+    token_ids = torch.where(column < absent, before, vocabulary + column - absent)
+    return torch.where(column < absent + tokens, token_ids, behind), (column >= absent).to(mask.dtype)
+
+
+class LearnedTokens(nn.Module):
+    """Hooks of an embedding layer, which give the learned values where a prompt has learned tokens."""
+
+    def __init__(self, prompt: Prompt, embedding: Any) -> None:
+        super().__init__()
+        self.vocabulary = int(embedding.weight.shape[0])
+        self._prompt, self._asked = [prompt], list[Tensor]()  # in a list: it is a submodule of the model already
+        # Methods of a module, which are copied with it.
+        embedding.register_forward_pre_hook(self._below)
+        embedding.register_forward_hook(self._filled)
+
+    @property
+    def tokens(self) -> int:
+        """Number of learned tokens, n."""
+        return self._prompt[0].tokens
+
+    def _below(self, module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        del module
+        self._asked[:] = [given[0]]
+        return given[0].clamp_max(self.vocabulary - 1), *given[1:]
+
+    def _filled(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        del module, given
+        asked = self._asked.pop()
+        learned = asked >= self.vocabulary
+        if not bool(learned.any()):
+            return output
+        values = self._prompt[0]().to(output.dtype)[(asked - self.vocabulary).clamp_min(0)]
+        return torch.where(learned[..., None], values, output)
+
 
 # Quantised frozen weights of a language part ------------------------------------------------------------------
 
-_BLOCK = 64
-"""Values that share a scale; on CPUs the library's 0.50 gives wrong weights where a block spans two rows."""
-
+_BLOCK = 64  # values that share a scale; on CPUs the library's 0.50 gives wrong weights where a block spans two rows
 Quantised = Literal["int8", "nf4"]
 """8 bits with a scale per row and outliers in bf16, or 4 bits with a scale per 64 values."""
 
@@ -105,22 +149,18 @@ def _quantised(linear: nn.Linear, kind: Quantised, layers: Any) -> nn.Module:
 
 # Pictures as a processor of transformers prepares them --------------------------------------------------------
 
-_KEPT = 256 * 2**20
-"""Bytes of processed pictures that are kept; beyond these the oldest are made again."""
+_KEPT = 256 * 2**20  # bytes of processed pictures that are kept; beyond these the oldest are made again
 
 
 class Pictures:
-    """Inputs that a processor makes of pictures, kept up to a number of bytes.
-
-    Attributes:
-        axes: input -> what its first axis is of in the library's model: "example", or "packed": all pictures of a
-            batch, or parts of all of them, such as tiles and patches.
-    """
+    """Inputs that a processor makes of pictures, kept up to a number of bytes."""
 
     def __init__(self, placeholder: Placeholder, kept: int = _KEPT) -> None:
         self._placeholder, self._budget, self._bytes = placeholder, kept, 0
         self._kept: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
         grey = np.zeros((32, 48, 3), np.uint8)
+        # input -> what its first axis is of in the library's model: "example", or "packed": all pictures of a batch,
+        # or parts of all of them, such as tiles and patches
         self.axes = {key: "example" if len(value) == 1 else "packed" for key, value in self._made(grey, grey).items()}
 
     @property
@@ -185,15 +225,12 @@ _FLAT, _LIST = 0, -1
 
 
 class PictureStates(NamedTuple):
-    """What a picture encoder and a connector make of each example's pictures.
+    """What a picture encoder and a connector make of each example's pictures."""
 
-    Attributes:
-        features: N tokens for the language part, and as many for each of its first S layers where these read pictures,
-            too (Qwen3-VL): (B, 1 + S, N, d).
-        each: tokens of a picture where the library has one tensor (P, T, d); 0 for (P T, d), -1 for a list of tensors.
-    """
-
+    # N tokens for the language part, and as many for each of its first S layers where these read pictures, too
+    # (Qwen3-VL): (B, 1 + S, N, d)
     features: Tensor
+    # tokens of a picture where the library has one tensor (P, T, d); 0 for (P T, d), -1 for a list of tensors
     each: int
 
     def of(self, rows: Tensor) -> "PictureStates":
@@ -307,8 +344,7 @@ class TransformersAdapter(Finetunable):
 
 # Frozen base of a vision-language model spread over several devices -------------------------------------------
 
-SHARE = 0.8
-"""Share of a GPU's free memory that the base may take; the rest is for activations."""
+SHARE = 0.8  # share of a GPU's free memory that the base may take; the rest is for activations
 
 
 def check_spreadable(model: nn.Module, body: nn.Module) -> None:
@@ -448,31 +484,20 @@ def choose_attention(*, exact: bool) -> None:
 
 __all__ = ["Asked", "HuggingFaceVLM", "Pictures"]
 
-_TOKENS = 2**14
-"""Tokens of candidates that are read at once, where each has its own copy of the prompt."""
-_NODES = 256
-"""Tokens of candidates that are read at once behind one prompt."""
+_TOKENS = 2**14  # tokens of candidates that are read at once, where each has its own copy of the prompt
+_NODES = 256  # tokens of candidates that are read at once behind one prompt
 
 
 class Asked(NamedTuple):
-    """Prompts with their pictures, before the first layer.
+    """Prompts with their pictures, before the first layer."""
 
-    Attributes:
-        ids: prompts with the tokens of their pictures, padded on the left, int64 (B, L).
-        mask: 1 for tokens, int64 (B, L).
-        pictures: what the processor made of each example's pictures, each (B, P, ...).
-        tokens: tokens of the answers to learn, (B, K, T), or None.
-        shown: which of the P pictures each example has, bool (B, P).
-        counted: which answers there are, bool (B, K); None where all are.
-        seen: what the picture encoder made of the pictures, where its outputs are kept; ``pictures`` are few then.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    pictures: Mapping[str, Tensor]
-    tokens: Tensor | None
-    shown: Tensor
-    counted: Tensor | None = None
+    ids: Tensor  # prompts with the tokens of their pictures, padded on the left, int64 (B, L)
+    mask: Tensor  # 1 for tokens, int64 (B, L)
+    pictures: Mapping[str, Tensor]  # what the processor made of each example's pictures, each (B, P, ...)
+    tokens: Tensor | None  # tokens of the answers to learn, (B, K, T), or None
+    shown: Tensor  # which of the P pictures each example has, bool (B, P)
+    counted: Tensor | None = None  # which answers there are, bool (B, K); None where all are
+    # what the picture encoder made of the pictures, where its outputs are kept; pictures are few then
     seen: PictureStates | None = None
 
 
@@ -486,23 +511,16 @@ class HuggingFaceVLM(TransformersAdapter):
     log-likelihoods of the candidates (B, C) of all others. Where the task says how answers are written, these are
     texts instead, int64 (B, max_new_tokens), padded behind their end. Features are the last layer's state of the
     prompt's last token, (B, d).
-
-    Attributes:
-        mixed: whether what does not learn is bf16, so that passes run under autocast.
-        is_loaded_in_4bit: whether linear layers are quantised to 4 bits; the library ``peft`` asks.
-        is_loaded_in_8bit: whether they are quantised to 8 bits.
-        device_map: "auto" for a base that is spread over the GPUs that there are, "one" for one device.
-        exact: whether passes on a GPU repeat to the bit.
-        learned_tokens: those before prompts, where the kind of finetuning is "prompt".
     """
 
     writes = "answers"
     converses = True
-    mixed = False
-    is_loaded_in_4bit = False
-    is_loaded_in_8bit = False
+    mixed = False  # whether what does not learn is bf16, so that passes run under autocast
+    is_loaded_in_4bit = False  # whether linear layers are quantised to 4 bits; the library peft asks
+    is_loaded_in_8bit = False  # whether they are quantised to 8 bits
+    # "auto" for a base that is spread over the GPUs that there are, "one" for one device
     device_map: Literal["one", "auto"] = "one"
-    exact: bool = True
+    exact: bool = True  # whether passes on a GPU repeat to the bit
 
     def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
         super().__init__()
@@ -514,6 +532,7 @@ class HuggingFaceVLM(TransformersAdapter):
         self._writing: Writing | None = None
         self._main: torch.device | None = None
         self._typed = typed_inputs(body, tokenizer.placeholder)
+        # those before prompts, where the kind of finetuning is "prompt"
         self.learned_tokens: LearnedTokens | None = None
         self._checkpointing = checkpointing
         if checkpointing:

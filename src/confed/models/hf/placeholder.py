@@ -24,8 +24,7 @@ from confed.models.inputs import processor_settings
 
 # Control tokens that people write in their texts --------------------------------------------------------------
 
-_FIRST = 0xF0000
-"""First character that marks a control token: Unicode's supplementary private use area A."""
+_FIRST = 0xF0000  # first character that marks a control token: Unicode's supplementary private use area A
 
 
 class LiteralEncoder:
@@ -52,7 +51,7 @@ class LiteralEncoder:
         if marked is None:
             return self._encoded(text)
         parts = self._parts(text)
-        # A tokenizer that treats the beginning of its input in a way of its own cannot read a text part by part.
+        # a tokenizer that treats the beginning of its input in a way of its own cannot read a text part by part.
         plain = [self._marks.sub("x", piece) for piece in parts]
         spelled = [self._encoded(self._unmarked(piece), literal=bool(self._marks.search(piece))) for piece in parts]
         loose = any(
@@ -88,18 +87,14 @@ _GREY = np.zeros((32, 48, 3), np.uint8)
 
 
 class Placeholder:
-    """Prompts by a chat template, and the tokens of a picture within them.
-
-    Attributes:
-        text: what the chat template writes for a picture.
-        ids: its token ids before the picture is known.
-    """
+    """Prompts by a chat template, and the tokens of a picture within them."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self._expanded: dict[tuple[int, ...], list[int]] = {}
         self._literal = LiteralEncoder(processor.tokenizer)
-        self.text = self._text()
+        self.text = self._text()  # what the chat template writes for a picture
+        # its token ids before the picture is known
         self.ids: list[int] = processor.tokenizer(self.text, add_special_tokens=False)["input_ids"]
         if not self.text or not self.ids:
             raise ValueError(f"the chat template of {type(processor).__name__} writes nothing for a picture")

@@ -32,14 +32,21 @@ from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Mean, Params
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
-from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.client_actions import PREFIX, UPDATE
-from confed.privacy.secure_sum.fixed_point import decode, from_wire
-from confed.privacy.secure_sum.masks import KEY, Integers, add_mask, pair_secret, public_key, usable
-from confed.privacy.secure_sum.member import Keys, mask_purpose, needed, parcel_size
-from confed.privacy.secure_sum.memory import as_bytes, rows, stacked
+from confed.privacy.secure_sum.masks import (
+    KEY,
+    SHARE,
+    Integers,
+    add_mask,
+    decode,
+    from_wire,
+    join_shares,
+    pair_secret,
+    public_key,
+    usable,
+)
+from confed.privacy.secure_sum.member import Keys, as_bytes, mask_purpose, needed, parcel_size, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
-from confed.privacy.secure_sum.shamir import SHARE
 from confed.privacy.secure_sum.signatures import LARGEST, statement
 
 # The server's side of secure aggregation: sums of masked vectors ----------------------------------------------
@@ -89,7 +96,7 @@ class Tally:
             if len(senders) < self.plan.least:
                 continue
             for name in senders:
-                seed = shamir.join({holders[h]: given[h][name][block] for h in first})
+                seed = join_shares({holders[h]: given[h][name][block] for h in first})
                 add_mask(total, seed, -1)
                 for other, key in dropped.items():
                     if other in self.plan.blocks[block].senders:
@@ -103,7 +110,7 @@ class Tally:
         return sorted(set(self.sharers) - set(self.survivors))
 
     def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:
-        key = shamir.join(shares)
+        key = join_shares(shares)
         if public_key(key) != self._keys[name].mask:
             raise ValueError(f"the shares of the mask key of {name!r} do not belong together")
         return key
@@ -111,8 +118,7 @@ class Tally:
 
 # Secure aggregation between an engine and a method ------------------------------------------------------------
 
-Expected = Callable[[str], Params | None]
-"""What a client's reply must carry."""
+Expected = Callable[[str], Params | None]  # what a client's reply must carry
 
 
 def summing(

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 
-LARGEST = 8192
-"""Bytes of a signature, with a certificate where one belongs to it, at most."""
+LARGEST = 8192  # bytes of a signature, with a certificate where one belongs to it, at most
 
 
 def statement(plan: Plan, name: str, keys: Keys) -> bytes:
