@@ -128,19 +128,15 @@ def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequen
         Column("recovered", "answers, %", "%"), Column("majority", "answers, %", "%"),
         Column("chance", "answers, %", "%"), Column("agreement"), Column("groups"), Column("rows"),
     )  # fmt: skip
-    lines = [
-        (
+    lines: list[tuple[Cell, ...]] = []
+    for row in rows:
+        shares = (row.recovery.recovered, row.recovery.majority, row.recovery.chance)
+        lines.append((
             Cell(labels[row.run]), Cell(row.sent), Cell(row.when), Cell(row.defence), _number(row.cost),
-            Cell(row.attack),
-            *(
-                Cell(formats.percent(value), 100 * value)
-                for value in (row.recovery.recovered, row.recovery.majority, row.recovery.chance)
-            ),
+            Cell(row.attack), *(Cell(formats.percent(value), 100 * value) for value in shares),
             _number(row.recovery.agreement), Cell(str(row.recovery.groups or formats.MISSING)),
             Cell(str(row.recovery.examples), row.recovery.examples),
-        )
-        for row in rows
-    ]  # fmt: skip
+        ))  # fmt: skip
     table = Table(
         "Answers recovered from what the main server receives",
         columns,

@@ -9,6 +9,7 @@ long as they stay so.
 import base64
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -358,8 +359,10 @@ def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Se
     )  # fmt: skip
     names = {(row.victim.name, row.threat): label for row, label in zip(rows, labels, strict=True)}
     lines = [
-        (Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]),
-         *(_points(entry[key]) for key in ("difference", "low", "high")), p_cell(entry["p"]), p_cell(entry["p_holm"]))
+        (
+            Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]), _points(entry["difference"]),
+            _points(entry["low"]), _points(entry["high"]), p_cell(entry["p"]), p_cell(entry["p_holm"]),
+        )
         for entry in values
     ]  # fmt: skip
     note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, "
@@ -419,7 +422,10 @@ def _cards(row: Attacked, questions: Questions, store: ImageStore) -> str:
     """Questions that were answered rightly and no longer are, then others."""
     victim = row.victim
     right, fooled = (row.correct[name].numpy() for name in ("clean", "both"))
-    turn = [[place for place, _ in questions.rows[:i]].count(place) for i, (place, _) in enumerate(questions.rows)]
+    turn, shown = list[int](), Counter[str]()  # how many of its place come before a question
+    for place, _ in questions.rows:
+        turn.append(shown[place])
+        shown[place] += 1
     order = np.lexsort([np.array(turn), -(right * 2 + (right > fooled))])[:SAMPLES]
     names = token_names(victim.run_data.tokenizer)
     size = len(row.clean[0]["label"])

@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import replace
 from enum import Enum
 from inspect import Parameter, signature
+from itertools import chain
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -96,14 +97,14 @@ def readme(
     mine = name != "global"
     value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
     figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""
+    tensors = chain.from_iterable(held.values() for held in parts.values())
     who = f"The model of the client {client!r}" if mine else "What the clients share"
     text = (
         f"# {who}: a {summary['label']} run\n\n"
         f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds{figure}; "
         f"{len(trained.answers)} answers (`config.json`).\n\n"
         f"{', '.join(f'`{file_stem}.safetensors`' for file_stem in parts) or 'No tensors'}: "
-        f"{sum(t.numel() for held in parts.values() for t in held.values()):,} values. `DIR` below is the folder that "
-        "`confed export` wrote.\n\n"
+        f"{sum(tensor.numel() for tensor in tensors):,} values. `DIR` below is the folder that `confed export` wrote.\n\n"
     )
     if mine or not run.needs_own_parts:
         text += _asked(run, trained, client if mine else "")

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from confed.engines.perform import Workspace
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
-from confed.federation.params import copy_into
+from confed.federation.params import copy_into, matches_any
 from confed.federation.randomness import generator
 from confed.federation.reading import check_entries, check_header, faults_of, read_bounded
 from confed.federation.specs import (
@@ -134,15 +134,13 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
 def backbone_of(model: nn.Module) -> dict[str, Tensor]:
     """The live tensors of a model without heads and without what a finetuning added, under their plain names."""
     bank = adapter_bank(model)
-    inside = tuple(f".{name}." for name in (bank.names if bank is not None else ()))
+    inside = tuple(f"*.{name}.*" for name in (bank.names if bank is not None else ()))
     heads = tuple(f"{head}." for head in heads_of(model).values())
-    return {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in model.state_dict(keep_vars=True).items()  # digests have tied tensors under all their names
-        if not name.startswith((*heads, "prompts."))
-        and not any(module_name in name for module_name in inside)
-        and not _INJECTED.fullmatch(name)
-    }
+    live: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():  # digests have tied tensors under all their names
+        if not (name.startswith((*heads, "prompts.")) or matches_any(name, inside) or _INJECTED.fullmatch(name)):
+            live[name.replace(".base_layer.", ".")] = tensor
+    return live
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -132,11 +132,10 @@ class Albef(GenerativeAnswerer):
         """
         width, config = self.config.width, self.config
         texts = {"text_encoder": config.text_layers, "text_decoder.bert": config.decoder_layers}
-        written: list[nn.Module] = []
+        written: list[str] = []
         for encoder_name, n in texts.items():
-            for i in range(n):
-                written.append(self.get_submodule(f"{encoder_name}.encoder.layer.{i}"))
-        norms: list[Any] = [layer.output for layer in written]
+            written += [f"{encoder_name}.encoder.layer.{i}.output" for i in range(n)]
+        norms: list[Any] = [self.get_submodule(name) for name in written]
         return Places(
             heads=(self.answer_head,),
             top=(f"text_decoder.bert.encoder.layer.{config.decoder_layers - 1}.",),
@@ -147,14 +146,7 @@ class Albef(GenerativeAnswerer):
             reduction=reduction,
             lora=("attention.q_proj", "attention.v_proj", "attention.self.query", "attention.self.value"),
             ia3=("attention.k_proj", "attention.v_proj", "attention.self.key", "attention.self.value"),
-            ia3_inputs=(
-                "mlp.fc2",
-                *(
-                    f"{encoder_name}.encoder.layer.{i}.output.dense"
-                    for encoder_name, n in texts.items()
-                    for i in range(n)
-                ),
-            ),
+            ia3_inputs=("mlp.fc2", *(f"{name}.dense" for name in written)),
             prompts={"visual": width},
             prefix="its attention takes no keys and values from outside; 'prompt' does work",
         )

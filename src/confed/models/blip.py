@@ -8,6 +8,7 @@ after the other here, with a mask for the question's padding, which the library'
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,20 +90,21 @@ class Blip(GenerativeAnswerer):
             ("text_decoder.bert.encoder.layer", self.text_decoder.bert.encoder.layer),
         ]
         width, visual = self.config.text_config.hidden_size, self.config.vision_config.hidden_size
+        norms: list[Any] = [layer.output for layer in chain.from_iterable(layers for _, layers in stacks)]
+        ends: list[str] = []
+        for name, layers in stacks:
+            ends += [f"{name}.{i}.output.dense" for i in range(len(layers))]
         return Places(
             heads=(self.answer_head,),
             top=(f"text_decoder.bert.encoder.layer.{len(stacks[1][1]) - 1}.",),
             hosts=[
                 *(Host(block, visual) for block in self.visual_blocks),
-                *(Host(layer.output.LayerNorm, width, after_norm=True) for _, layers in stacks for layer in layers),
+                *(Host(output.LayerNorm, width, after_norm=True) for output in norms),
             ],
             reduction=reduction,
             lora=("self_attn.qkv", "attention.self.query", "attention.self.value"),
             ia3=("attention.self.key", "attention.self.value"),
-            ia3_inputs=(
-                "mlp.fc2",
-                *(f"{name}.{i}.output.dense" for name, layers in stacks for i in range(len(layers))),
-            ),
+            ia3_inputs=("mlp.fc2", *ends),
             prompts={"visual": visual},
             prefix="its attention takes no keys and values from outside; 'prompt' does work",
         )

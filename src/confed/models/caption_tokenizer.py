@@ -164,10 +164,10 @@ class Pieces:
         Raises ``ValueError``: a text has more tokens than ``max_length`` (the message quotes it).
         """
         unknown, shift = int(self._model.unk_id()), len(SPECIAL_TOKENS)
-        rows = [
-            [START, *(shift + piece if piece != unknown else SPECIAL_TOKENS.index("[UNK]") for piece in row), END]
-            for row in self._model.EncodeAsIds(list(texts))
-        ]
+        rows: list[list[int]] = []
+        for pieces in self._model.EncodeAsIds(list(texts)):
+            tokens = [shift + piece if piece != unknown else SPECIAL_TOKENS.index("[UNK]") for piece in pieces]
+            rows.append([START, *tokens, END])
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         _refuse_long(texts, lengths, self.max_length)
         ids = torch.zeros(len(rows), self.max_length, dtype=torch.int64)

@@ -91,10 +91,8 @@ class MMNasNet(RegionModel):
         heads = hidden // head_width
         self.regions = nn.Linear(region_width, hidden)
         self.relation = nn.Linear(4, relation)
-        self.encoder, self.decoder = (
-            nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in kinds])
-            for kinds in (encoder, decoder)
-        )
+        self.encoder = nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in encoder])
+        self.decoder = nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in decoder])
         self.flat_text = AttFlat(hidden, flat_hidden, features, dropout)
         self.flat_regions = AttFlat(hidden, flat_hidden, features, dropout)
         self.norm = LayerNorm(features)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -196,7 +197,7 @@ def finite_and_deterministic(algorithm: Algorithm) -> None:
     for name, tensor in one.tensors().items():
         if not torch.isfinite(tensor.double()).all():
             raise ContractViolation(f"{check}: {name} holds a NaN or an infinity")
-    if one.losses != other.losses or not all(math.isfinite(v) for r in one.losses for v in r.values()):
+    if one.losses != other.losses or not all(map(math.isfinite, chain.from_iterable(r.values() for r in one.losses))):
         raise ContractViolation(f"{check}: losses differ or are not finite: {one.losses}, {other.losses}")
 
 

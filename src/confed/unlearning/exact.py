@@ -111,11 +111,9 @@ def begin(
     final = load_file(old.models / "global" / "trained.safetensors")
     progress(RunProgress(done, changed.run.rounds, "starting", f"moving away from what {client!r} taught"))
     moved, facts = _unlearn(old, setup, workspace, client, final, how)
-    servers = {
+    for name, server in servers.items():
         # Moments, control variates and the like start anew: they remember the client too.
-        name: ServerState(done, {n: moved.get(n, t) for n, t in server.params.items()}, server.slots)
-        for name, server in servers.items()
-    }
+        servers[name] = ServerState(done, {n: moved.get(n, t) for n, t in server.params.items()}, server.slots)
     folder = RunFolder.create(target, changed.to_toml())
     checkpoints = Checkpoints(folder.checkpoint)
     checkpoints.store.begin(done)

@@ -107,17 +107,16 @@ def candidate_trees(answers: Tensor, most: int) -> tuple[CandidateTree, ...]:
 
 def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> CandidateTree:
     """The tree of some candidates."""
-    nodes = {prefix: n for n, prefix in enumerate(sorted({t[:end] for t in texts for end in range(1, len(t))}))}
-    items: set[tuple[int, int]] = set()
-    for t in texts:
-        for end in range(1, len(t)):
-            items.add((nodes[t[:end]], t[end]))
-    found = sorted(items)
-    number = {edge: n for n, edge in enumerate(found)}
+    steps = set[tuple[tuple[int, ...], int]]()  # beginning of a text, and the token that follows it
+    for text in texts:
+        steps |= {(text[:end], text[end]) for end in range(1, len(text))}
+    nodes = {prefix: n for n, prefix in enumerate(sorted(dict(steps)))}
+    tree_edges = sorted((nodes[prefix], token) for prefix, token in steps)
+    number = {edge: n for n, edge in enumerate(tree_edges)}
     visible = torch.eye(len(nodes), dtype=torch.bool)
     for prefix, node in nodes.items():
         visible[node, [nodes[prefix[:end]] for end in range(1, len(prefix))]] = True
-    edges = torch.full((len(texts), width), len(found), dtype=torch.int64)
+    edges = torch.full((len(texts), width), len(tree_edges), dtype=torch.int64)
     for row, text in enumerate(texts):
         node_numbers = [number[nodes[text[:end]], text[end]] for end in range(1, len(text))]
         edges[row, : len(node_numbers)] = torch.tensor(node_numbers, dtype=torch.int64)
@@ -127,7 +126,7 @@ def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> 
 
     return CandidateTree(
         column(rows), column([prefix[-1] for prefix in nodes]), column([len(prefix) - 1 for prefix in nodes]), visible,
-        column([source for source, _ in found]), column([target for _, target in found]), edges,
+        column([source for source, _ in tree_edges]), column([target for _, target in tree_edges]), edges,
     )  # fmt: skip
 
 
