@@ -98,13 +98,14 @@ def readme(
     value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
     figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""
     tensors = chain.from_iterable(held.values() for held in parts.values())
+    count = sum(tensor.numel() for tensor in tensors)
     who = f"The model of the client {client!r}" if mine else "What the clients share"
     text = (
         f"# {who}: a {summary['label']} run\n\n"
         f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds{figure}; "
         f"{len(trained.answers)} answers (`config.json`).\n\n"
         f"{', '.join(f'`{file_stem}.safetensors`' for file_stem in parts) or 'No tensors'}: "
-        f"{sum(tensor.numel() for tensor in tensors):,} values. `DIR` below is the folder that `confed export` wrote.\n\n"
+        f"{count:,} values. `DIR` below is the folder that `confed export` wrote.\n\n"
     )
     if mine or not run.needs_own_parts:
         text += _asked(run, trained, client if mine else "")

@@ -8,7 +8,6 @@ after the other here, with a mask for the question's padding, which the library'
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,16 +89,16 @@ class Blip(GenerativeAnswerer):
             ("text_decoder.bert.encoder.layer", self.text_decoder.bert.encoder.layer),
         ]
         width, visual = self.config.text_config.hidden_size, self.config.vision_config.hidden_size
-        norms: list[Any] = [layer.output for layer in chain.from_iterable(layers for _, layers in stacks)]
-        ends: list[str] = []
+        norms, ends = list[Any](), list[str]()
         for name, layers in stacks:
+            norms += [layer.output.LayerNorm for layer in layers]
             ends += [f"{name}.{i}.output.dense" for i in range(len(layers))]
         return Places(
             heads=(self.answer_head,),
             top=(f"text_decoder.bert.encoder.layer.{len(stacks[1][1]) - 1}.",),
             hosts=[
                 *(Host(block, visual) for block in self.visual_blocks),
-                *(Host(output.LayerNorm, width, after_norm=True) for output in norms),
+                *(Host(norm, width, after_norm=True) for norm in norms),
             ],
             reduction=reduction,
             lora=("self_attn.qkv", "attention.self.query", "attention.self.value"),
