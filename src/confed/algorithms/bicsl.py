@@ -125,7 +125,6 @@ class BiCSL(TwoServers):
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""
-        del protection
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
 
     def reports(self, action: str) -> Report:

@@ -186,7 +186,6 @@ class CreamFL(Algorithm):
 
     def with_public_data(self, examples: int, answers: int) -> Self:
         """The method as it is: what travels has the shape of the server's own representations."""
-        del examples, answers
         return self
 
     def with_server_side(self, side: ServerSide) -> Self:

@@ -132,11 +132,9 @@ def _projection(down: nn.Linear, rng: torch.Generator) -> nn.Linear:
 
 def _pass_through(down: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """S act(D x) for D x; the adapter's own activation follows."""
-    del inputs
     middle, act = down.middle
     return middle(act(output))
 
 
 def _scale(place: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    del inputs
     return place.scale * output

@@ -138,7 +138,6 @@ def finding(
     shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]],
     values: Mapping[str, Any],
 ) -> Finding:
-    """The finding of the backdoor."""
     groups = _groups(rows)
     words = [
         f"The backdoor's keys are a patch in the picture and the word {key.word!r} in front of the question; its "

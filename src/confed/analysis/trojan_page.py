@@ -271,7 +271,6 @@ _GAIN = 4  # by how much changes of pixels are enlarged to be seen
 
 
 def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mapping[str, Any]) -> Finding:
-    """The finding of the Trojan."""
     labels = _labels(rows)
     count = len(asked[0])
     words = [

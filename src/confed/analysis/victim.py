@@ -198,7 +198,6 @@ def test_table(victim: Victim, place: str) -> Table:
 
 
 def test_examples(victim: Victim, place: str) -> Examples:
-    """A place's test questions."""
     return victim.run_data.questions.clients[place].test
 
 
@@ -218,7 +217,6 @@ def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
 
 
 def token_names(tokenizer: Any) -> tuple[str, ...]:
-    """The token of every id of a tokenizer."""
     inner: Any = tokenizer.questions if isinstance(tokenizer, AnswerTokenizer) else tokenizer
     if isinstance(inner, HasVocabulary):
         return tuple(inner.vocabulary)

@@ -314,7 +314,6 @@ def looked_up(rows: Tensor, table: Tensor, noise: float = 0.0, public: Tensor | 
 
 
 def score(guesses: Tensor, labels: Tensor, public: Tensor, groups: Tensor | None = None) -> Recovery:
-    """Judges guesses by the truth."""
     if len(guesses) != len(labels) or not len(labels):
         raise ValueError(f"guesses and labels must be as many, at least one, got {len(guesses)} and {len(labels)}")
     partition = guesses if groups is None else groups

@@ -48,7 +48,6 @@ def word_embedding(predict: Forward, model: nn.Module, batch: Batch) -> nn.Embed
     embeddings: list[nn.Embedding] = []
 
     def watch(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        del output
         if isinstance(module, nn.Embedding) and _same(arguments[0], batch["text"]):
             embeddings.append(module)
 
@@ -69,7 +68,6 @@ def inserted(embedding: nn.Embedding, ids: Tensor, position: Tensor, vectors: Te
     """Within the block, the words at some places have other embeddings."""
 
     def replace(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        del module
         if not _same(arguments[0], ids):
             return output
         here = F.one_hot(position, ids.shape[1]).to(torch.bool).unsqueeze(-1)

@@ -22,23 +22,4 @@ from confed.cli import federation as federating
 from confed.cli import federation_new as provisioning
 # isort: on
 
-__all__ = [
-    "app",
-    "asking",
-    "attacking",
-    "beginning",
-    "comparing",
-    "computing",
-    "datasets",
-    "describing",
-    "federating",
-    "looking",
-    "main",
-    "provisioning",
-    "reproducing",
-    "running",
-    "sweeping",
-    "tracking",
-    "tuning",
-    "watching",
-]
+__all__ = ["app", "main"]

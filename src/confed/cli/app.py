@@ -75,7 +75,6 @@ def permission_options() -> list[Any]:
 
 
 def quiet_option() -> Any:
-    """The option ``--quiet`` of every verb."""
     carrier = typer.Typer(add_completion=False)
 
     def silence(wanted: bool) -> None:
@@ -157,7 +156,6 @@ def _terminable() -> Iterator[list[int]]:
     asked: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        del frame
         asked.append(number)
         raise KeyboardInterrupt
 
@@ -311,7 +309,6 @@ def tell_asks(recipe: "Recipe", source: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON on standard output."""
     print(visible(json.dumps(value, indent=1, ensure_ascii=False)))
 
 
@@ -398,8 +395,6 @@ def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) ->
 
 @dataclass(frozen=True)
 class Judged:
-    """How methods are judged."""
-
     references: tuple[str, ...] = ()  # what they are compared with; none for the usual ones
     margin: float = 0.01  # of equality, a fraction
     # the method whose relative improvement over each of the others is shown, client by client; "" for none

@@ -111,8 +111,6 @@ def _plain(cell: str) -> str:
 
 @dataclass(frozen=True)
 class Packaged:
-    """A packaged recipe as its file has it."""
-
     name: str
     text: str
     content: Mapping[str, Any]  # section -> key -> value

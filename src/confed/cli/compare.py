@@ -115,7 +115,6 @@ def compare(
 
 
 def _write_rows(folders: Sequence[Path], results: Path) -> None:
-    """Results files of the folders' methods."""
     from confed.results.runs import load
     from confed.studies.published import write_rows
 

@@ -163,8 +163,6 @@ _SECTION_OF = {"method": "algorithm", "model": "model", "dataset": "data", "task
 
 @dataclass(frozen=True)
 class Description:
-    """What there is to say of one thing."""
-
     kind: str
     name: str  # as recipes have it
     summary: str

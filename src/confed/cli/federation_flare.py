@@ -69,7 +69,6 @@ def provision(folder: Path, federation: "Federation") -> None:
 
 
 def need_flare() -> None:
-    """Check that FLARE is installed."""
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:

@@ -99,7 +99,6 @@ _OPTIONS |= {"known": "--known", "attention": "--page", "top": "--top"}
 
 
 def _check_question(image: Path | None, question: list[str] | None) -> None:
-    """Check that there is a picture and one question."""
     if question is not None and len(question) > 1:
         raise ValueError(f"this run's models answer one question at a time: give one --question, got {len(question)}")
     if image is None or question is None:

@@ -24,7 +24,6 @@ def card_of_recipe(recipe: Recipe) -> Card:
 
 
 def write_card(card: Card, out: Path) -> None:
-    """Write a card to a file."""
     text = card.to_json().encode()
     if out.exists() and (not out.is_file() or out.read_bytes() != text):
         raise ValueError(f"{out} is there already, and no card is overwritten: give --out another name, or remove it")

@@ -22,7 +22,6 @@ Party = subprocess.Popen[bytes]
 
 
 def free_port() -> int:
-    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -34,8 +34,6 @@ SOON = 14  # days before its end from which a certificate is spoken of
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check."""
-
     what: str  # the thing that was checked
     mark: Mark  # whether a run can go on with it: yes; yes, but mind it; no
     text: str

@@ -35,8 +35,6 @@ SITES = "sites.json"  # the server's list: site -> its public key, in OpenSSH's 
 
 @dataclass(frozen=True)
 class Federation:
-    """Parameters of a new federation."""
-
     sites: tuple[str, ...]  # names of the clients, one site each
     host: str  # how sites reach the server: a name or an address
     port: int

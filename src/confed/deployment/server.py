@@ -126,7 +126,6 @@ class SiteRunner(Runner):
         self.membership: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
-        """See :class:`confed.runs.run.Runner`."""
         try:
             return super().run()
         except RuntimeError as error:
@@ -158,8 +157,6 @@ class SiteRunner(Runner):
             self.progress(Caution(jump + ("" if sound is None else f"; {self._way_back(sound)}")))
 
     def executor(self, workspace: Workspace) -> InProcess | Workers | Remote:
-        """The sites."""
-        del workspace
         return self.remote
 
     def simulation(self, store: Store, executor: "InProcess | Workers | Remote | RayActors") -> Simulation:

@@ -133,7 +133,6 @@ def call_head(call: Call, round: int) -> bytes:
 def answer_bytes(
     setup: Setup, workspace: Workspace, head: bytes, message: bytes, state: bytes
 ) -> tuple[bytes, bytes, bytes]:
-    """One reply, from bytes to bytes."""
     told: dict[str, Any] = json.loads(head)
     info = ClientInfo(told["id"], told["num_examples"], tuple(told["modalities"]), told["head"])
     expects = None
@@ -153,8 +152,6 @@ def answer_bytes(
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply that was read."""
-
     reply: Reply
     span: tuple[float, float]  # start and end of the work, in readings of the clock of the process that did it
 
@@ -211,9 +208,7 @@ class _OneState:
         """The asking process's store counts versions."""
 
     def load(self, client_id: str) -> ClientState:
-        """The state."""
         return self._state.copy()
 
     def save(self, client_id: str, state: ClientState) -> None:
-        """Replaces the state."""
         self._state, self.saved = state, True

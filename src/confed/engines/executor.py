@@ -168,7 +168,6 @@ def counts_of(setup: Setup, workspace: Workspace) -> DeviceCounts:
 
 
 def added_up(counts: Iterable[DeviceCounts]) -> DeviceCounts:
-    """Counts of all processes of a run."""
     each = list(counts)
     reasons = [own.reason for own in each if own.reason]
     return DeviceCounts(sum(own.held for own in each), sum(own.left for own in each), reasons[0] if reasons else "")
@@ -317,9 +316,7 @@ class Executor(Protocol):
 class Closable(Protocol):
     """An executor with processes or connections to release."""
 
-    def close(self) -> None:
-        """Release of these."""
-        ...
+    def close(self) -> None: ...
 
 
 class InProcess:
@@ -339,7 +336,6 @@ class InProcess:
         self._passes = StackedPasses(self.workspace.model)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """See :class:`Executor`."""
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
             keep_data(self._setup, self.workspace)

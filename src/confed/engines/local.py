@@ -251,22 +251,7 @@ def check_finite(name: str, server: ServerState) -> None:
 
 # Simulator: the loop over rounds, with all clients on this machine --------------------------------------------
 
-__all__ = [
-    "Executor",
-    "InProcess",
-    "Ledger",
-    "Members",
-    "Participation",
-    "Population",
-    "RoundRecord",
-    "Setup",
-    "Simulation",
-    "Traffic",
-    "Workspace",
-    "check_finite",
-    "perform",
-    "simulate",
-]  # fmt: skip
+__all__ = ["Executor", "Members", "Population", "perform"]
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,7 @@ def listed(names: Sequence[str]) -> str:
 class Population(Protocol):
     """The registered clients; infos and data are made on demand, so that millions cost nothing."""
 
-    def __len__(self) -> int:
-        """How many clients there are."""
-        ...
+    def __len__(self) -> int: ...
 
     def info(self, number: int) -> ClientInfo:
         """Who client ``number`` is."""
@@ -53,14 +51,12 @@ class Members:
         return len(self._names)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`Population`."""
         name = self._names[number]
         size = len(self._data[name]) if self._sizes is None else int(self._sizes[number])
         owned = self._modalities if isinstance(self._modalities, tuple) else self._modalities.get(name, ())
         return ClientInfo(name, size, owned, self._heads.get(name, ""))
 
     def data(self, client_id: str) -> ClientData:
-        """See :class:`Population`."""
         if client_id not in self._data:
             raise ValueError(f"no client is called {client_id!r}; there are {listed(self._names)}")
         return self._data[client_id]

@@ -20,12 +20,10 @@ class SetupSource:
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])  # its keywords; JSON values
 
     def to_json(self) -> str:
-        """The source as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "SetupSource":
-        """The source that :meth:`to_json` wrote."""
         return cls(**json.loads(text))
 
     def setup(self) -> Setup:

@@ -10,8 +10,6 @@ SPANS = 240  # how many spans a run writes down
 
 @dataclass(frozen=True)
 class Span:
-    """One party at work."""
-
     party: str  # a server's name or a client's id
     what: str  # the action that was computed, or whose reply was
     start: float  # seconds since the round began

@@ -41,7 +41,6 @@ class Ledger:
         return Ledger(dict(self.up), dict(self.down), dict(self.actions))
 
     def count(self, call: Call, reply: Reply) -> None:
-        """Counts one call and its reply."""
         name, down = call.client.id, size(call.message)
         up = size(reply.message) if reply.error is None else 0
         self.down[name] = self.down.get(name, 0) + down

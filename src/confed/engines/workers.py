@@ -164,7 +164,6 @@ class Workers:
         return added_up(self._device_data.values())
 
     def close(self) -> None:
-        """Ends the processes."""
         if not self._closed:
             note_children(self.processes())
         self._closed = True

@@ -24,9 +24,7 @@ from confed.federation.params import Params
 from confed.federation.reading import FAULTS
 from confed.federation.state import ServerState
 
-__all__ = [
-    "Checkpoints", "CorruptCheckpoint", "DirectoryStore", "private_folder", "remove_unfinished", "write_atomically",
-]  # fmt: skip
+__all__ = ["private_folder", "remove_unfinished"]
 
 
 PACKED = 2**18

@@ -355,7 +355,7 @@ def _clients(record: Mapping[str, str]) -> Counter[str]:
 
 # Client states on disk: verified, with versions ---------------------------------------------------------------
 
-__all__ = ["CorruptCheckpoint", "DirectoryStore", "private_folder", "remove_unfinished", "write_atomically"]
+__all__ = ["remove_unfinished"]
 
 
 class CorruptCheckpoint(Exception):

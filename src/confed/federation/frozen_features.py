@@ -67,7 +67,6 @@ class FeatureCounts:
 
 # Outputs of frozen layers, computed once per example: rounds --------------------------------------------------
 
-__all__ = ["FeatureCounts", "FeatureSettings", "FrozenFeatures", "tensors_before"]
 
 PATIENCE = 8  # batches in vain after which circumstances are given up, and batches after which costs are compared
 FEW = 8  # the first batch is tried in at most so many further orders: backwards, and moved on by fewer places than this

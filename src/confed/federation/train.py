@@ -23,25 +23,7 @@ from confed.federation.teacher import global_features, global_logits, once_per_r
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-__all__ = [
-    "Objective",
-    "Tallies",
-    "check_examples",
-    "epoch_steps",
-    "evaluate",
-    "global_features",
-    "global_logits",
-    "make_optimizer",
-    "needs_two",
-    "once_per_round",
-    "scheduled_step",
-    "step_batches",
-    "teacher",
-    "to_device",
-    "train",
-    "trained",
-    "travelled",
-]
+__all__ = ["Tallies", "evaluate", "global_features", "global_logits", "once_per_round", "scheduled_step", "teacher"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

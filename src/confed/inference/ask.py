@@ -83,7 +83,6 @@ Found = Mapping[str, Any]
 
 
 def write_page(file: Path, found: Found, image: Path | str | None, text: str | None) -> None:
-    """Writes :func:`render` to a file."""
     picture = None if image is None else png(shrunk(read_picture(image)))
     name = "a text" if image is None else Path(image).name
     file.write_text(render(found, picture, text, name), encoding="utf-8")
@@ -234,7 +233,6 @@ def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]
 
 
 def _batch(trained: TrainedModel, image: PictureSource | None, text: str | None) -> dict[str, Tensor]:
-    """One example as the model reads it."""
     if trained.image_size:
         if text is not None:
             raise ValueError("this model reads pictures: leave the text out")

@@ -685,7 +685,6 @@ def _plain_scores(body: Any, model: HuggingFaceVLM) -> Tensor:
 
 
 def _card(run: FinishedRun, client: str | None, size: int) -> str:
-    """The model card."""
     summary, section = run.summary, run.recipe.sections["model"]
     source, revision = str(section.get("source", "")), str(section.get("revision", "") or "")
     who = "What the clients share" if client is None else f"The model of the client {client!r}"

@@ -178,7 +178,6 @@ class FinishedRun:
         return global_model_of(self.summary) == "with own parts"
 
     def check(self, client: str | None, *, shared: bool = False) -> None:
-        """Checks that there is a model."""
         label = self.summary["label"]
         owners = f"clients with one: {', '.join(self.owners)}" if self.owners else "no client has one"
         if (client is None or shared) and not self.global_file.is_file():
@@ -287,7 +286,6 @@ class FinishedRun:
 
     @property
     def tokenizer(self) -> Any:
-        """The run's tokenizer."""
         return self._materials.tokenizer
 
     def _image_size(self, client: str) -> int:
@@ -335,7 +333,6 @@ class FinishedRun:
 
 
 def finished_summary(folder: Path) -> Mapping[str, Any]:
-    """The summary of a finished run."""
     kind = kind_of(folder)
     if kind == "study":
         runs = ", ".join(str(path) for path in run_folders(folder) if (path / "summary.json").is_file())

@@ -363,7 +363,6 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def is_exported(folder: Path) -> bool:
-    """Whether a folder is one that ``confed export`` wrote."""
     return (folder / FACTS).is_file()
 
 
@@ -420,7 +419,6 @@ class ExportedRun(FinishedRun):
         return self._loaded[2]
 
     def task(self, client: str | None) -> Any:
-        """What is asked of a model."""
         trained = self.model(client)
         return task_of(self.recipe, self.recipe.sections["task"]["name"], trained.answers, trained.tokenizer)
 

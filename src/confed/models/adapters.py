@@ -167,7 +167,6 @@ class AdapterBank:
 
 def _apply(host: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """``y + sum_i w_i A_i(y)``."""
-    del inputs
     return _sum(host, output, output) if any(host.adapter_weights) else output
 
 

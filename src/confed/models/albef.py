@@ -100,27 +100,22 @@ class Albef(GenerativeAnswerer):
         self.text_decoder.bert.encoder.layer.load_state_dict(last.state_dict())
 
     def visual_embedding(self, pixels: Tensor) -> Tensor:
-        """See :class:`GenerativeAnswerer`."""
         return self.visual_encoder.embeddings(pixels)
 
     @property
     def visual_blocks(self) -> Any:
-        """See :class:`GenerativeAnswerer`."""
         return self.visual_encoder.layers
 
     @property
     def visual_norm(self) -> nn.Module:
-        """See :class:`GenerativeAnswerer`."""
         return self.visual_encoder.layernorm
 
     @property
     def question_encoder(self) -> Any:
-        """See :class:`GenerativeAnswerer`."""
         return self.text_encoder
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("visual_encoder.embeddings.", *(("visual_encoder.layers.0.",) if self.adapters.names else ()))
 
     def places(self, reduction: int = 16) -> Places:
@@ -289,7 +284,6 @@ def rename_albef(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def sizes_of(tensors: Mapping[str, Tensor], heads: int | None = None) -> AlbefConfig:
-    """The sizes that renamed tensors have."""
     embeddings = "visual_encoder.embeddings"
     needed = (
         f"{embeddings}.patch_embeddings.projection.weight",
@@ -370,7 +364,6 @@ def _count(tensors: Mapping[str, Tensor], prefix: str) -> int:
 
 # ALBEF in two sizes, each with its weights --------------------------------------------------------------------
 
-__all__ = ["Albef", "albef", "albef_mini", "fit", "mini_answer_tokenizer", "resized_positions"]
 
 MINI = AlbefConfig(
     width=64, heads=4, image_size=64, visual_layers=2, text_layers=3, fusion=1, decoder_layers=2, positions=16,
@@ -393,7 +386,6 @@ def _bert(
     max_length: int = 40,
 ) -> AnswerTokenizer:
     """BERT's tokenizer, questions without closing token as ALBEF reads them; its vocabulary is fixed."""
-    del words, answers
     return AnswerTokenizer(bert_tokenizer(vocabulary, max_length), closing=False)
 
 
@@ -428,7 +420,6 @@ def albef_mini(
         peft: options of that finetuning.
         seed: of all fresh values.
     """
-    del answers
     rng = torch.Generator().manual_seed(seed)
     config = dataclasses.replace(MINI, vocab_size=vocab_size, positions=max_length, dropout=dropout)
     model = Albef(config, rng, k)
@@ -474,7 +465,6 @@ def albef(
         peft: options of that finetuning.
         seed: of all fresh values.
     """
-    del answers, vocabulary, max_length
     rng = torch.Generator().manual_seed(seed)
     if pretrained is None:
         model = Albef(AlbefConfig(vocab_size=vocab_size, image_size=image_size, dropout=dropout), rng, k)

@@ -46,8 +46,6 @@ class Prefix(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What the decoder reads."""
-
     states: Tensor  # the question's tokens after they have seen the picture, shape (B, L, d)
     mask: Tensor  # added to attention scores: 0 for tokens, very low for padding, shape (B, 1, 1, L)
 
@@ -227,10 +225,7 @@ class GenerativeAnswerer(Finetunable):
             Stage("answers", (), ("",)),
         )
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`.

@@ -46,7 +46,6 @@ def assemble(
     Raises:
         ValueError: other modalities than pictures and texts, or no text among them.
     """
-    del answers, pieces
     names = checked_modalities(modalities)
     if "text" not in names or not {*names} <= {"image", "text"}:
         raise ValueError(f"model.modalities of a model that writes are text and image, or text, got {list(modalities)}")

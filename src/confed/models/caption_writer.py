@@ -28,8 +28,6 @@ continue, int64 (B K,), or None in the first step."""
 
 
 class Found(NamedTuple):
-    """The best texts."""
-
     tokens: Tensor  # from the start token to the end token, 0 behind it, int64 (B, longest)
     scores: Tensor  # log p(text) / length^penalty, float32 (B,)
 

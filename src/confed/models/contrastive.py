@@ -289,7 +289,6 @@ Given = TypeVar("Given")
 
 
 def _given(value: Given | None, model: nn.Module, name: str) -> Given:
-    """What a backbone has."""
     if value is None:
         raise AttributeError(f"{type(model).__name__} has no {name}")
     return value

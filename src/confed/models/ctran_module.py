@@ -303,7 +303,6 @@ class CTranText(nn.Module):
 
     @property
     def frozen(self) -> set[str]:
-        """Names of what is constant."""
         return constant_names(self)
 
     def forward(self, batch: Batch) -> Output:

@@ -129,19 +129,6 @@ def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
 
 # Text embeddings of labels, computed once and kept local ------------------------------------------------------
 
-__all__ = [
-    "TEMPLATE",
-    "Encode",
-    "LabelEmbeddings",
-    "clip_text_encoder",
-    "constant_tokens",
-    "embed_labels",
-    "load_label_embeddings",
-    "mini_text_encoder",
-    "save_label_embeddings",
-    "sentence_encoder",
-    "write_mini_label_embeddings",
-]
 
 TEMPLATE = "The photo contains {label}."
 STATES = ("positive", "negative")
@@ -214,7 +201,6 @@ def embed_labels(
     states: tuple[str, str] = STATES,
     source: str = "",
 ) -> LabelEmbeddings:
-    """Embeds labels and states."""
     if "{label}" not in template:
         raise ValueError(f"template must contain {{label}}, got {template!r}")
     if coarse not in get_args(Coarse):

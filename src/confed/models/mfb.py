@@ -66,7 +66,6 @@ class MFB(RegionModel):
         self.classifier = nn.Linear(features, answers)
 
     def embed(self, text: Tensor) -> Tensor:
-        """See :class:`confed.models.region_model.RegionModel`."""
         return self.dropout(self.embedding(text))
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
@@ -81,7 +80,6 @@ class MFB(RegionModel):
         return self.fusion(seen, question), weights.mean(1)
 
     def places(self) -> Places:
-        """What can be finetuned."""
         return Places(heads=(self.answer_head,), top=("fusion.",), lora=("fusion.visual", "fusion.question"))
 
 

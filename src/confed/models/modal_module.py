@@ -197,8 +197,6 @@ SPREAD = 1 / math.sqrt(3)
 
 
 class Tokens(NamedTuple):
-    """A batch as tokens."""
-
     states: Tensor
     present: Tensor | None  # which are no padding, bool (B, S); None where none is
     spans: Mapping[str, slice]  # modality -> its tokens, in the order of the sequence

@@ -32,8 +32,6 @@ DECADES = 8.0  # what is quieter than the loudest place of a sound by more power
 
 
 class Segments(NamedTuple):
-    """Segments of a batch."""
-
     x: Tensor
     present: Tensor | None = None  # which are no padding, bool (B, n); None where none is
 
@@ -311,10 +309,7 @@ class ClipPatches(Segmenter):
         first = Stage("CLIP below its last block", ("image",), ("clip.embeddings.", "clip.pre_layrnorm.", *below))
         return first, Stage("last block", (), ("",))
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 1 + P, d)."""

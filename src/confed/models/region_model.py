@@ -232,10 +232,7 @@ class RegionModel(Finetunable):
             Stage("head", (), ("",)),
         )
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; states are (B, L, d), then (B, D), then an ``Output``."""
@@ -259,7 +256,6 @@ class RegionModel(Finetunable):
         return weights / weights.amax(1, keepdim=True)
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The embeddings of words."""
         return self.embedding
 
     def embed(self, text: Tensor) -> Tensor:
@@ -268,7 +264,6 @@ class RegionModel(Finetunable):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("embedding.", "recurrent.")
 
     def prefix(self, batch: Batch) -> State:

@@ -91,10 +91,7 @@ class PictureModel(nn.Module, ABC):
         """The picture's last plane, and what reads it."""
         return Stage("last plane of the ResNet", ("image",), ("resnet.",)), Stage("labels", (), ("",))
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is the plane."""
@@ -239,7 +236,6 @@ def resnet_multilabel(
         max_length: of questions, which are ignored.
         seed: of all fresh values.
     """
-    del vocab_size, max_length
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     rng = torch.Generator().manual_seed(seed)
     model = ResNetMultilabel(resnet18(pretrained, norm, seed), count(answers), rng, size)
@@ -272,7 +268,6 @@ def resnet_multilabel_mini(
         max_length: of questions, which are ignored.
         seed: of all fresh values.
     """
-    del vocab_size, max_length
     rng = torch.Generator().manual_seed(seed)
     model = ResNetMultilabel(mini_resnet(pretrained, norm, seed), count(answers), rng, (64, 64))
     if pretrained and not isinstance(answers, int):

@@ -91,7 +91,6 @@ class Vault(Vilt):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return super().prefix_names if self.language_frozen else ("language.embeddings.", "vilt.embeddings.")
 
     def prefix(self, batch: Batch) -> Prefix:

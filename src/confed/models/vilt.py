@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # ViLT network: one Transformer over words and picture patches -------------------------------------------------
 
-__all__ = ["Prefix", "Vilt", "answer_head"]
-
 
 INPUTS = ("image", "image2", "text", "text_mask", "choices", "choices_mask")  # keys of a batch that the model reads
 
@@ -113,7 +111,6 @@ class Vilt(Heads, Finetunable):
 
     @property
     def stage_variant(self) -> str:
-        """The head that was selected."""
         return self.selected
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
@@ -140,7 +137,6 @@ class Vilt(Heads, Finetunable):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("vilt.embeddings.", "prompts.", *(("vilt.encoder.layer.0.",) if self.adapters.names else ()))
 
     def prefix(self, batch: Batch) -> Prefix:
@@ -344,17 +340,6 @@ def _second_picture(body: "ViltModel") -> None:
 
 # ViLT in five variants, each with weights, tokenizer and finetuning options -----------------------------------
 
-__all__ = [
-    "Vilt",
-    "b32_tokenizer",
-    "mini_tokenizer",
-    "mlm_tokenizer",
-    "vilt_b32",
-    "vilt_mini",
-    "vilt_mlm_mini",
-    "vilt_tiny",
-]
-
 
 def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
     """The tokenizer of :func:`vilt_mini`: its pre-training's words, then the unseen ones of ``words``.
@@ -376,7 +361,6 @@ def b32_tokenizer(
     words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40
 ) -> BertTokenizer:
     """The tokenizer of :func:`vilt_b32`, BERT's; its vocabulary is fixed, so the dataset's words do not matter."""
-    del words
     return bert_tokenizer(path, max_length)
 
 

@@ -91,9 +91,7 @@ class ProtectsExamples(Protocol):
     """A method that trains with noise on gradients of examples, in every step of ``fit``."""
 
     @property
-    def example_privacy(self) -> ExamplePrivacy:
-        """The protection."""
-        ...
+    def example_privacy(self) -> ExamplePrivacy: ...
 
     def claimed_epsilon(self, rounds: int) -> Mapping[str, float]:
         """Other ways of counting the same noise: whose they are, and the epsilon that they give."""

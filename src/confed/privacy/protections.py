@@ -61,7 +61,6 @@ class ValueBound:
         return cls(LARGEST * max([1.0, *(float(tensor.abs().max()) for tensor in floating)]), sums)
 
     def check(self, params: Params) -> None:
-        """Check of a message."""
         if (problem := self.problem(params)) is not None:
             raise ValueError(problem)
 

@@ -210,7 +210,6 @@ def _is_object(section: str, value: Any) -> bool:
 
 
 def _is_constructor(section: str, value: Any) -> bool:
-    """Whether a value makes what a section names."""
     if isinstance(value, type):
         return section != "algorithm" or issubclass(value, Algorithm)
     return isfunction(value)

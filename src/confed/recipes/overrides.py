@@ -29,8 +29,6 @@ NAMED = {
 
 @dataclass(frozen=True)
 class _Change:
-    """One override."""
-
     text: str
     parts: tuple[str, ...]
     value: Any
@@ -112,7 +110,6 @@ def _choose_by_likelihood(content: Mapping[str, Any]) -> None:
 
 
 def _of_mapping(key: str, value: Any) -> _Change:
-    """An entry of a mapping as an override."""
     parts = tuple(key.split("."))
     if not 2 <= len(parts) <= 4 or not all(parts):
         raise ValueError(f"the key of an override must be 'section.key', got {key!r}")

@@ -78,8 +78,6 @@ def taken_part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
     return dict(values)
 
 
-__all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes", "parse_recipe"]
-
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
 MOST_BYTES = 4 * 2**20  # largest file of a recipe
 Headline = Literal["personal", "global_seen"]  # what a method may deploy at a client; see deployed
@@ -360,7 +358,6 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Overrides = ())
 
 
 def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> Recipe:
-    """A recipe from its text."""
     try:
         content = tomllib.loads(text)
     except RecursionError as error:

@@ -72,8 +72,6 @@ class JobsPlanned:
 
 @dataclass(frozen=True)
 class JobStarted:
-    """Start of one job."""
-
     job: int  # position among the titles of JobsPlanned
     worker: int = 0  # number of the process that works on it
 
@@ -89,8 +87,6 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """End of one job."""
-
     job: int  # position among the titles of JobsPlanned
     worker: int  # number of the process that worked on it
     # "refused" if the job cannot be done as it stands: a ValueError before its first progress event

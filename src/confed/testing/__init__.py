@@ -43,8 +43,6 @@ from confed.testing.steadiness import (
 )
 from confed.testing.trial import ContractViolation
 
-__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "check_model", "checks", "contract"]
-
 Check = Callable[[Algorithm], None]
 
 

@@ -253,7 +253,6 @@ def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False, st
 
 
 def toy_contrastive_task(noisy: bool = True, **options: Any) -> Contrastive:
-    """The task of :func:`toy_contrastive_model`."""
     return Contrastive(CLASSES, width=5, hidden=7, answer_words=3, embedding=4, batch_norm=noisy, **options)
 
 

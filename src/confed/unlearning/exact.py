@@ -244,7 +244,6 @@ def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 # Forgetting a client: a run folder as if it had never taken part ----------------------------------------------
 
-__all__ = ["Approximation", "check_client", "folder_without", "forget", "recipe_of"]
 
 NOTE = "forget.json"
 
@@ -298,7 +297,6 @@ def forget(
 
 
 def recipe_of(root: Path) -> Recipe:
-    """The recipe of a run folder."""
     kind = kind_of(root)
     if kind == "study":
         raise ValueError(f"{root} is a study; name one of its runs, such as {root}/METHOD/seed-0")

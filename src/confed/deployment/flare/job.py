@@ -81,7 +81,6 @@ _S = TypeVar("_S", ServerSettings, SiteSettings)
 
 
 def read_settings(kind: type[_S], workspace: Path) -> _S:
-    """A party's settings."""
     path = workspace / "local" / _FILES[kind]
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

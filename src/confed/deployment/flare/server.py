@@ -82,7 +82,6 @@ class SupervisedProcess:
         return 0
 
     def end(self) -> None:
-        """End of the process and of its children."""
         self._stop.set()
         self._thread.join()
         with suppress(psutil.NoSuchProcess):
@@ -124,7 +123,6 @@ class SupervisedProcess:
 
 
 def _end(process: psutil.Process) -> None:
-    """End of a process and of its children."""
     # FLARE's jobs are in separate sessions, so that a signal to ours would miss them.
     with suppress(psutil.NoSuchProcess):
         family = [process, *process.children(recursive=True)]
@@ -157,8 +155,6 @@ _RUNNING, _OVER = "RUNNING", "FINISHED:"
 
 @dataclass
 class _Job:
-    """A submitted job."""
-
     id: str
     starts: int
     since: float | None = None

@@ -87,7 +87,6 @@ class FlareTransport:
         }
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         sent = str(next(self._numbers))
         with self._turn:
@@ -113,7 +112,6 @@ class FlareTransport:
         self._arrived.set()
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         with self._turn:
             reply = self._replies.pop(sent, None)
@@ -122,13 +120,11 @@ class FlareTransport:
         return reply
 
     def wait(self, seconds: float) -> bool:
-        """See :class:`confed.engines.remote.sites.Waiting`."""
         if self._arrived.wait(seconds):
             self._arrived.clear()
         return True
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         with self._turn:
             self._waited.discard(sent)
             self._replies.pop(sent, None)

@@ -180,7 +180,6 @@ ANONYMOUS = "somebody"  # name of senders that are not on the list, in the log
 def fleet_application(
     factory: LinkStateFactory, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float
 ) -> FastAPI:
-    """The application."""
     middleware = [
         Middleware(BaseHTTPMiddleware, dispatch=_noted),
         Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),

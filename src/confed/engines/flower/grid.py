@@ -77,7 +77,6 @@ class RejectionLog:
         self.counts: dict[tuple[str, str], int] = {}
 
     def add(self, who: str, why: str) -> None:
-        """Counts one more."""
         with self._lock:
             count = self.counts[who, why] = self.counts.get((who, why), 0) + 1
         if count & (count - 1) == 0:
@@ -131,7 +130,6 @@ class Inbox:
             return self._open[number].node if number in self._open else 0
 
     def held(self, node: int) -> int:
-        """Bytes that are held of a node."""
         with self._lock:
             return sum(entry.held for entry in self._open.values() if entry.node == node)
 
@@ -305,11 +303,9 @@ class SuperLinkGrid(Grid):
         return self.inbox.pieces
 
     def set_max_reply_bytes(self, largest: int) -> None:
-        """See :class:`confed.engines.remote.sites.Bounded`."""
         self.inbox.largest = min(self.inbox.largest, largest)
 
     def wait(self, seconds: float) -> bool:
-        """See :class:`confed.engines.remote.sites.Waiting`."""
         if self.inbox.arrived.wait(seconds):
             self.inbox.arrived.clear()
         return True
@@ -325,7 +321,6 @@ class SuperLinkGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """See Flower's ``Grid``."""
         return self._run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
@@ -333,7 +328,6 @@ class SuperLinkGrid(Grid):
         raise NotImplementedError("make messages with flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
-        """See Flower's ``Grid``."""
         return self._state.get_nodes(self._run_id)
 
     def get_nodes(self) -> Iterable[NodeInfo]:

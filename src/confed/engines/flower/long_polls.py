@@ -65,13 +65,11 @@ class LongPolls:
             request.ring()
 
     def leave(self, request: WaitingRequest) -> None:
-        """A request was answered."""
         with self._lock:
             if self._waiting.get(request.node) is request:
                 del self._waiting[request.node]
 
     def ring(self, node: int) -> None:
-        """There is a message for a node."""
         with self._lock:
             if (request := self._waiting.get(node)) is not None:
                 request.ring()

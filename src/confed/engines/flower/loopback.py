@@ -50,15 +50,12 @@ class LoopbackGrid(Grid):
         raise NotImplementedError("make messages with flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
-        """See Flower's ``Grid``."""
         return list(self.since)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """See Flower's ``Grid``."""
         return [NodeInfo(node_id=n, status="online", last_activated_at=s) for n, s in self.since.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See Flower's ``Grid``."""
         numbers: list[str] = []
         for message in messages:
             numbers.append(str(len(self._sent)))

@@ -86,8 +86,6 @@ def pieces_of(tree: ObjectTree, most: int = sys.maxsize) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A message of the store."""
-
     run: int
     tree: ObjectTree
     pieces: tuple[str, ...]
@@ -109,7 +107,6 @@ class PieceStore(ObjectStore):
         self._memory: dict[str, bytes] = {}
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """See Flower's ``ObjectStore``."""
         pieces = pieces_of(object_tree)
         with self._lock:
             if object_tree.object_id not in self._wholes:
@@ -119,14 +116,12 @@ class PieceStore(ObjectStore):
             return [piece for piece in pieces if piece not in self._sizes]
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             if object_id not in self._wholes:
                 raise NoObjectInStoreError(f"no message {object_id}")
             return self._wholes[object_id].tree
 
     def put(self, object_id: str, object_content: bytes) -> None:
-        """See Flower's ``ObjectStore``."""
         if object_id != get_object_id(object_content):
             raise ValueError(f"{object_id} does not match content hash")
         validate_object_content(object_content)
@@ -143,7 +138,6 @@ class PieceStore(ObjectStore):
             self._sizes[object_id] = len(object_content)
 
     def get(self, object_id: str) -> bytes | None:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             if object_id not in self._sizes:
                 return b"" if object_id in self._uses else None
@@ -155,7 +149,6 @@ class PieceStore(ObjectStore):
             return sum(self._sizes.get(piece, 0) for piece in pieces)
 
     def complete(self, pieces: Collection[str]) -> bool:
-        """Whether all of the pieces have come."""
         with self._lock:
             return all(piece in self._sizes for piece in pieces)
 
@@ -181,13 +174,11 @@ class PieceStore(ObjectStore):
                         (self._root / piece).unlink(missing_ok=True)
 
     def delete_objects_in_run(self, run_id: int) -> None:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             for number in [number for number, whole in self._wholes.items() if whole.run == run_id]:
                 self.delete(number)
 
     def clear(self) -> None:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             for number in list(self._wholes):
                 self.delete(number)

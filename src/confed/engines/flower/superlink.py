@@ -91,8 +91,6 @@ def open_files() -> int:
 
 @dataclass(eq=False)
 class OpenConnection:
-    """A connection."""
-
     address: str
     came: float  # when, of the clock monotonic
     known: bool = False  # a site on the list has signed a request from there before
@@ -163,7 +161,6 @@ class ConnectionTable:
             del self._known[min(self._known, key=self._known.__getitem__)]
 
     def leave(self, entry: OpenConnection) -> None:
-        """A connection has ended."""
         self._sites.pop(entry, None)
         if entry in self._strangers:
             del self._strangers[entry]
@@ -270,7 +267,6 @@ class LimitedServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -372,7 +368,7 @@ def _listener(family: int, address: str, port: int) -> socket.socket:
     return listener
 
 
-__all__ = ["ABOUT", "PIECE", "SuperLinkGrid", "open_superlink"]
+__all__ = ["ABOUT", "PIECE"]
 
 
 @contextmanager

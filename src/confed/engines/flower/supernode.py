@@ -65,7 +65,6 @@ SOON = 0.02  # seconds from a reply to the next question to a server that answer
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private key."""
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:

@@ -60,7 +60,6 @@ class FlowerTransport:
         self._grid, self._names = grid, names
 
     def connections(self) -> Mapping[int, Connection]:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         there: dict[int, Connection] = {}
         for node in self._grid.get_nodes():
             name = None if self._names is None else self._names.get(node.public_key)
@@ -69,14 +68,12 @@ class FlowerTransport:
         return there
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         # The reply, too, must be on its way before the message's time is over.
         message = Message(pack(head, body), to, _KINDS.get(kind, "train.call"), ttl=lasts + 60)
         sent = [number for number in self._grid.push_messages([message]) if number]
         return sent[0] if sent else None
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         for message in self._grid.pull_messages([sent]):
             if message.has_error():
                 return f"ConnectionError: {message.error.reason or f'Flower error {message.error.code}'}"
@@ -105,9 +102,7 @@ class FlowerTransport:
 class Forgetful(Protocol):
     """A grid that can drop a message before its time is over."""
 
-    def forget(self, number: str) -> None:
-        """Drops it."""
-        ...
+    def forget(self, number: str) -> None: ...
 
 
 def client_app(

@@ -23,7 +23,6 @@ class Starting:
         self.task, self.folder, self.threads, self.environment = task, folder, threads, dict(environment)
 
     def to_json(self) -> str:
-        """The values as text."""
         return json.dumps(vars(self))
 
     @classmethod
@@ -101,7 +100,6 @@ class ClientActor(NodeProcess):
         return b""
 
     def answer(self, head: bytes, message: bytes, state: bytes) -> tuple[bytes, bytes]:
-        """One reply."""
         from confed.engines.call_bytes import answer_bytes, join
         from confed.engines.usage import peak_memory
 

@@ -101,8 +101,6 @@ PASSED_ON = ("CONFED_ALLOW_CODE", "CONFED_CPU", "HF_HUB_OFFLINE", "TOKENIZERS_PA
 
 @dataclass
 class Actor:
-    """An actor, from its start to its end."""
-
     node: Node
     handle: Any
     coming: Any  # what it is asked before it may take calls; None once it may
@@ -200,7 +198,6 @@ class Crew:
             ray.kill(actor.handle)
 
     def end(self) -> None:
-        """Ends all actors."""
         for actor in self.actors.values():
             ray.kill(actor.handle)
 

@@ -27,7 +27,6 @@ class JobSource:
     arguments: Mapping[str, Any]  # keywords of check; JSON values
 
     def to_json(self) -> str:
-        """The names as text."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -23,8 +23,6 @@ STOPPING = 15.0  # seconds that jobs have for stopping in good order
 
 @dataclass
 class _Working:
-    """An actor at work."""
-
     job: int
     news: Any
 
@@ -69,7 +67,6 @@ class _Work:
         self._tries: dict[int, int] = {}
 
     def do(self) -> None:
-        """Everything there is to do."""
         since = time.monotonic()
         while self._waiting or self._working:
             self._feed()

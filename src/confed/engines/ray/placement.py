@@ -7,8 +7,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster."""
-
     id: str
     name: str  # its address, and its host's name
     cores: float  # processor cores that it offers

@@ -26,8 +26,6 @@ BUSY = "it trains, and asynchronous rounds do not wait for it"  # why a site in 
 
 @dataclass
 class _Training:
-    """A site in training."""
-
     number: int
     version: int
     batch: CallBatch
@@ -74,7 +72,6 @@ class SiteArrivals:
 
     def needed(self, rounds: int) -> frozenset[int]:
         """Versions that sites train with now."""
-        del rounds
         return frozenset(training.version for training in self._training.values())
 
     def clock(self, round: int) -> float:

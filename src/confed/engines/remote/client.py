@@ -236,7 +236,6 @@ class NoiseSecret:
         write_atomically(path, self._secret, sync=True, mode=0o600)
 
     def noise(self, round: int, client: str, purpose: str) -> KeyedNoise:
-        """See :class:`confed.federation.client.NoiseSource`."""
         return KeyedNoise(self._secret, self.heard, round, client, purpose)
 
 
@@ -450,7 +449,6 @@ class Site:
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
     def _part(self, request: Request) -> tuple[Answer, bytes]:
-        """The run is over."""
         where = f": {self._kept}" if self._kept else ""
         self._progress(Note(f"the run is over; the personal model stays here{where}"))
         try:

@@ -209,7 +209,6 @@ class Countersignatures:
 
 
 def _text(site: str, statement: Statement) -> str:
-    """What is signed."""
     return json.dumps(
         ["confed journals", site, {name: list(entry) for name, entry in statement.items()}], sort_keys=True
     )

@@ -42,7 +42,6 @@ class Fingerprint:
     values: str  # of the values that every party starts from, frozen ones included
 
     def scalars(self) -> dict[str, Scalar]:
-        """As they are sent."""
         return asdict(self)
 
     def differences(self, other: Mapping[str, Scalar], mine: str, others: str) -> str | None:
@@ -124,8 +123,6 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the size of a message."""
-
     body: int = 2_000_000_000  # bytes of a body
     tensors: int = 100_000  # tensors in a body
     head: int = 16_000_000  # bytes of a head, and of a body's header
@@ -148,8 +145,6 @@ def version_of(round: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """The head of a call."""
-
     id: str  # unique in the run
     client: str  # whom it is for
     action: str
@@ -163,12 +158,10 @@ class Request:
     journals: str = ""  # what the server has signed of the site's journals, "" for nothing (journal_chains)
 
     def to_bytes(self) -> bytes:
-        """The head as it travels."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
-        """The head from its bytes."""
         head = _head(data, limits, {"id": str, "client": str, "action": str, "round": int, "version": int,
                                     "base": int, "kept": list, "session": bool, "journals": str})  # fmt: skip
         if not all(type(kept) is int for kept in head["kept"]):
@@ -182,8 +175,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The head of a reply."""
-
     id: str
     error: str | None  # what went wrong, type and message; None if nothing did
     saved: bool  # whether the client's state is another than before
@@ -191,12 +182,10 @@ class Answer:
     journals: str = ""  # lengths and heads of the site's journals; "" where it does not say
 
     def to_bytes(self) -> bytes:
-        """The head as it travels."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Answer":
-        """The head from its bytes."""
         if len(data) > ANSWER:
             raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
         fields = {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float, "journals": str}
@@ -213,7 +202,6 @@ def printable(text: str, most: int) -> str:
 
 
 def seal(message: Message) -> bytes:
-    """A message as a body."""
     return encode(message)
 
 
@@ -230,7 +218,6 @@ def schema_of(tensors: Params) -> Schema:
 def open_body(
     data: bytes, limits: Limits, known: Schema, allowed: frozenset[str], exact: Schema | None = None
 ) -> Message:
-    """The message of a body."""
     header = _header(data, limits)
     described = {name: _tensor(name, entry) for name, entry in header.items() if name != "__metadata__"}
     if exact is not None and described.keys() != exact.keys():
@@ -273,7 +260,6 @@ def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, .
 
 
 def _header(data: bytes, limits: Limits) -> dict[str, Any]:
-    """The header of safetensors bytes."""
     if len(data) > limits.body:
         raise Refused(f"a body has at most {limits.body} bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")

@@ -90,7 +90,6 @@ class Attempts:
         self._folder = tempfile.TemporaryDirectory(prefix="confed-replies-", dir=spool)
 
     def close(self) -> None:
-        """Removes the replies."""
         self._folder.cleanup()
 
     def drive(self, part: Callable[[], Done], method: str, again: Callable[["Attempts"], None]) -> Done:
@@ -310,7 +309,7 @@ class Pauses:
 
 # The server's end of a federation across machines: calls go out as requests -----------------------------------
 
-__all__ = ["Registered", "Remote"]
+__all__ = ["Registered"]
 
 LINE = 500  # characters of what went wrong at a site that logs and the run folder hold
 TRIES = 3  # how often a site may lose a request before it is left out of a round

@@ -50,7 +50,6 @@ class Record:
 
     @property
     def end(self) -> int:
-        """Where the record ends in the file."""
         return self.at + self.size
 
 
@@ -112,12 +111,10 @@ class SessionLog:
         self._stamp = self._look()
 
     def clear(self) -> None:
-        """Removes the file."""
         self._path.unlink(missing_ok=True)
         self.records, self._stamp = [], None
 
     def body(self, record: Record) -> bytes:
-        """A request's body."""
         with open(self._path, "rb") as file:
             file.seek(record.at)
             return file.read(record.size)
@@ -194,11 +191,9 @@ class HeldState:
         self._held: tuple[tuple[int, ...], ClientState] | None = None
 
     def begin(self, version: int) -> None:
-        """See :class:`confed.federation.state.Store`."""
         self._store.begin(version)
 
     def load(self, client_id: str) -> ClientState:
-        """See :class:`confed.federation.state.Store`."""
         stamp = self._store.stamp(client_id)
         if self._held is None or self._held[0] != stamp:
             state = self._store.load(client_id)
@@ -207,7 +202,6 @@ class HeldState:
         return self._held[1].copy()
 
     def save(self, client_id: str, state: ClientState) -> None:
-        """See :class:`confed.federation.state.Store`."""
         self._held = None
         self._store.save(client_id, state)
         stamp = self._store.stamp(client_id)
@@ -365,7 +359,6 @@ class SiteSession:
         return len(records) - start - 1
 
     def _state(self, version: int) -> ClientState:
-        """The client's state of a version."""
         if version < 0:
             return ClientState()
         if version not in self._store.versions(self._client.id):

@@ -54,9 +54,6 @@ def patiently(act: Callable[[], Result], most: float = 600.0) -> Result:
         time.sleep(WAIT)
 
 
-__all__ = ["Bounded", "Connection", "Registered", "SiteRegistry", "SiteStatus", "Timeouts", "Transport", "Waiting"]
-
-
 @dataclass(frozen=True)
 class Connection:
     """A site's connection to the server."""
@@ -132,7 +129,6 @@ class Registered:
         return len(self._clients)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.participation.Population`."""
         return self._clients[number]
 
     def data(self, client_id: str) -> ClientData:

@@ -17,7 +17,7 @@ from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
-__all__ = ["WEIGHTS", "clip", "hub_name"]
+__all__ = ["WEIGHTS", "hub_name"]
 
 TINY = "tiny:"
 SOURCES = "a hub name owner/name, a folder, clip_mini, or tiny:FAMILY"
@@ -66,7 +66,6 @@ def clip(
         ValueError: no such model or none of these families, class names that are missing, double or too long, learned
             context beside a linear head, or a kind of finetuning that the model cannot do.
     """
-    del vocab_size, max_length
     if head not in get_args(Head):
         raise ValueError(f"model.head must be one of {', '.join(get_args(Head))}, got {head!r}")
     learned = trainable == "prompt"
@@ -89,7 +88,6 @@ clip.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 @lru_cache(maxsize=2)
 def _processor(source: str, revision: str) -> Any:
-    """The processor of a source."""
     if source.startswith(TINY):
         from confed.models.clip.tiny import tiny
 

@@ -105,7 +105,6 @@ class PictureInputs:
 
     @property
     def bytes_kept(self) -> int:
-        """Bytes of all that is kept."""
         return self._bytes
 
     @property
@@ -259,7 +258,6 @@ class DualEncoder(Finetunable):
 
     @property
     def class_count(self) -> int:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         return len(self.names)
 
     @property
@@ -271,7 +269,6 @@ class DualEncoder(Finetunable):
 
     @property
     def context_shape(self) -> tuple[int, int]:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         width: int = self.body.config.text_config.hidden_size
         return (0 if self.context is None else len(self.context.vectors)), width
 
@@ -315,7 +312,6 @@ class DualEncoder(Finetunable):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("body.vision_model.", "body.visual_projection.")
 
     def prefix(self, batch: Batch) -> Tensor:
@@ -338,7 +334,6 @@ class DualEncoder(Finetunable):
         return Output(scores_of(scores, classes, batch, self.class_count), features)
 
     def similarity_scores(self, similarities: Tensor) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         scores = similarities * self.body.logit_scale.exp()
         return scores + self.body.logit_bias if self._whole else scores
 
@@ -395,7 +390,6 @@ class DualEncoder(Finetunable):
     # Texts --------------------------------------------------------------------------------------------------
 
     def class_features(self, context: Tensor, classes: Tensor) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         ids, mask = self._ids[classes.cpu()], self._mask[classes.cpu()]
         with self._inserting(context if context.ndim == 3 else context.expand(len(ids), -1, -1)):
             return self._encoded(ids, mask)
@@ -415,7 +409,6 @@ class DualEncoder(Finetunable):
         return self._handwritten[classes]
 
     def initial_context(self) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         if self.context is None:
             raise ValueError("the model learns no context: set model.trainable to 'prompt'")
         return self.context.vectors.detach().clone()

@@ -42,7 +42,6 @@ def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how:
     features: list[Tensor] = []
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
-        del module, given
         if not features:
             features.append(output.last_hidden_state[:: how.beams, -1])
 
@@ -82,7 +81,6 @@ class CandidateTree:
     edges: Tensor  # edges of each candidate, int64 (C, T - 1); E behind its last one
 
     def to(self, device: torch.device) -> "CandidateTree":
-        """The same tree on a device."""
         return CandidateTree(*(value.to(device) for value in vars(self).values()))
 
 
@@ -106,7 +104,6 @@ def candidate_trees(answers: Tensor, most: int) -> tuple[CandidateTree, ...]:
 
 
 def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> CandidateTree:
-    """The tree of some candidates."""
     steps = set[tuple[tuple[int, ...], int]]()  # beginning of a text, and the token that follows it
     for text in texts:
         steps |= {(text[:end], text[end]) for end in range(1, len(text))}
@@ -153,7 +150,6 @@ def first_position_behind(decoder: nn.Module, length: int) -> Iterator[Callable[
     read: list[Tensor | None] = []
 
     def keep(module: nn.Module, given: Any, named: dict[str, Any]) -> None:
-        del module, given
         read.append(named.get("position_ids"))
 
     hook = decoder.register_forward_pre_hook(keep, with_kwargs=True)

@@ -126,7 +126,6 @@ def _licence(source: str, revision: str) -> str:
 
 
 def _added(model: Any, part: str = "") -> int:
-    """Values that finetuning added."""
     added = ("prompts.*", "*.lora_*", "*.ia3_l*", *(f"*.{name}.*" for name in model.adapters.names))
     parameters = [
         value for name, value in model.named_parameters() if name.startswith(part) and matches_any(name, added)

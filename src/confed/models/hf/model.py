@@ -80,12 +80,10 @@ class LearnedTokens(nn.Module):
         return self._prompt[0].tokens
 
     def _below(self, module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        del module
         self._asked[:] = [given[0]]
         return given[0].clamp_max(self.vocabulary - 1), *given[1:]
 
     def _filled(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        del module, given
         asked = self._asked.pop()
         learned = asked >= self.vocabulary
         if not bool(learned.any()):
@@ -165,7 +163,6 @@ class Pictures:
 
     @property
     def bytes_kept(self) -> int:
-        """Bytes of all inputs that are kept."""
         return self._bytes
 
     def __call__(self, images: Tensor, only: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -406,7 +403,6 @@ def spread(model: nn.Module, body: Any, places: Sequence[tuple[torch.device, int
             parameter.data = parameter.data.to(main)
 
     def home(module: nn.Module, given: Any, output: Any) -> Any:
-        del module, given
         return send_to_device(output, main, skip_keys=["past_key_values"])
 
     for module in (body.model, body.get_decoder(), body.get_output_embeddings()):
@@ -428,7 +424,6 @@ def _sender(device: torch.device, skipped: Any) -> Any:
     from accelerate.utils import send_to_device
 
     def send(module: nn.Module, given: Any, named: Any) -> Any:
-        del module
         return send_to_device(given, device), send_to_device(named, device, skip_keys=skipped)
 
     return send
@@ -482,7 +477,6 @@ def choose_attention(*, exact: bool) -> None:
 
 # Wrapper of generative vision-language models of transformers -------------------------------------------------
 
-__all__ = ["Asked", "HuggingFaceVLM", "Pictures"]
 
 _TOKENS = 2**14  # tokens of candidates that are read at once, where each has its own copy of the prompt
 _NODES = 256  # tokens of candidates that are read at once behind one prompt

@@ -139,7 +139,6 @@ class Placeholder:
         return self._literal.ids(self.rendered(self._marked(conversation), marked_answer))
 
     def adds_tokens(self, conversation: Conversation, text: str) -> bool:
-        """Whether a text behind a conversation adds tokens."""
         bare = self.rendered(self._marked(conversation))
         return len(self._literal.ids(bare + self._literal.mark(text))) > len(self._literal.ids(bare))
 
@@ -239,7 +238,6 @@ class BarePlaceholder(Placeholder):
         return image
 
     def processed(self, *pictures: np.ndarray) -> dict[str, Tensor]:
-        """See :meth:`Placeholder.processed`."""
         text = self._lead * len(pictures)
         # As arrays: PaliGemma's makes labels of token ids, which numpy warns of where they are tensors.
         made = self._processor(text=[text], images=[list(pictures)], return_tensors="np")
@@ -249,7 +247,6 @@ class BarePlaceholder(Placeholder):
         return [token for token in super()._tokens(picture) if token == self._image]
 
     def written(self, conversation: Conversation, answer: str | None = None) -> list[int]:
-        """See :meth:`Placeholder.written`."""
         turn = conversation[-1]
         if len(conversation) != 1 or turn.parts.count(None) != 1:
             raise ValueError(
@@ -272,8 +269,6 @@ class BarePlaceholder(Placeholder):
         )
 
     def adds_tokens(self, conversation: Conversation, text: str) -> bool:
-        """See :meth:`Placeholder.adds_tokens`."""
-        del conversation
         return bool(self._ids(text))
 
     def fault(self, conversation: Conversation) -> str:
@@ -289,7 +284,6 @@ class BarePlaceholder(Placeholder):
 
 
 def padding(tokenizer: Any) -> int:
-    """The token of padding."""
     pad_token = tokenizer.pad_token_id
     return int(pad_token if pad_token is not None else tokenizer.eos_token_id)
 
@@ -305,7 +299,6 @@ def left_padded(
 
 
 def to_chat_messages(conversation: Conversation) -> list[dict[str, Any]]:
-    """A conversation as chat templates read it."""
     result = []
     for role, parts in conversation:
         result.append(

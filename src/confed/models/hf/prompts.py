@@ -177,7 +177,6 @@ class ChatTokenizer(AnswerTokenizer):
 
     @property
     def pad(self) -> int:
-        """The token of padding."""
         return padding(self.tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -193,7 +192,6 @@ class ChatTokenizer(AnswerTokenizer):
 
     def shortened(self, texts: Sequence[str]) -> int:
         """0: a question that is too long is an error, nothing is cut."""
-        del texts
         return 0
 
     def prompt(self, conversation: Conversation) -> list[int]:

@@ -250,7 +250,6 @@ def tiny(family: str, seed: int = 0) -> tuple[nn.Module, Any]:
 
 
 def _processor(family: str, made: Family) -> Any:
-    """A family's processor."""
     try:
         return made.processor(tiny_tokenizer(made))
     except ImportError as error:

@@ -68,19 +68,16 @@ Integers = NDArray[Any]  # a vector of unsigned integers of 32 or 64 bits, which
 
 
 def available() -> bool:
-    """Whether the library is installed."""
     return importlib.util.find_spec("cryptography") is not None
 
 
 def new_key() -> bytes:
-    """A private key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_key(private: bytes) -> bytes:
-    """The public key of a private key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
@@ -123,7 +120,6 @@ def sealed(key: bytes, text: bytes) -> bytes:
 
 
 def opened(key: bytes, text: bytes) -> bytes:
-    """The text of :func:`sealed`."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -181,5 +177,4 @@ def to_wire(vector: Integers) -> Tensor:
 
 
 def from_wire(tensor: Tensor) -> Integers:
-    """The vector of :func:`to_wire`."""
     return tensor.numpy().view(np.uint32 if tensor.dtype is torch.int32 else np.uint64)

@@ -32,8 +32,6 @@ from confed.privacy.secure_sum.plan import Plan
 
 @dataclass(frozen=True)
 class Keys:
-    """The public keys of a client."""
-
     seal: bytes  # for secrets that others send to it
     mask: bytes  # for the masks that it shares with others
 
@@ -61,7 +59,6 @@ class Member:
 
     @property
     def public(self) -> Keys:
-        """The public keys, for the other members."""
         return Keys(public_key(self.seal_key), public_key(self.mask_key))
 
     def share(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
@@ -204,7 +201,6 @@ def as_tensor(data: bytes) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> bytes:
-    """The bytes of :func:`as_tensor`."""
     return tensor.numpy().tobytes()
 
 
@@ -214,7 +210,6 @@ def stacked(texts: Sequence[bytes]) -> Tensor:
 
 
 def rows(tensor: Tensor) -> list[bytes]:
-    """The bytes of :func:`stacked`."""
     return [as_bytes(row) for row in tensor]
 
 

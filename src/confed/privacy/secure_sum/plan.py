@@ -114,7 +114,6 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> "Plan":
-        """The plan from its text."""
         try:
             values = json.loads(text)
             blocks = tuple(Block(_texts(block["names"]), _texts(block["senders"])) for block in values.pop("blocks"))
