@@ -242,12 +242,7 @@ LOOKING_UP = "rows looked up, knowing APN"
 
 
 def answers(
-    folders: Sequence[Path],
-    *,
-    examples: int = 2000,
-    client: str = "",
-    seed: int = 0,
-    progress: Progress = ignore,
+    folders: Sequence[Path], *, examples: int = 2000, client: str = "", seed: int = 0, progress: Progress = ignore
 ) -> Finding:
     """Audits what a client's answers look like to the main server: in v_APN, or in the gradients that go up."""
     if examples < 2:

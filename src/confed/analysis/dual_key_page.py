@@ -239,13 +239,7 @@ def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], store: Im
     return f"<div class=cards>{cards}</div>"
 
 
-def dual_key(
-    folders: Sequence[Path],
-    *,
-    examples: int = 200,
-    seed: int = 0,
-    progress: Progress = ignore,
-) -> Finding:
+def dual_key(folders: Sequence[Path], *, examples: int = 200, seed: int = 0, progress: Progress = ignore) -> Finding:
     """Asks the models of finished runs with both keys, with each alone, and with none."""
     if examples < 1:
         raise ValueError(f"examples must be at least 1, got {examples}")

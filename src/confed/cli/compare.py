@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel="Compare")
 def compare(
     folders: Annotated[
-        list[str] | None,
-        typer.Argument(help="Run or study folders; with --recipe, section.key=value overrides."),
+        list[str] | None, typer.Argument(help="Run or study folders; with --recipe, section.key=value overrides.")
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="Run this recipe's methods first; finished runs are reused.")
@@ -56,8 +55,7 @@ def compare(
         typer.Option(help="Also show this method's relative improvement over every other method, client by client."),
     ] = "",
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs."),
+        Path | None, typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs.")
     ] = None,
     results: Annotated[
         Path | None,
@@ -134,12 +132,7 @@ def _on_cluster(folder: Path) -> bool:
 
 
 def _compare_folders(
-    folders: list[Path],
-    references: list[str] | None,
-    judged: Judged,
-    headline: str,
-    out: Path | None,
-    as_json: bool,
+    folders: list[Path], references: list[str] | None, judged: Judged, headline: str, out: Path | None, as_json: bool
 ) -> None:
     """Tables of folders that are there, written into a folder if one is given, and printed."""
     from dataclasses import asdict

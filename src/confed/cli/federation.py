@@ -66,8 +66,7 @@ def server(
         bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
     ] = False,
     deliver: Annotated[
-        bool,
-        typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated."),
+        bool, typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated.")
     ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")

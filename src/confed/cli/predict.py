@@ -42,8 +42,7 @@ def predict(
     choice: Annotated[list[str] | None, typer.Option(help="A choice, for tasks with choices; repeatable.")] = None,
     text: Annotated[str | None, typer.Option(help="A text, for models that label texts.")] = None,
     known: Annotated[
-        list[str] | None,
-        typer.Option(help="For label models: known labels, such as 'sky=yes,car=no'; repeatable."),
+        list[str] | None, typer.Option(help="For label models: known labels, such as 'sky=yes,car=no'; repeatable.")
     ] = None,
     page: Annotated[
         Path | None, typer.Option(help="Write an HTML page with the labels and the attention of each.")

@@ -124,12 +124,7 @@ class Workers:
     """Answers calls in ``count`` processes; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(
-        self,
-        setup: Setup,
-        count: int,
-        threads: int = 1,
-        start: StartMethod = "auto",
-        source: SetupSource | None = None,
+        self, setup: Setup, count: int, threads: int = 1, start: StartMethod = "auto", source: SetupSource | None = None
     ) -> None:
         if count < 1:
             raise ValueError(f"there must be at least one worker, got {count}")

@@ -80,12 +80,7 @@ class Evaluation:
         passes = int(message.scalars["passes"]) if "passes" in message.scalars else None
         with expected_passes(client.model, passes):
             tallies = evaluate(
-                client.model,
-                client.task,
-                batches,
-                precision=client.local.precision,
-                scores=scores,
-                records=records,
+                client.model, client.task, batches, precision=client.local.precision, scores=scores, records=records
             )
         scalars: dict[str, Scalar] = {}
         for metric, (total, weight) in tallies.items():
@@ -131,10 +126,7 @@ def read_tallies(scalars: Mapping[str, Scalar], view: str) -> dict[str, tuple[fl
     """The tallies of one view out of the scalars of an ``evaluate`` reply."""
     prefix, ending = f"{view}:", ":sum"
     return {
-        name[len(prefix) : -len(ending)]: (
-            float(value),
-            float(scalars[f"{name[: -len(ending)]}:weight"]),
-        )
+        name[len(prefix) : -len(ending)]: (float(value), float(scalars[f"{name[: -len(ending)]}:weight"]))
         for name, value in scalars.items()
         if name.startswith(prefix) and name.endswith(ending)
     }

@@ -83,14 +83,7 @@ class Local:
         return self.iterations or self.epochs * epoch
 
     def progress(self, round: float, rounds: int, epoch: int, taken: int) -> float:
-        """Share of the schedule that is over.
-
-        Args:
-            round: number of rounds that are over, with the share of the present one.
-            rounds: rounds of the run.
-            epoch: steps of an epoch.
-            taken: updates made so far in the round.
-        """
+        """Share of the schedule that is over."""
         return taken / (self.horizon * epoch) if self.horizon else round / rounds
 
     def factor(self, progress: float) -> float:
@@ -109,13 +102,7 @@ class Local:
         return 1.0
 
     def travelled(self, round: int, rounds: int, steps: int) -> float:
-        """The sum of the learning rates of a round's steps.
-
-        Args:
-            round: number of finished rounds.
-            rounds: rounds of the run.
-            steps: of one client in the round.
-        """
+        """The sum of the learning rates of a round's steps."""
         epoch = max(1, steps // self.epochs)
         done = (self.progress(round + step / steps, rounds, epoch, step) for step in range(steps))
         return self.lr * sum(map(self.factor, done))
@@ -130,11 +117,6 @@ def make_optimizer(
     """The optimiser that ``local`` describes; vectors are not decayed.
 
     "adamw8bit" keeps moments of tensors with fewer than 4,096 values in 32 bits, and needs the library bitsandbytes.
-
-    Args:
-        parameters: what learns.
-        local: the settings.
-        scales: of each parameter, the factor on ``local.lr``; 1 for all by default.
     """
     each = [1.0] * len(parameters) if scales is None else scales
     groups: list[dict[str, Any]] = []

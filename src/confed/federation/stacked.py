@@ -129,12 +129,7 @@ class _Losses:
             client.tensors, client.model = client_values, cast(nn.Module, _NoModel())
 
     def __call__(
-        self,
-        group: Sequence[int],
-        tensors: Mapping[str, Tensor],
-        output: Output,
-        batch: Batch,
-        each: Sequence[Batch],
+        self, group: Sequence[int], tensors: Mapping[str, Tensor], output: Output, batch: Batch, each: Sequence[Batch]
     ) -> Tensor:
         """The losses of a group of K clients, (K,), from outputs and examples end to end, and client by client."""
         example_losses = None if self._task is None else self._task.example_losses(output, batch)

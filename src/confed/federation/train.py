@@ -53,11 +53,7 @@ def travelled(client: "Client") -> float:
 
 
 def check_examples(client: "Client") -> None:
-    """Check that a client has training examples.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Check that a client has training examples."""
     if len(client.data) == 0:
         raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
 
@@ -125,14 +121,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
 def step_batches(
     client: "Client", order: str = "order", epochs: int | None = None, pairs: bool = False
 ) -> Iterator[list[Batch]]:
-    """Batches of each step of a round, those whose gradients are accumulated together.
-
-    Args:
-        client: whose examples.
-        order: names the random stream that shuffles them.
-        epochs: passes over them; None for what ``client.local`` says.
-        pairs: whether batches of one example are left out.
-    """
+    """Batches of each step of a round, those whose gradients are accumulated together."""
     local = client.local
 
     def of_epoch(epoch: int) -> Iterator[list[Batch]]:

@@ -129,11 +129,7 @@ def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tu
         count = dtype.itemsize
         for extent in shape:
             count *= extent
-        header[name] = {
-            "dtype": _DTYPES[dtype],
-            "shape": list(shape),
-            "data_offsets": [offset, offset + count],
-        }
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + count]}
         offset += count
     return len(_encoded(header).encode()), offset
 

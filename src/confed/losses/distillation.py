@@ -381,12 +381,7 @@ class _InParts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        student: Tensor,
-        teacher: Tensor,
-        temperature: float,
-        direction: Direction,
-        parts: tuple[Tensor, ...],
+        ctx: Any, student: Tensor, teacher: Tensor, temperature: float, direction: Direction, parts: tuple[Tensor, ...]
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.promote_types(student.dtype, torch.float32), device=student.device)
         gradient = torch.zeros_like(student) if ctx.needs_input_grad[0] else None

@@ -80,10 +80,7 @@ Matchup = Literal["logistic", "linear", "arctan", "erf"]
 MATCHUPS: dict[Matchup, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "logistic": (lambda x: torch.sigmoid(2 * x), lambda x, m: 2 * m * (1 - m)),
     "linear": (lambda x: (1 + x) / 2, lambda x, m: torch.full_like(x, 0.5)),
-    "arctan": (
-        lambda x: 0.5 + torch.atan(math.pi / 2 * x) / math.pi,
-        lambda x, m: 0.5 / (1 + (math.pi / 2 * x) ** 2),
-    ),
+    "arctan": (lambda x: 0.5 + torch.atan(math.pi / 2 * x) / math.pi, lambda x, m: 0.5 / (1 + (math.pi / 2 * x) ** 2)),
     "erf": (
         lambda x: (1 + torch.erf(math.sqrt(math.pi) / 2 * x)) / 2,
         lambda x, m: 0.5 * torch.exp(-math.pi / 4 * x**2),

@@ -60,8 +60,7 @@ def beam_search(
     alive = torch.full((rows, beams), -torch.inf, device=device)
     alive[:, 0] = 0.0
     best = Found(
-        torch.zeros(rows, longest, dtype=torch.int64, device=device),
-        torch.full((rows,), -torch.inf, device=device),
+        torch.zeros(rows, longest, dtype=torch.int64, device=device), torch.full((rows,), -torch.inf, device=device)
     )
     first = torch.arange(rows, device=device).unsqueeze(1) * beams
     parents: Tensor | None = None

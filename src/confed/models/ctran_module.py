@@ -48,12 +48,7 @@ class LabelTokens(Constants):
     states: Tensor
 
     def __init__(
-        self,
-        count: int,
-        width: int,
-        rng: torch.Generator,
-        labels: Tensor | None = None,
-        states: Tensor | None = None,
+        self, count: int, width: int, rng: torch.Generator, labels: Tensor | None = None, states: Tensor | None = None
     ) -> None:
         super().__init__()
         for name, rows, given in (("labels", count, labels), ("states", 2, states)):

@@ -321,7 +321,4 @@ def constant_tokens(
         )
     table = load_label_embeddings(file, () if learn_labels else tuple(answers), width)
     states = torch.stack([table.negative, table.positive])  # the rows are "absent" and "present"
-    return {
-        "embeddings": None if learn_labels else table.vectors,
-        "states": states.flip(0) if swap_states else states,
-    }
+    return {"embeddings": None if learn_labels else table.vectors, "states": states.flip(0) if swap_states else states}

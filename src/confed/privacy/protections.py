@@ -89,10 +89,7 @@ def check_reply(call: Call, reply: Reply) -> Reply:
 
 def _problem(call: Call, message: Message) -> str | None:
     if call.expects is not None:
-        missing, extra = (
-            call.expects.keys() - message.tensors.keys(),
-            message.tensors.keys() - call.expects.keys(),
-        )
+        missing, extra = (call.expects.keys() - message.tensors.keys(), message.tensors.keys() - call.expects.keys())
         if missing or extra:
             return f"ValueError: update refused: missing {sorted(missing)}, unexpected {sorted(extra)}"
         for name, wanted in call.expects.items():

@@ -18,12 +18,7 @@ from confed.recipes.schema import plain
 Overrides = Sequence[str] | Mapping[str, Any]  # ["section.key=TOML"], or {"section.key": value}
 SHARED = ("trainable", "peft", "embeddings")
 """Keywords of models that mean the same for all of them: how they are finetuned, and which vectors they are given."""
-NAMED = {
-    "algorithm": registry.algorithms,
-    "model": registry.models,
-    "task": registry.tasks,
-    "data": registry.datasets,
-}
+NAMED = {"algorithm": registry.algorithms, "model": registry.models, "task": registry.tasks, "data": registry.datasets}
 """Sections that name a constructor, and where it is looked up."""
 
 

@@ -243,9 +243,7 @@ def _at_once(folder: Path) -> Iterator[None]:
                 break
 
 
-def alone(
-    work: Callable[Concatenate[First, Path, P], Result],
-) -> Callable[Concatenate[First, Path, P], Result]:
+def alone(work: Callable[Concatenate[First, Path, P], Result]) -> Callable[Concatenate[First, Path, P], Result]:
     """Decorator for a function of something and a folder, which it runs under :func:`exclusive`."""
     from functools import wraps
 

@@ -30,16 +30,7 @@ from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.schema import plain, validate
-from confed.system.events import (
-    Caution,
-    Event,
-    Note,
-    RunProgress,
-    SiteStates,
-    SiteStatus,
-    from_json,
-    to_json,
-)
+from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, from_json, to_json
 from confed.system.folder_lock import exclusive
 
 ENDING = 30.0

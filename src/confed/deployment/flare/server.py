@@ -28,13 +28,7 @@ from confed.engines.flare.transport import SERVER_CLASSES, write_job
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe
 from confed.results.folder import MEMBERS
-from confed.system.events import (
-    Note,
-    Progress,
-    RunProgress,
-    SiteStates,
-    ignore,
-)
+from confed.system.events import Note, Progress, RunProgress, SiteStates, ignore
 
 SHORT = 30.0  # seconds below which a process has hardly lived
 HARDLY = 5  # such lives in a row after which it is not started again
@@ -162,13 +156,7 @@ class _Job:
     over: bool = False
 
 
-def serve(
-    recipe: Recipe,
-    kit: Path,
-    settings: ServerSettings,
-    *,
-    progress: Progress = ignore,
-) -> dict[str, Any]:
+def serve(recipe: Recipe, kit: Path, settings: ServerSettings, *, progress: Progress = ignore) -> dict[str, Any]:
     """Run of a recipe over FLARE, begun or continued where its run folder stopped.
 
     A faulty recipe, faulty data and a folder that is no kit are a ValueError; a FLARE server that does not start, and a
@@ -213,13 +201,7 @@ def _own_storage(kit: Path, run: Path) -> None:
 class JobSupervisor:
     """Supervisor of the jobs of one run."""
 
-    def __init__(
-        self,
-        kit: Path,
-        settings: ServerSettings,
-        server: SupervisedProcess,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, kit: Path, settings: ServerSettings, server: SupervisedProcess, progress: Progress) -> None:
         self._kit, self._settings, self._server = kit, settings, server
         self._progress = progress
         self._bulletin = StatusReader(kit / settings.bulletin)

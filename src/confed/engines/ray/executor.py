@@ -67,12 +67,7 @@ class RayActors:
     """
 
     def __init__(
-        self,
-        source: SetupSource,
-        wanted: Wanted,
-        address: str = "",
-        cores: int = 1,
-        progress: Progress = ignore,
+        self, source: SetupSource, wanted: Wanted, address: str = "", cores: int = 1, progress: Progress = ignore
     ) -> None:
         self.timeline = Timeline(0)
         self._progress, self._homes, self._closed = progress, Homes(), False

@@ -120,11 +120,7 @@ def _check_device_map(device_map: str, base: str, trainable: str, peft: Finetuni
 
 
 def _tokenizer(
-    words: Sequence[str],
-    answers: Sequence[str] = (),
-    source: str = "",
-    revision: str = "",
-    max_length: int = 256,
+    words: Sequence[str], answers: Sequence[str] = (), source: str = "", revision: str = "", max_length: int = 256
 ) -> ChatTokenizer:
     """Prompts of the model's processor; its vocabulary is fixed, so the dataset's words do not matter."""
     return ChatTokenizer(_processor(source, revision), max_length)
