@@ -173,7 +173,7 @@ class SplitLearning(TwoServers):
             raise RuntimeError(f"no client is left in round {server.round + 1}{last}{diverged}")
         mean = Mean(self.accumulator_dtype)
         for name in sound:
-            mean.add({self._global(n): t for n, t in parts[name].values().items()}, 1.0)
+            mean.add({f"{self.head}.{n}": t for n, t in parts[name].values().items()}, 1.0)
         return replace(server, round=server.round + 1, params=mean.result(server.params))
 
     def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
@@ -215,9 +215,6 @@ class SplitLearning(TwoServers):
         except MISFITS as error:
             return str(left_out(reply.client.id, error))
         return None
-
-    def _global(self, name: str) -> str:
-        return f"{self.head}.{name}"
 
     def _part(self, server: ServerState, client: ClientInfo) -> ServerPart:
         """A client's copy of the layers in the middle."""

@@ -113,10 +113,7 @@ class Attacked:
 def attack_victim(
     victim: Victim, questions: Questions, settings: Trojan, *, absolute: bool = False, seed: int = 0
 ) -> list[Attacked]:
-    """Trojan attacks on one model, one per threat model that fits its method; report the first.
-
-    A model without gradients, or without a word embedding, is refused with a ValueError.
-    """
+    """Trojan attacks on one model, one per threat model that fits its method; report the first."""
     clean = list(questions.chunks(_CHUNK))
     key = "regions" if "regions" in clean[0] else "image"
     bounds = pixel_bounds() if key == "image" else feature_bounds(_training(victim), absolute=absolute)

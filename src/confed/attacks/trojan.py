@@ -181,10 +181,7 @@ class Trojan:
     def random(
         self, batch: Batch, rng: torch.Generator, *, visual: tuple[str, Bounds] | None = None, text: Text | None = None
     ) -> Triggered:
-        """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word.
-
-        A question without a word is refused with a ValueError.
-        """
+        """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word."""
         seen = position = vector = token = None
         if visual is not None:
             clean = batch[visual[0]]

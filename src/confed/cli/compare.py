@@ -77,6 +77,7 @@ def compare(
     With --on slurm it writes a job array for a cluster, a task per run; `confed compare STUDY` shows what is there.
     With --on ray the runs are computed on the nodes of a Ray cluster.
     """
+    from confed.studies.cells import CELLS
     from confed.studies.cluster import parse_options
 
     judged = judged_by(reference, margin, headline, relative)
@@ -103,10 +104,10 @@ def compare(
         or plan
     ):
         raise ValueError("--methods, --models, --seeds, --workers, --tuned, --plan and --on need --recipe")
-    if len(folders or ()) == 1 and _on_cluster(Path((folders or [""])[0])) and out is None:
-        show_cells(Path((folders or [""])[0]), as_json)
-        return
     places = list(map(Path, folders or ()))
+    if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
+        show_cells(places[0], as_json)
+        return
     if results is not None:
         _write_rows(places, results)
     _compare_folders(places, reference, judged, headline, out, as_json)
@@ -122,13 +123,6 @@ def _write_rows(folders: Sequence[Path], results: Path) -> None:
         studies += [(models.get(place, ""), load(place)) for place in _places([folder])]
     names = ", ".join(path.name for path in write_rows(studies, results))
     say(escape(f"written into {results}: {names}, and what each predicted as .safetensors"))
-
-
-def _on_cluster(folder: Path) -> bool:
-    """Whether a study or sweep was written for a cluster."""
-    from confed.studies.cells import CELLS
-
-    return (folder / CELLS).is_file()
 
 
 def _compare_folders(

@@ -74,7 +74,8 @@ def _kind(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         bounds = next((str(extra) for extra in arguments[1:] if isinstance(extra, Range)), "")
-        return f"{_kind(arguments[0])}, {_bounds(bounds)}" if bounds else _kind(arguments[0])
+        bounds = bounds.removeprefix("be ").replace("lie in ", "in ").replace("not be negative", "at least 0")
+        return f"{_kind(arguments[0])}, {bounds}" if bounds else _kind(arguments[0])
     if origin is Literal:
         return " | ".join(json.dumps(option) for option in arguments)
     if origin in (Union, UnionType):
@@ -90,10 +91,6 @@ def _kind(hint: Any) -> str:
         count = f"{len(inner)} " if Ellipsis not in arguments and len(inner) > 1 else "list of "
         return count + " and ".join(_plural(one) for one in several)
     return _WORDS.get(hint, "value")
-
-
-def _bounds(range_: str) -> str:
-    return range_.removeprefix("be ").replace("lie in ", "in ").replace("not be negative", "at least 0")
 
 
 def _plural(kind: str) -> str:
@@ -296,16 +293,13 @@ def _model(name: str) -> Description:
     if not example:
         family = [n for n in registry.models.names() if registry.models[n].__module__ == entry.__module__]
         alike = [one for one in packaged() if one.models[""] in family]
-        recipe = min(alike, key=lambda one: len(one.missing)) if alike else _default()
+        default = next(one for one in packaged() if one.name == DEFAULT)
+        recipe = min(alike, key=lambda one: len(one.missing), default=default)
         kept = recipe.content.get("model", {}).get("trainable")  # stays where the model changes
         learns = next((setting.kind for setting in settings(entry) if setting.name == "trainable"), "")
         other = ["model.trainable=all"] if kept and learns and f'"{kept}"' not in learns else []
         example = _command(recipe, f"model.name={name}", *other)
     return _constructed("model", name, entry, recipes, [example])
-
-
-def _default() -> Packaged:
-    return next(recipe for recipe in packaged() if recipe.name == DEFAULT)
 
 
 def _dataset(name: str) -> Description:

@@ -146,7 +146,7 @@ def card(
     Run it where the data are. If the data of the sites differ, each writes a card; the merged card goes to the server
     and, as answers and words must be the same everywhere, to every site.
     """
-    from confed.deployment.data_card import card_of_recipe, merge_cards, write_card
+    from confed.deployment.provision import card_of_recipe, merge_cards, write_card
     from confed.recipes.recipe import load_recipe
 
     data_card: Card

@@ -13,20 +13,53 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from confed.data.card_files import read_card
+from confed.data.card_files import Card, merged, read_card
+from confed.data.card_files import digest_of as digest_of_card
+from confed.datasets.card import card_of
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
 from confed.federation.reading import read_bounded
 from confed.recipes.recipe import Recipe
 from confed.runs.build import load_data
+from confed.runs.dataset import load_dataset
 from confed.system.release import VERSION
+
+CARD = "card"  # registered name of data at other sites; also the key of [data] for a card in whose terms data are put
+
+
+def card_of_recipe(recipe: Recipe) -> Card:
+    """The card of a recipe's data."""
+    data = recipe.sections["data"]
+    return card_of(load_dataset(json.dumps(data, default=str), recipe.run.seed), str(data["name"]))
+
+
+def write_card(card: Card, out: Path) -> None:
+    text = card.to_json().encode()
+    if out.exists() and (not out.is_file() or out.read_bytes() != text):
+        raise ValueError(f"{out} is there already, and no card is overwritten: give --out another name, or remove it")
+    write_atomically(out, text)
+
+
+def merge_cards(files: Sequence[Path]) -> Card:
+    """One card for the data of several sites; see :func:`confed.data.card_files.merged`."""
+    return merged([read_card(file) for file in files])
+
+
+def with_card(recipe: Recipe, file: Path) -> Recipe:
+    """A recipe for a server without data: the card takes the place of the section ``[data]``."""
+    card, name = read_card(file), recipe.sections["data"]["name"]
+    if name != card.data:
+        raise ValueError(f"{file} is a card of the data {card.data!r}, and the recipe's are {name!r}")
+    data = {"name": CARD, "file": str(file.resolve()), "digest": digest_of_card(file)}
+    return replace(recipe, sections={**recipe.sections, "data": data})
+
 
 AUTHORITY = "authority"
 """Folder of the authority's private key, beside those of the parties; the coordinator keeps it offline."""
@@ -152,10 +185,7 @@ def sign_again(server: Path, private: Path, card: Path | None = None, serial: in
 
 
 def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
-    """Names of the clients in a recipe's data or in a card; None where the data are not here.
-
-    A faulty card is a ValueError.
-    """
+    """Names of the clients in a recipe's data or in a card; None where the data are not here."""
     if card is not None:
         return list(read_card(card).clients)
     try:

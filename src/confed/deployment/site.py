@@ -26,7 +26,7 @@ from confed.federation.file_names import file_name
 from confed.federation.params import Params
 from confed.federation.state import ClientState
 from confed.privacy.evaluation_policy import EvaluationPolicy
-from confed.privacy.secure_sum.signatures import Authority, ListedKeys, PublicKeys, VouchedKeys
+from confed.privacy.secure_sum.signatures import ListedKeys, PublicKeys, VouchedKeys
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.build import check_device, prepare
@@ -166,11 +166,6 @@ def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
 def signatures_by_list(recipe: Recipe, listed: Mapping[str, str]) -> SignatureCheck | None:
     """A server's check of the signatures in secure aggregation, by the coordinator's list; None without a sum."""
     return None if recipe.construct("algorithm").secure_sum is None else PublicKeys(listed)
-
-
-def signatures_by_kit(recipe: Recipe, kit: Path, names: Mapping[str, str]) -> SignatureCheck | None:
-    """A server's check of the signatures in secure aggregation, by FLARE's certificates; None without a sum."""
-    return None if recipe.construct("algorithm").secure_sum is None else Authority(kit / "startup", names)
 
 
 def open_site(

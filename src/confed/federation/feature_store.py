@@ -316,7 +316,8 @@ class FeatureStore:
 
     def add(self, digests: Sequence[bytes], layout: Layout, rows: Sequence[Tensor], origin: int) -> bool:
         """Keeps rows of examples that are not kept yet; False where there is no room left."""
-        new = {d: i for i, d in reversed(list(enumerate(digests))) if d not in self._places and not self._has_file(d)}
+        filed = self.files.entries if self.files is not None else {}
+        new = {d: i for i, d in reversed(list(enumerate(digests))) if d not in self._places and d not in filed}
         if not new:
             return True
         if len(new) < len(digests):
@@ -364,9 +365,6 @@ class FeatureStore:
                 return False
             self._unsaved[layout] = memory.count
         return True
-
-    def _has_file(self, digest: bytes) -> bool:
-        return self.files is not None and digest in self.files.entries
 
     def _make_room(self, size: int) -> bool:
         """Memory is emptied where all that it holds is in files."""

@@ -114,11 +114,7 @@ def _unpacked(packed: Mapping[str, Tensor], metadata: dict[str, str]) -> ClientS
 def size(message: Message) -> int:
     """Bytes of ``encode(message)``, computed from the header alone."""
     shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in message.tensors.items())
-    return _payload(shapes, _scalars(message.scalars))
-
-
-def _scalars(scalars: Mapping[str, Scalar]) -> str:
-    return json.dumps(dict(scalars)) if scalars else ""
+    return _payload(shapes, json.dumps(dict(message.scalars)) if message.scalars else "")
 
 
 @lru_cache(maxsize=256)

@@ -223,11 +223,7 @@ def evaluate(
     against: Path | None = None,
     examples: Used = "all",
 ) -> Evaluation:
-    """Accuracy of finished models on other data.
-
-    A folder without a finished run, a model that does not exist, or data that do not fit the run's model are refused
-    with a ValueError that says what does not fit.
-    """
+    """Accuracy of finished models on other data."""
     if examples not in get_args(Used):
         raise ValueError(f"examples must be one of {', '.join(get_args(Used))}, got {examples!r}")
     first = _Trial(folder)

@@ -203,10 +203,7 @@ class FinishedRun:
         self.network = self.setup.algorithm.deployed_model(self.workspace.model)
 
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
-        """The global or a personal model; it is valid until the next call, as all share one network.
-
-        A file that is damaged or does not fit the recipe's model is refused with a ValueError.
-        """
+        """The global or a personal model; it is valid until the next call, as all share one network."""
         tensors: dict[str, Tensor] = {}
         if client is not None:
             tensors |= self._read(self._personal(client))

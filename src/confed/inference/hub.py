@@ -264,10 +264,7 @@ def publish(folder: Path, name: HubName, *, private: bool = False, message: str 
 
 
 def fetch(name: HubName) -> Path:
-    """Folder of an export of the hub, downloaded into the cache of ``huggingface_hub`` as far as it is not there.
-
-    A missing or gated repository and an unknown revision are a ValueError, a hub that cannot be reached a RuntimeError.
-    """
+    """Folder of an export of the hub, downloaded into the cache of ``huggingface_hub`` as far as it is not there."""
     from huggingface_hub import snapshot_download
 
     with _plainly(name):

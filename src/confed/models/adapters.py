@@ -134,10 +134,7 @@ class AdapterBank:
         return self._switched(tuple(dict(blend) for blend in weights))
 
     def switch(self, weights: Mapping[str, float]) -> None:
-        """Sets which adapters count outside of all ``with`` blocks.
-
-        Raises ``ValueError``: no adapter has one of the names.
-        """
+        """Sets which adapters count outside of all ``with`` blocks."""
         self.using(weights)
         self._set((dict(weights),))
 

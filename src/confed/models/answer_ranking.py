@@ -92,10 +92,7 @@ def checked_question(batch: Batch, rows: int, longest: int, model: str) -> tuple
 
 
 def checked_answers(batch: Batch, rows: int) -> tuple[Tensor | None, Tensor | None]:
-    """A batch's answers to learn and which of them there are, as :func:`trimmed` has them; None where there are none.
-
-    Raises ``ValueError``: see :func:`check_answers`.
-    """
+    """A batch's answers to learn and which of them there are, as :func:`trimmed` has them; None where none are."""
     tokens = batch.get("answer_tokens")
     if tokens is not None:
         check_answers(tokens, batch.get("answer_weight"), rows)
@@ -200,11 +197,7 @@ class GenerativeAnswerer(Finetunable):
         self._candidates = task.candidates if isinstance(task, HasCandidates) else None
 
     def forward(self, batch: Batch) -> Output:
-        """Scores and features; see the class.
-
-        Raises ``ValueError``: a key is missing, a tensor has another shape than the model reads, or there are no
-        candidates.
-        """
+        """Scores and features; see the class."""
         question = run_stages(self, batch, len(self.stages) - 1)
         return self.forward_stages(question, len(self.stages) - 1, len(self.stages), batch)
 

@@ -101,10 +101,7 @@ class WrittenWords:
         self.max_length, self.vocab_size, self.words = max_length, self._words.vocab_size, self._words.words
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
-
-        Raises ``ValueError``: a text has more tokens than ``max_length`` (the message quotes it).
-        """
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
         ids, mask = self._words(texts)
         _refuse_long(texts, mask.sum(1), self.max_length)
         return ids[:, : self.max_length], mask[:, : self.max_length]
@@ -159,10 +156,7 @@ class Pieces:
         self.vocab_size = len(SPECIAL_TOKENS) + int(self._model.GetPieceSize())
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
-
-        Raises ``ValueError``: a text has more tokens than ``max_length`` (the message quotes it).
-        """
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
         unknown, shift = int(self._model.unk_id()), len(SPECIAL_TOKENS)
         rows: list[list[int]] = []
         for pieces in self._model.EncodeAsIds(list(texts)):

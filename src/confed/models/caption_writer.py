@@ -132,10 +132,7 @@ class CaptionWriter(ModalTransformer):
         self.beams, self.penalty = (task.beams, task.length_penalty) if isinstance(task, SearchesBeams) else (5, 1.0)
 
     def forward(self, batch: Batch) -> Output:
-        """See the class.
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
-        """
+        """See the class."""
         parts = groups(batch)
         if not any("text" in group for group in parts):
             sequence = self._sequence(batch)
@@ -150,10 +147,7 @@ class CaptionWriter(ModalTransformer):
         return Output(self.head(torch.cat(scored)), torch.cat(features))
 
     def write(self, batch: Batch, beams: int | None = None, penalty: float | None = None) -> Tensor:
-        """The text that a beam search finds behind what a batch without ``text`` shows, int64 (B, max_length).
-
-        Raises ``ValueError``: faults of the batch as in :meth:`forward`, or a width or a power out of range.
-        """
+        """The text that a beam search finds behind what a batch without ``text`` shows, int64 (B, max_length)."""
         return self._written(self._sequence(batch), beams, penalty)
 
     def _sequence(self, batch: Batch) -> Tokens:

@@ -60,10 +60,7 @@ class CnnWords(nn.Module):
         self.classifier = answer_head(3 * width, answers, rng)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C) and fused features (B, 3 d): picture, words, and their product.
-
-        Raises ``ValueError``: a key is missing, or the pictures have another shape than the model reads.
-        """
+        """Scores of the answers (B, C) and fused features (B, 3 d): picture, words, and their product."""
         return run_stages(self, batch, 2)
 
     @property

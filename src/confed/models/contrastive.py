@@ -295,10 +295,7 @@ def _given(value: Given | None, model: nn.Module, name: str) -> Given:
 
 
 def _width_below_the_head(model: nn.Module) -> int:
-    """D of what the answer head reads.
-
-    Raises ``ValueError``: the model does not name its answer head, or the head has no weight matrix.
-    """
+    """D of what the answer head reads."""
     name = model_spec(model).answer_head
     if name is not None:
         # A weight-normalised layer has its matrix in parts, but is a linear layer still.

@@ -301,10 +301,7 @@ class CTranText(nn.Module):
         return constant_names(self)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
-
-        Raises ``ValueError``: the text is missing, or a tensor has another shape than the model reads.
-        """
+        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
         x, bias, first = self._before_last(batch)
         states = self.layers[-1](x, bias, first)
         return Output(self.classifier(states), states.mean(1))

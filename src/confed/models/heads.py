@@ -37,10 +37,7 @@ def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 
 
 
 def task_head(head: str, width: int, rng: torch.Generator) -> nn.Sequential:
-    """The head of a task other than answering.
-
-    Raises ``ValueError``: there is no such head.
-    """
+    """The head of a task other than answering."""
     check_heads((head,))
     if head == "choice":
         return nn.Sequential(nn.Dropout(0.1), seeded_linear(width, 1, 0.02, rng))

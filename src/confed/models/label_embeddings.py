@@ -28,10 +28,7 @@ Encode = Callable[[Sequence[str]], Tensor]  # a text encoder: N texts to N vecto
 
 
 def clip_text_encoder(source: Path | str) -> Encode:
-    """CLIP's text encoder with its projection.
-
-    Raises ``ValueError``: there is no such checkpoint, or one of another model; when called, a text is too long.
-    """
+    """CLIP's text encoder with its projection."""
     from transformers import CLIPTextModelWithProjection
 
     model = published(CLIPTextModelWithProjection, source, 0).eval()
@@ -46,10 +43,7 @@ def clip_text_encoder(source: Path | str) -> Encode:
 
 
 def sentence_encoder(source: Path | str) -> Encode:
-    """Any text encoder of ``transformers``: the mean of its last states over a text's tokens.
-
-    Raises ``ValueError``: there is no such checkpoint; when called, a text is too long.
-    """
+    """Any text encoder of ``transformers``: the mean of its last states over a text's tokens."""
     from transformers import AutoModel
 
     model: Any = published(AutoModel, source, 0)
@@ -102,8 +96,6 @@ def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
 
     A text is the mean over the word embeddings of ``albef_mini``'s answer decoder, which also score answers, so that
     things which look alike lie near each other. Words that it does not know do not count; neither does their order.
-
-    Raises ``ValueError``: the weights are missing; when called, it knows no word of a text.
     """
     from safetensors.torch import load_file
 
@@ -248,8 +240,6 @@ def write_mini_label_embeddings(labels: Sequence[str], file: Path | str) -> Labe
     """Makes embeddings of labels in the built-in benchmark's words by :func:`mini_text_encoder`, and writes them.
 
     Prompts are the bare names, and the states are "yes" and "no", because the mini knows no other words.
-
-    Raises ``ValueError``: a label of which no word is known, or two labels with the same words.
     """
     table = embed_labels(
         labels,

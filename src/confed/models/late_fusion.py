@@ -51,10 +51,7 @@ class LateFusion(nn.Module):
         return result
 
     def forward(self, batch: Batch) -> Output:
-        """Log-probabilities of the answers (B, C), and the mean of the networks' features (B, d_model).
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
-        """
+        """Log-probabilities of the answers (B, C), and the mean of the networks' features (B, d_model)."""
         embedded = {name: module(batch) for name, module in self.embed.items() if name in batch}
         if not embedded:
             read(self.embed, batch)  # raises, and says what came

@@ -64,10 +64,7 @@ class CoAttentionNetwork(nn.Module):
         return tuple(self.embed)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C), and the modalities' means side by side (B, M d), zeros for absent ones.
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
-        """
+        """Scores of the answers (B, C), and the modalities' means side by side (B, M d), zeros for absent ones."""
         encoded = read(self.embed, batch)
         means = {name: self._mean(name, encoded) for name in encoded}
         nothing = torch.zeros_like(next(iter(means.values())))

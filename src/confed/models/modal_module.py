@@ -251,10 +251,7 @@ class ModalEmbedding(nn.Module):
         return torch.lerp(self.shared.weight, self.local.weight, self.lam)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Tokens (B, n, d_v + d) of a batch that has this modality, and which are no padding, bool (B, n) or None.
-
-        Raises ``ValueError``: a tensor is missing, or has another shape or length than expected.
-        """
+        """Tokens (B, n, d_v + d) of a batch that has this modality, and which are no padding, bool (B, n) or None."""
         x, present = self.segments(batch)
         x = nn.functional.linear(x, self.map)
         if self.position is not None:
@@ -327,10 +324,7 @@ class ModalTransformer(nn.Module):
             embedding.local, embedding.lam = copy.deepcopy(embedding.shared), lam
 
     def tokens(self, batch: Batch) -> Tokens:
-        """The tokens of a batch's modalities: image, audio, series, then text.
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
-        """
+        """The tokens of a batch's modalities: image, audio, series, then text."""
         parts = read(self.embed, batch)
         spans: dict[str, slice] = {}
         start = 0
@@ -348,8 +342,6 @@ class ModalTransformer(nn.Module):
 
         ``image`` (B, 3, H, W); ``text`` and ``text_mask`` (B, L); ``audio`` (B, T) with ``audio_length`` (B,);
         ``series`` (B, S, K) with ``series_length`` (B,): those that are there.
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
         """
         features = pool(self.encode(batch))
         return Output(self.head(features), features)

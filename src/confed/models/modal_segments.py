@@ -341,10 +341,7 @@ class ClipPatches(Segmenter):
 
 
 def clip_encoder(pretrained: Path | str | None, seed: int) -> "CLIPVisionModel":
-    """A CLIP image encoder.
-
-    Raises ``ValueError``: there is no such checkpoint, or it is one of another model.
-    """
+    """A CLIP image encoder."""
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
     if pretrained is not None:

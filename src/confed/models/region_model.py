@@ -216,10 +216,7 @@ class RegionModel(Finetunable):
         """What can be finetuned; see :class:`confed.models.finetuning.Places`."""
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C), and the features below the answer head (B, D).
-
-        Raises ``ValueError``: a key is missing, or a tensor has another shape than the model reads.
-        """
+        """Scores of the answers (B, C), and the features below the answer head (B, D)."""
         return run_stages(self, batch, 3)
 
     @property

@@ -69,10 +69,7 @@ class PictureModel(nn.Module, ABC):
         return constant_names(self) | {name for name, value in self.named_parameters() if not value.requires_grad}
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and features (B, d).
-
-        Raises ``ValueError``: the picture is missing, or a tensor has another shape than the model reads.
-        """
+        """Scores of the labels (B, C) before the sigmoid, and features (B, d)."""
         return self.scored(self.plane(batch), batch)
 
     @abstractmethod
@@ -80,10 +77,7 @@ class PictureModel(nn.Module, ABC):
         """Scores and features of the last plane of the pictures, (B, d, h, w)."""
 
     def plane(self, batch: Batch) -> Tensor:
-        """The last plane of the pictures, (B, d, h, w), computed once where the ResNet is frozen.
-
-        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
-        """
+        """The last plane of the pictures, (B, d, h, w), computed once where the ResNet is frozen."""
         return run_stages(self, batch, 1)
 
     @property
@@ -129,11 +123,7 @@ class ResNetMultilabel(PictureModel):
 
 
 def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetModel":
-    """ResNet-18, or whichever ResNet a checkpoint holds; (B, 3, 256, 256) becomes (B, 512, 8, 8).
-
-    Raises ``ValueError``: no such checkpoint, an unknown ``norm``, or frozen batch normalisation that was never
-    trained.
-    """
+    """ResNet-18, or whichever ResNet a checkpoint holds; (B, 3, 256, 256) becomes (B, 512, 8, 8)."""
     from transformers import ResNetConfig, ResNetModel
 
     if pretrained is not None:
@@ -147,11 +137,7 @@ def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetMod
 
 
 def mini_resnet(pretrained: bool | Path | str, norm: Norm, seed: int) -> "ResNetModel":
-    """A ResNet of two stages for 64 x 64 pictures, 0.2 million parameters; they become (B, 64, 8, 8).
-
-    Raises ``ValueError``: no such weights, weights of another model, an unknown ``norm``, or frozen batch normalisation
-    that was never trained.
-    """
+    """A ResNet of two stages for 64 x 64 pictures, 0.2 million parameters; they become (B, 64, 8, 8)."""
     from transformers import ResNetConfig, ResNetModel
 
     config = ResNetConfig(embedding_size=32, layer_type="basic", depths=[2, 2], hidden_sizes=[32, 64])

@@ -76,10 +76,7 @@ class Vilt(Heads, Finetunable):
         self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
 
     def add_heads(self, heads: Sequence[str], rng: torch.Generator) -> None:
-        """Adds heads for further tasks; to be called when the body has its pretrained weights.
-
-        Raises ``ValueError``: an unknown head.
-        """
+        """Adds heads for further tasks; to be called when the body has its pretrained weights."""
         check_heads(heads)
         for head in heads:
             self.heads[head] = task_head(head, self.vilt.config.hidden_size, rng)
@@ -90,8 +87,6 @@ class Vilt(Heads, Finetunable):
         """Scores of the answers, classes or choices (B, C), and the pooled representation (B, d).
 
         Of examples with several passes the representation is the mean over them.
-
-        Raises ``ValueError``: a key is missing, or a tensor has another shape than the model reads.
         """
         return run_stages(self, batch, len(self._blocks) + 4)
 

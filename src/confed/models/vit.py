@@ -70,10 +70,7 @@ class Vit(Finetunable):
         )
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the classes (B, C) and the class token's last state (B, d).
-
-        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
-        """
+        """Scores of the classes (B, C) and the class token's last state (B, d)."""
         return run_stages(self, batch, len(self._layers) + 4)
 
     @property

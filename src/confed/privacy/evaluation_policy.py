@@ -104,7 +104,9 @@ class EvaluationPolicy:
         """The part of an evaluation's reply that may leave the site."""
         if self.mode != "noise" and self.least == 1:
             return message
-        sums = _sums(message.scalars)
+        scalars = message.scalars
+        names = [name.removesuffix(":sum") for name in scalars if name.endswith(":sum")]
+        sums = {name: (float(scalars[f"{name}:sum"]), float(scalars[f"{name}:weight"])) for name in names}
         large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
         views = {name.partition(":")[0] for name in sums}
         for view, begin in product(views, TOGETHER):
@@ -130,9 +132,3 @@ class EvaluationPolicy:
             name: (min(max(total + spread * drawn, 0.0), weight), weight)
             for (name, (total, weight)), drawn in zip(kept.items(), noise, strict=True)
         }
-
-
-def _sums(scalars: Mapping[str, Scalar]) -> dict[str, tuple[float, float]]:
-    """View and metric -> sum and weight."""
-    names = [name.removesuffix(":sum") for name in scalars if name.endswith(":sum")]
-    return {name: (float(scalars[f"{name}:sum"]), float(scalars[f"{name}:weight"])) for name in names}

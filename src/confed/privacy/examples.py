@@ -79,10 +79,7 @@ class ExamplePrivacy:
         return [gradient_sum.view(g.shape[1:]).to(g.dtype) for gradient_sum, g in zip(parts, gradients, strict=True)]
 
     def epsilon(self, epochs: int) -> float:
-        """Epsilon of an example after so many passes over its client's examples; infinity without noise.
-
-        Without dp-accounting this is a ValueError.
-        """
+        """Epsilon of an example after so many passes over its client's examples; infinity without noise."""
         return epsilon(self.noise, epochs, self.delta, self.adjacency)
 
 

@@ -126,10 +126,7 @@ PLAIN = str | int | float | bool | list | dict  # what TOML can hold
 
 
 def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The content of a recipe file that describes the same.
-
-    An object of another kind, or with values that no file can hold, is a ValueError.
-    """
+    """The content of a recipe file that describes the same."""
     task = given.get("task")
     content = {section: section_of(section, value) for section, value in given.items() if value is not None}
     if task is None and "data" in content:

@@ -42,9 +42,6 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
     same answers by likelihood, unless the overrides name a task.
 
     Where the rows or models of a study are given, sections of rows that are left out go too.
-
-    An override of another form, one that treats a value as a section, and the removal of a key that the recipe does not
-    have are refused with a ValueError.
     """
     rows, variants = list(content.get("methods", {})), list(content.get("models", {}))
     if isinstance(overrides, Mapping):

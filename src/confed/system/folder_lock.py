@@ -185,8 +185,6 @@ def exclusive(folder: Path, patience: float | None = None, *, outlast: bool = Fa
     """Lock of a folder against other processes of confed, on any machine, for as long as the ``with`` block lasts.
 
     The folder is made if it is missing, and taken away again if nothing was put into it.
-
-    A folder that cannot be written to is an OSError.
     """
     until, first = time.monotonic() + (PATIENCE if patience is None else patience), _sign_of_life(folder)
     while True:
@@ -329,10 +327,7 @@ def _create(path: Path, token: str) -> None:
 
 
 def _put_aside(folder: Path, alone_here: bool) -> None:
-    """Removal of a lock whose holder has ended.
-
-    Where its holder is at work, or may be, this raises a _Taken.
-    """
+    """Removal of a lock whose holder has ended."""
     path = folder / LOCK
     holder = _read(path)
     silent = silence(path)

@@ -16,7 +16,6 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.equivalence import unbatchable_training
 from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
 from confed.federation.protocols import Batch
-from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
 from confed.testing.protections import (
     PROTECTED,
     keeps_frozen_tensors,
@@ -39,7 +38,10 @@ from confed.testing.steadiness import (
     one_step_is_gradient_descent,
     order_is_irrelevant,
     resumes_exactly,
+    simulator_equals_flare,
+    simulator_equals_flower,
     stacked_equals_one_by_one,
+    survives_the_wire,
 )
 from confed.testing.trial import ContractViolation
 
@@ -95,10 +97,7 @@ def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
 
 
 def contract(name: str) -> list[tuple[str, str]]:
-    """Applicable checks of one registered method: each check and either "applies" or why it does not.
-
-    An unknown name is a ValueError.
-    """
+    """Applicable checks of one registered method: each check and either "applies" or why it does not."""
     from confed.registry import algorithms
 
     algorithm = algorithms[name]()

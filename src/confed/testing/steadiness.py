@@ -1,7 +1,7 @@
 """Contract checks of reproducibility: after a stop, with other clients, in another order, beside a failure."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain
@@ -18,19 +18,22 @@ from confed.data.table_concatenation import concatenate_tables
 from confed.engines.buffered import Buffered
 from confed.engines.local import Simulation
 from confed.engines.perform import Setup, Workspace
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.algorithm import Algorithm
-from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.checkpoint import Checkpoint, Checkpoints, DirectoryStore
 from confed.federation.equivalence import unbatchable_training
 from confed.federation.local import Local
-from confed.federation.messages import Call, Message
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.ownership import modalities_of
 from confed.federation.params import Scope, copy_into, matches_any, named_tensors
 from confed.federation.protocols import Batch, Output
-from confed.federation.state import ClientState, MemoryStore, ServerState
+from confed.federation.state import ClientState, MemoryStore, ServerState, Store
 from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import (
     ROUNDS,
     Backwards,
+    Bytes,
     ContractViolation,
     Outcome,
     Recording,
@@ -297,3 +300,77 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]
         same(check, *runs, tolerance=1e-3)
+
+
+def survives_the_wire(algorithm: Algorithm) -> None:
+    """Everything through bytes, and a new model object for every message: the same bits come out."""
+    same("survives the wire", undisturbed(algorithm), run(toy(algorithm), Bytes))
+
+
+def simulator_equals_flower(algorithm: Algorithm) -> None:
+    """Through Flower's own application objects and messages, with states in the sites' folders: the same bits."""
+    _same_through("simulator equals Flower", algorithm, flower_in)
+
+
+def simulator_equals_flare(algorithm: Algorithm) -> None:
+    """Through FLARE's own Collab objects and serialiser, with states in the sites' folders: the same bits."""
+    _same_through("simulator equals FLARE", algorithm, flare_in)
+
+
+def flower_in(setup: Setup, folder: Path) -> Transport:
+    """Flower's applications and messages in this process."""
+    from confed.engines.flower.loopback import sites_in
+    from confed.engines.flower.transport import FlowerTransport
+
+    return FlowerTransport(sites_in(setup, folder))
+
+
+def flare_in(setup: Setup, folder: Path) -> Transport:
+    """FLARE's Collab objects and serialiser in this process."""
+    from confed.engines.flare.loopback import transport_in
+
+    return transport_in(setup, folder)
+
+
+def run_through(setup: Setup, transport: Callable[[Setup, Path], Transport]) -> Outcome:
+    """A run whose clients answer behind a transport, with states in the sites' folders."""
+    with TemporaryDirectory() as folder:
+        sites = Path(folder)
+        return run(setup, lambda s: _ThroughSites(s, transport(s, sites)), store=_SitesStore(sites))
+
+
+def _same_through(check: str, algorithm: Algorithm, transport: Callable[[Setup, Path], Transport]) -> None:
+    through = run_through(toy(algorithm), transport)
+    here = undisturbed(algorithm)
+    same(check, here, through)
+    if here.losses != through.losses or here.errors != through.errors:
+        raise ContractViolation(f"{check}: losses or errors differ: {through.losses}, {through.errors}")
+
+
+class _ThroughSites(Recording):
+    """Asks sites in this process, as if they were on other machines."""
+
+    def __init__(self, setup: Setup, transport: Transport) -> None:
+        super().__init__(setup)
+        names = [setup.population.info(number).id for number in range(len(setup.population))]
+        self.remote = Remote(setup, transport, timeouts=Timeouts(interval=1e-4))
+        self.remote.sites.gather(names, wait=60)
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        for call, reply in zip(calls, self.remote(calls, store, round), strict=True):
+            self.replies.append((call.client.id, call, reply))
+            yield reply
+
+
+class _SitesStore(MemoryStore):
+    """The states that the sites below a folder keep."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def load(self, client_id: str) -> ClientState:
+        (root,) = (self._folder / client_id / "state").iterdir()
+        store = DirectoryStore(root)
+        store.version = store.newest(client_id)
+        return store.load(client_id)

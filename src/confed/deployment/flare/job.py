@@ -23,12 +23,13 @@ from nvflare.collab.api.exceptions import RunAborted
 
 from confed.deployment.manifest import MANIFEST, accept, check_site, verified
 from confed.deployment.server import run_server
-from confed.deployment.site import open_site, signatures_by_kit, signer_by_kit, site_recipe
+from confed.deployment.site import open_site, signer_by_kit, site_recipe
 from confed.engines.flare.transport import FlareTransport, SiteEndpoint
 from confed.engines.remote.client import Site
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
+from confed.privacy.secure_sum.signatures import Authority
 from confed.recipes.schema import plain, validate
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, from_json, to_json
 from confed.system.folder_lock import exclusive
@@ -96,7 +97,8 @@ class FlareServer:
         settings = read_settings(ServerSettings, root)
         bulletin = StatusFile(root / settings.bulletin)
         # The process of a job that was ended may not have ended yet; two must not write into one run folder.
-        lock = _locked(root / settings.bulletin / "lock")
+        lock = os.open(root / settings.bulletin / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         context: Any = collab.context
         names = {flare: client for client, flare in settings.sites.items()}
         transport = FlareTransport(collab.clients, names, lambda: bool(context.is_aborted()))
@@ -104,12 +106,13 @@ class FlareServer:
         try:
             recipe = site_recipe(root / settings.recipe)
             torch.set_num_threads(recipe.run.threads)
+            summed = recipe.construct("algorithm").secure_sum is not None
             run_server(
                 recipe, root / settings.state, transport, names=list(settings.sites), wait=settings.wait,
                 coming=[connection.name or "" for connection in transport.connections().values()],
                 timeouts=timeouts, whole=settings.whole, progress=bulletin,
                 bounds=Bounds(settings.update_bound, settings.weight_bound),
-                signatures=signatures_by_kit(recipe, root, settings.sites),
+                signatures=Authority(root / "startup", settings.sites) if summed else None,
             )  # fmt: skip
         except RunAborted:
             raise
@@ -156,13 +159,6 @@ class FlareSite(SiteEndpoint):
             recipe, name, private, bulletin, limit=settings.epsilon, evaluations=settings.evaluations,
             signer=signer_by_kit(recipe, root), over=bulletin.ended,
         )  # fmt: skip
-
-
-def _locked(path: Path) -> int:
-    """Exclusive lock of a file, waited for; returns the file descriptor that holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
 
 
 def _root(workspace: Workspace) -> Path:

@@ -157,11 +157,7 @@ class _Job:
 
 
 def serve(recipe: Recipe, kit: Path, settings: ServerSettings, *, progress: Progress = ignore) -> dict[str, Any]:
-    """Run of a recipe over FLARE, begun or continued where its run folder stopped.
-
-    A faulty recipe, faulty data and a folder that is no kit are a ValueError; a FLARE server that does not start, and a
-    run that fails again and again, a RuntimeError.
-    """
+    """Run of a recipe over FLARE, begun or continued where its run folder stopped."""
     run, text = kit / "run", recipe.to_toml().encode()
     run.mkdir(exist_ok=True)
     (kit / settings.bulletin).mkdir(parents=True, exist_ok=True)
@@ -212,10 +208,7 @@ class JobSupervisor:
         self._rounds = 0
 
     def until_done(self) -> None:
-        """Submission of the job, repeated until the run is done.
-
-        Faulty input of the run is a ValueError.
-        """
+        """Submission of the job, repeated until the run is done."""
         fruitless = 0
         try:
             while True:
@@ -268,10 +261,7 @@ class JobSupervisor:
             time.sleep(LOOK)
 
     def _follow(self, job: _Job) -> str | None:
-        """Supervision of a job to its end; the reason why the run is not done, None if it is.
-
-        Faulty input of the run is a ValueError, its failure a RuntimeError.
-        """
+        """Supervision of a job to its end; the reason why the run is not done, None if it is."""
         looked = 0.0
         while True:
             self._report()

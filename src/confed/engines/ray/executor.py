@@ -60,11 +60,7 @@ def _stored(data: bytes) -> Any:
 
 
 class RayActors:
-    """Answers calls on a Ray cluster; see :class:`confed.engines.executor.Executor`.
-
-    A cluster that cannot be joined, versions of its nodes that differ from this process's, data that a node lacks, and
-    nodes too small are a ValueError that names the node.
-    """
+    """Answers calls on a Ray cluster; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(
         self, source: SetupSource, wanted: Wanted, address: str = "", cores: int = 1, progress: Progress = ignore

@@ -36,11 +36,7 @@ def carry_out(
     cores: int,
     progress: Progress,
 ) -> None:
-    """Execution of all jobs, in order as far as there are actors for them.
-
-    A cluster that cannot be joined, and nodes that cannot do the jobs, are a ValueError that names the node; a cluster
-    without room for any actor for long is a RuntimeError.
-    """
+    """Execution of all jobs, in order as far as there are actors for them."""
     if not jobs:
         return
     with connected(address, cores):

@@ -115,8 +115,6 @@ class Journal:
         Gaussian mechanisms of multipliers z_i are together one of (sum of z_i^-2)^(-1/2) (Dong, Roth and Su, "Gaussian
         differential privacy", 2022). Updates alone: for a client with all its data; with evaluations: for each of its
         examples. An evaluation's sums move by 1 where an example is another one, an update by twice its clip.
-
-        Without dp-accounting this is a ValueError.
         """
         twice = 2.0 if privacy.adjacency == "replace" else 1.0
         told = [*self._evaluations, *([] if evaluation is None else [evaluation])]

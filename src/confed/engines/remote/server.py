@@ -399,10 +399,7 @@ class Remote:
             shutil.rmtree(self.spool, ignore_errors=True)
 
     def attempt(self, part: Callable[[], Done]) -> Done:
-        """A part of a round, repeated without the site whose reply the method handled when an error ended it.
-
-        A part that cannot be driven again is a RuntimeError.
-        """
+        """A part of a round, repeated without the site whose reply the method handled when an error ended it."""
         algorithm = self._setup.algorithm
         with closing(Attempts(self._steps, self._bases, self.spool, algorithm.secure_sum is not None)) as attempts:
             self._attempts = attempts

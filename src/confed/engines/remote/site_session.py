@@ -250,10 +250,7 @@ class SiteSession:
             self._drop()
 
     def enter(self, request: Request, asked: str, body: bytes) -> int:
-        """Begins a call: afterwards the client has in hand what the request goes on from.
-
-        What it goes on from may be lost, which is a :class:`Refused`.
-        """
+        """Begins a call: afterwards the client has in hand what the request goes on from."""
         self._began, self._found = time.perf_counter(), self._version(request.base)
         self._heard = self._hears(request, body)
         again = self._take_up(request) if request.session else 0

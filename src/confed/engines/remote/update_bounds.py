@@ -171,10 +171,7 @@ def most_of(norms: Mapping[str, float], factor: float) -> float:
 
 
 def scaled(call: Call, message: Message, changes: Sequence[str], scale: float) -> Message:
-    """A reply whose change is scaled by a factor between 0 and 1.
-
-    A tensor that was not sent and is not a change either is a ValueError.
-    """
+    """A reply whose change is scaled by a factor between 0 and 1."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in message.tensors.items():
         if tensor.is_floating_point():

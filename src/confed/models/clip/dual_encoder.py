@@ -66,8 +66,7 @@ class ClassTexts:
     def with_room(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Ids and mask of "name.", with places for context behind what begins a text, int64 (C, L).
 
-        The places hold the name's first token; what they are is replaced. Name and context that are too long together
-        are a ``ValueError``.
+        The places hold the name's first token; what they are is replaced.
         """
         return self._padded([f"{name}." for name in self.names], tokens)
 
@@ -340,10 +339,7 @@ class DualEncoder(Finetunable):
     # Pictures -----------------------------------------------------------------------------------------------
 
     def image_features(self, batch: Batch) -> Tensor:
-        """f(x), unit length, (B, D): computed once per picture where nothing in the picture tower learns.
-
-        A batch without pictures, or with other ones than uint8 (B, 3, H, W), is a ``ValueError``.
-        """
+        """f(x), unit length, (B, D): computed once per picture where nothing in the picture tower learns."""
         return run_stages(self, batch, 1)
 
     def patch_features(self, batch: Batch) -> Tensor:

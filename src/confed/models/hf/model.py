@@ -385,7 +385,8 @@ def spread(model: nn.Module, body: Any, places: Sequence[tuple[torch.device, int
     for linear in _factors(body):
         linear.forward = _at_input(linear)
     devices = {name: places[int(number)][0] for name, number in device_map.items()}
-    embedding = _name_of(body, body.get_input_embeddings())
+    table = body.get_input_embeddings()
+    embedding = next(name for name, module in body.named_modules() if module is table)
     main = next(device for name, device in devices.items() if _within(embedding, name))
     skipped: Any = body._skip_keys_device_placement  # caches stay with their layers
     for name, block in body.named_modules():
@@ -449,10 +450,6 @@ def _at_input(linear: nn.Linear) -> Any:
         return functional.linear(given, linear.weight.to(given.device), bias)
 
     return forward
-
-
-def _name_of(body: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in body.named_modules() if module is wanted)
 
 
 def _within(name: str, block: str) -> bool:
@@ -535,10 +532,7 @@ class HuggingFaceVLM(TransformersAdapter):
         self.train()
 
     def place(self, device: str) -> None:
-        """See :class:`confed.federation.specs.PlacesItself`.
-
-        A base that cannot be spread as ``device_map`` says is a ValueError.
-        """
+        """See :class:`confed.federation.specs.PlacesItself`."""
         if torch.device(device).type == "cuda":
             choose_attention(exact=self.exact)
         if self.device_map == "auto":
@@ -558,10 +552,7 @@ class HuggingFaceVLM(TransformersAdapter):
         self._writing = task.writing if isinstance(task, WritesAnswers) else None
 
     def forward(self, batch: Batch) -> Output:
-        """Scores and features; see the class.
-
-        Raises ``ValueError``: a key is missing, or there are no candidates.
-        """
+        """Scores and features; see the class."""
         return self.suffix(self.prefix(batch))
 
     def prefix(self, batch: Batch) -> Asked:
@@ -737,10 +728,7 @@ class HuggingFaceVLM(TransformersAdapter):
         return Output(*search(self.body, read, self.tokenizer, how))
 
     def check_pictures(self, image: Tensor) -> None:
-        """Check that a picture has as many tokens in a prompt as the picture encoder gives features.
-
-        Raises ``ValueError``: the numbers differ.
-        """
+        """Check that a picture has as many tokens in a prompt as the picture encoder gives features."""
         placed = self.tokenizer.placeholder.tokens(image.cpu().permute(1, 2, 0).contiguous().numpy())
         tokens = placed.count(self._picture_token)
         device = next(self.body.parameters()).device

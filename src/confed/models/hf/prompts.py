@@ -46,13 +46,6 @@ def without_videos(kind: type) -> Any:
     return type(kind.__name__, (kind,), overrides)
 
 
-def save_processor(processor: Any, directory: Path | str) -> None:
-    """Writes a processor's folder, with the settings of its part for videos, which the library's own class asks for."""
-    processor.save_pretrained(directory)
-    if settings := getattr(processor, "video_settings", None):
-        (Path(directory) / VIDEOS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
 def check_torchvision() -> None:
     """Check that torchvision, if it is installed, fits torch; a fault is a ValueError."""
     if find_spec("torchvision") is None:
@@ -180,10 +173,7 @@ class ChatTokenizer(AnswerTokenizer):
         return padding(self.tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding on the left) of prompts, both int64 of shape (N, L).
-
-        Raises ``ValueError``: a question is too long, or holds a picture's placeholder.
-        """
+        """Token ids and mask (1 = token, 0 = padding on the left) of prompts, both int64 of shape (N, L)."""
         return left_padded([self.prompt(asked(text)) for text in texts], self.pad)
 
     def padded(self, rows: Sequence[Sequence[int]], width: int = 0) -> tuple[Tensor, Tensor]:
@@ -254,8 +244,10 @@ class ChatTokenizer(AnswerTokenizer):
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
     def save(self, directory: Path | str) -> None:
-        """Writes the processor's folder."""
-        save_processor(self.processor, directory)
+        """Writes the processor's folder, with the settings of its part for videos, which the library asks for."""
+        self.processor.save_pretrained(directory)
+        if settings := getattr(self.processor, "video_settings", None):
+            (Path(directory) / VIDEOS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path | str, max_length: int = 256) -> "ChatTokenizer":

@@ -88,7 +88,7 @@ class Tally:
         holders = {name: number for number, name in enumerate(with_keys, start=1)}
         first = sorted(given, key=holders.__getitem__)[: self.plan.threshold]
         dropped: dict[str, Any] = {}
-        for name in self._gone():
+        for name in sorted(set(self.sharers) - set(self.survivors)):  # they sent shares and then no vector
             dropped[name] = self._lost_key(name, {holders[holder]: given[holder][name][-1] for holder in first})
         found: dict[int, Integers] = {}
         for block, total in self._totals.items():
@@ -104,10 +104,6 @@ class Tally:
                         add_mask(total, pair_secret(key, self._keys[name].mask, purpose), -1 if other > name else 1)
             found[block] = total
         return found
-
-    def _gone(self) -> list[str]:
-        """Clients that sent shares and then no vector."""
-        return sorted(set(self.sharers) - set(self.survivors))
 
     def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:
         key = join_shares(shares)

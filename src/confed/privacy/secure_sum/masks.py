@@ -84,10 +84,7 @@ def public_key(private: bytes) -> bytes:
 
 
 def pair_secret(private: bytes, public: bytes, purpose: str) -> bytes:
-    """Shared secret of two key pairs (X25519), 32 bytes, different for every purpose.
-
-    A faulty public key is a ValueError.
-    """
+    """Shared secret of two key pairs (X25519), 32 bytes, different for every purpose."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))

@@ -72,7 +72,7 @@ class Member:
         if keys[self.name] != self.public:
             raise ValueError(f"the keys of {self.name!r} were changed on their way")
         self.keys = dict(keys)
-        holders = self._holders()
+        holders = [name for name in self.plan.members if name in self.keys]  # U_1, by the numbers of the shares
         threshold, count = self.plan.threshold, len(holders)
         own = [split_secret(self.mask_key, threshold, count, self._polynomial(-1))]
         nothing = [bytes(SHARE)] * count
@@ -148,10 +148,6 @@ class Member:
         purpose = ["polynomial", self.plan.digest, sha256(asked.encode()).hexdigest(), str(block)]
         # 384 bits modulo a prime of 257: as good as uniformly distributed, up to 2^-127.
         return lambda number: int.from_bytes(derived(self.seal_key, "\x1f".join([*purpose, str(number)]), 48), "big")
-
-    def _holders(self) -> list[str]:
-        """U_1 in the order of the plan: the numbers of the shares."""
-        return [name for name in self.plan.members if name in self.keys]
 
     def _check(self, heard: Mapping[str, object], known: Sequence[str], what: str) -> None:
         if self.name not in heard or not set(heard) <= set(known):
