@@ -218,10 +218,10 @@ class FedLoRA(FisherWeighted):
             )
         for target, (a, b) in targets.items():
             rank, wide, tall = *model.get_parameter(a).shape, len(model.get_parameter(b))
-            for client, own in self.ranks.items():
-                if own > rank:
+            for client, asked in self.ranks.items():
+                if asked > rank:
                     raise ValueError(
-                        f"algorithm.ranks.{client} must be at most {rank}, which is the rank of {target}, got {own}"
+                        f"algorithm.ranks.{client} must be at most {rank}, which is the rank of {target}, got {asked}"
                     )
             if self.aggregation == "svd" and rank > min(wide, tall):
                 raise ValueError(

@@ -177,15 +177,15 @@ def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed:
     A run with a defence, for activations or gradients, is audited with that one only.
     """
     middle, top = _layers(victim.model)
-    own = cut_privacy(victim.setup.algorithm)
+    defence = cut_privacy(victim.setup.algorithm)
     victim.model.eval()
     plain = observe_gradients(victim.model, top, victim.task.loss, batches)
     clip = float(plain.rows.norm(dim=1).median().clamp_min(1e-12))
     tried = (
         {"none": CutPrivacy()}
         | {f"noise {noise:g}": CutPrivacy(gradient_clip=clip, gradient_noise=noise) for noise in NOISES}
-        if own.off
-        else {"the run's": own}
+        if defence.off
+        else {"the run's": defence}
     )
     audited: list[Audited] = []
     for name, privacy in tried.items():
@@ -193,7 +193,7 @@ def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed:
         seen = observe_gradients(victim.model, top, victim.task.loss, batches, middle=middle, privacy=privacy, rng=rng)
         matches = matched(seen, top, victim.task.loss, len(victim.run_data.dataset.answers))
         audited += _judged(victim, seen, "last weights", name, spent(privacy.gradient_noise), seed, matches)
-    if own.off:
+    if defence.off:
         model, learn = beginner(victim)
         _, top = _layers(model)
         with isolated(seed):
@@ -276,8 +276,10 @@ def _audit(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> 
     """What v_APN gives away of these batches."""
     public = public_answers(victim)
     answer_table = _table(victim)
-    own = cut_privacy(victim.setup.algorithm)
-    tried = defences(float(answer_table.norm(dim=1).median().clamp_min(1e-6))) if own.off else {"the run's": own}
+    defence = cut_privacy(victim.setup.algorithm)
+    tried = (
+        defences(float(answer_table.norm(dim=1).median().clamp_min(1e-6))) if defence.off else {"the run's": defence}
+    )
     audited: list[Audited] = []
     model: Any = victim.model
     for name, privacy in tried.items():
@@ -288,7 +290,7 @@ def _audit(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> 
             partition = None if groups is None else groups[asked]
             recovery = score(guesses[asked], seen.labels[asked], public, partition)
             audited.append(Audited(victim.name, "v_APN", "last weights", name, attack, cost, recovery))
-    if own.off:
+    if defence.off:
         audited.append(_first_epoch(victim, batches, public, seed))
     return audited
 

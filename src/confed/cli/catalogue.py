@@ -118,8 +118,8 @@ class Packaged:
     @property
     def comment(self) -> str:
         """The head comment, without the line about the time."""
-        found = re.match(r"(?:#[^\n]*\n)*", self.text)
-        lines = [line[1:].removeprefix(" ") for line in found[0].splitlines()] if found else []
+        match = re.match(r"(?:#[^\n]*\n)*", self.text)
+        lines = [line[1:].removeprefix(" ") for line in match[0].splitlines()] if match else []
         return "\n".join(line for line in lines if not line.startswith("Time: ")).strip()
 
     @property

@@ -261,18 +261,18 @@ def _certificates(folder: Path, authority: Path, federation: Federation) -> byte
     root_identity = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
     root = root.add_extension(root_identity, critical=False).sign(root_key, hashes.SHA384())
     names = [_alternative(name) for name in dict.fromkeys((federation.host, "localhost", "127.0.0.1"))]
-    own = begun(named(federation.host), key.public_key(), end)
-    own = own.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    own = own.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    own = own.add_extension(_usage(authority=False), critical=True)
-    own = own.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    certificate = begun(named(federation.host), key.public_key(), end)
+    certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = certificate.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    certificate = certificate.add_extension(_usage(authority=False), critical=True)
+    certificate = certificate.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(root_identity)
-    own = own.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
+    certificate = certificate.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
     for path, secret in ((authority / "ca.key", root_key), (folder / "server.key", key)):
         _secret(path, secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     vouching = root.public_bytes(Encoding.PEM)
     write_atomically(folder / "ca.crt", vouching)
-    write_atomically(folder / "server.crt", own.public_bytes(Encoding.PEM))
+    write_atomically(folder / "server.crt", certificate.public_bytes(Encoding.PEM))
     return vouching
 
 

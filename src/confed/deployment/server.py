@@ -432,15 +432,15 @@ def _led(
 ) -> dict[str, Any]:
     """Waits for the sites and runs the rounds with them."""
     root = folder.root
-    known = _members(root)
+    earlier = _members(root)
     if coming:
         remote.sites.gather(coming, wait)
     if newcomers is None:
-        connected = {info.id: info for info in remote.sites.gather(expected, 0.0 if known or coming else wait)}
+        connected = {info.id: info for info in remote.sites.gather(expected, 0.0 if earlier or coming else wait)}
     else:
         connected = {name: remote.sites.clients[name] for name in newcomers}
     # Weights and shares stay those that the run began with, whatever a site says later.
-    members = [{**connected, **known}[name] for name in expected if name in connected or name in known]
+    members = [{**connected, **earlier}[name] for name in expected if name in connected or name in earlier]
     said = {**_left_out(root), **remote.sites.left_out}
     left_out = {name: said[name] for name in expected if said.get(name)}
     _write_members(root, members, left_out)

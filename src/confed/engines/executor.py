@@ -169,8 +169,10 @@ def counts_of(setup: Setup, workspace: Workspace) -> DeviceCounts:
 
 def added_up(counts: Iterable[DeviceCounts]) -> DeviceCounts:
     each = list(counts)
-    reasons = [own.reason for own in each if own.reason]
-    return DeviceCounts(sum(own.held for own in each), sum(own.left for own in each), reasons[0] if reasons else "")
+    reasons = [process.reason for process in each if process.reason]
+    return DeviceCounts(
+        sum(process.held for process in each), sum(process.left for process in each), reasons[0] if reasons else ""
+    )
 
 
 FEW = "fewer than two have a model of their own"  # no reason for a note: there is nothing to stack
@@ -265,9 +267,9 @@ def _fit(
     replies: list[Message] = []
     plain = type(setup.algorithm).objective is Algorithm.objective
     with refuse_random_numbers():
-        found = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
-    for client, (own, loss) in zip(clients, found, strict=True):
-        client.tensors = {**workspace.tensors, **own}
+        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
+    for client, (client_values, loss) in zip(clients, trained_values, strict=True):
+        client.tensors = {**workspace.tensors, **client_values}
         client.remember()
         # As an upload, without a copy: nobody else has these tensors.
         shared = {name: client.tensors[name].detach().cpu() for name in client.names(Scope.SHARED)}
@@ -378,12 +380,12 @@ class InProcess:
     @property
     def notes(self) -> list[str]:
         """What was done one by one although ``batch_clients`` asks for several at once, a sentence each."""
-        found = {
+        written = {
             "clients were trained": self.unbatchable_reason,
             "own models were evaluated": self.unbatchable_evaluation_reason,
         }
         stacks = self._setup.batch_clients > 1
-        return [f"run.batch_clients: {what} one by one: {why}" for what, why in found.items() if stacks and why]
+        return [f"run.batch_clients: {what} one by one: {why}" for what, why in written.items() if stacks and why]
 
     @property
     def features(self) -> FeatureCounts:

@@ -121,9 +121,9 @@ def make_optimizer(
     each = [1.0] * len(parameters) if scales is None else scales
     groups: list[dict[str, Any]] = []
     for scale in dict.fromkeys(each):
-        own = [p for p, factor in zip(parameters, each, strict=True) if factor == scale]
+        scaled = [p for p, factor in zip(parameters, each, strict=True) if factor == scale]
         # Biases and norms are vectors; decaying them is not what any of the papers mean by weight decay.
-        matrices, vectors = [p for p in own if p.ndim > 1], [p for p in own if p.ndim <= 1]
+        matrices, vectors = [p for p in scaled if p.ndim > 1], [p for p in scaled if p.ndim <= 1]
         groups += [
             {"params": group, "weight_decay": decay, "lr": local.lr * scale, SCALE: scale}
             for group, decay in ((matrices, local.weight_decay), (vectors, 0.0))

@@ -81,8 +81,8 @@ def normal_of(bits: bytes, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     # In the open interval: the half keeps both ends out.
     uniform = ((drawn >> 12) & (2**52 - 1)).double().add_(0.5).mul_(2.0**-52)
     special: Any = torch.special  # its functions have no types
-    found: Tensor = special.ndtri(uniform)
-    return found.reshape(tuple(shape)).to(dtype)
+    numbers: Tensor = special.ndtri(uniform)
+    return numbers.reshape(tuple(shape)).to(dtype)
 
 
 def sample_cohort(

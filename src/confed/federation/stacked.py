@@ -327,8 +327,8 @@ def evaluate_stacked(
         }:
             for group in alike(pending):
                 examples = [pending[i] for i in group]
-                own = stack if group == everyone else {name: tensor[group] for name, tensor in stack.items()}
-                output = passes(own, examples, task)[1]
+                group_values = stack if group == everyone else {name: tensor[group] for name, tensor in stack.items()}
+                output = passes(group_values, examples, task)[1]
                 parts = zip(*(client_output.chunk(len(group)) for client_output in output), strict=True)
                 for i, client_output, batch in zip(group, parts, examples, strict=True):
                     tallies[i].add(Output(*client_output), batch)

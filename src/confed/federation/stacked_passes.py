@@ -73,10 +73,10 @@ def stacked_layers(layers: Layers, own: Mapping[str, Tensor], clients: int) -> G
 def reads_apart(common: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -> bool:
     """Whether outputs of a common batch are those of each client's own, but for rounding."""
     for both in zip(common, *alone, strict=True):
-        found, wanted = both[0], torch.cat(both[1:])
-        if found.shape != wanted.shape:
+        common_rows, wanted = both[0], torch.cat(both[1:])
+        if common_rows.shape != wanted.shape:
             return False
-        apart, most = (found - wanted).abs().max(), wanted.abs().max()
+        apart, most = (common_rows - wanted).abs().max(), wanted.abs().max()
         if not bool(apart <= TOLERANCE * most.clamp_min(1e-30)):  # of NaN, too
             return False
     return True
@@ -185,7 +185,7 @@ class StackedPasses:
                 return functional_call(self.model, own, (batch,))
 
         mapped = vmap(one, in_dims=cast("Any", (0, 0, dims)), randomness="error")(dict(own), whole, state)
-        return Output(*(part.flatten(0, 1) for part in mapped))
+        return Output(*(rows_of_clients.flatten(0, 1) for rows_of_clients in mapped))
 
     def _layers(
         self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None

@@ -95,7 +95,7 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     """A model of an exported run whose modules are allowed."""
     facts = read_facts(directory)
     place = _place(directory, facts, client, shared)
-    own = _own_facts(place / "config.json")
+    model_facts = _own_facts(place / "config.json")
     recipe = load_recipe(directory / "recipe.toml")
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     if facts["vocab_size"] != tokenizer.vocab_size:  # before a table of that many rows is made
@@ -103,9 +103,11 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
             f"{directory / FACTS}: vocab_size must be that of the tokenizer beside it, {tokenizer.vocab_size}, got "
             f"{facts['vocab_size']}"
         )
-    answers: tuple[str, ...] = tuple(own["answers"])
-    model: nn.Module = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, known_words(tokenizer))
-    task = task_of(recipe, own["task"], answers, tokenizer)
+    answers: tuple[str, ...] = tuple(model_facts["answers"])
+    model: nn.Module = _built(
+        recipe, facts, len(answers) if model_facts["head"] == "answers" else 1, known_words(tokenizer)
+    )
+    task = task_of(recipe, model_facts["task"], answers, tokenizer)
     if isinstance(task, WrapsModel):
         wrapping = _without_glove(task, directory) if facts["backbone"]["copied"] else task
         model = wrapping.wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
@@ -117,14 +119,14 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     tensors = _read(place, prefix)
     if client is not None and shared:
         common = ServerState(0, _read(directory / "global", prefix))
-        received = algorithm.broadcast(common, ClientInfo(client, 0, head=own["head"])).tensors
+        received = algorithm.broadcast(common, ClientInfo(client, 0, head=model_facts["head"])).tensors
         tensors |= {name: tensor for name, tensor in received.items() if name in tensors}
-    _fill(model, tensors, own["tensors"], str(place))
+    _fill(model, tensors, model_facts["tensors"], str(place))
     if isinstance(model, TaskAware):
         model.begin(task)
     network = algorithm.deployed_model(model.eval())
     return TrainedModel(
-        network, tokenizer, answers, facts["image_size"], own["head"], facts.get("regions", {}).get("encoder")
+        network, tokenizer, answers, facts["image_size"], model_facts["head"], facts.get("regions", {}).get("encoder")
     )
 
 

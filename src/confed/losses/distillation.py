@@ -160,8 +160,8 @@ class MemoryBanks:
             anchors = torch.stack([teacher, student]).float() / self.temperature  # the other side's rows await them
             products = anchors @ self.rows.transpose(1, 2)
             if not self.normalisers.any():
-                known = products.detach().exp() * (chosen | functional.one_hot(index, examples).bool())
-                self.normalisers.copy_(examples * known.sum((1, 2)) / (len(index) + chosen.sum()))
+                trusted = products.detach().exp() * (chosen | functional.one_hot(index, examples).bool())
+                self.normalisers.copy_(examples * trusted.sum((1, 2)) / (len(index) + chosen.sum()))
             scores = (products - self.normalisers.log().view(2, 1, 1)).exp()
             positives = scores.gather(2, index.view(1, -1, 1).expand(2, -1, 1)).squeeze(2)
             return contrast(positives, scores, chosen, examples)

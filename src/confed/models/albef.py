@@ -375,8 +375,8 @@ def mini_answer_tokenizer(
     words: Sequence[str], answers: Sequence[str] = (), max_length: int = 16, *, model: str = "albef_mini"
 ) -> AnswerTokenizer:
     """The tokenizer of a mini that writes answers: its pre-training's words, then new ones of questions and answers."""
-    known = tuple(describe(weights_file(model))["words"]) if packaged(model) else mini_words()
-    return AnswerTokenizer(WordTokenizer((*known, *words, *words_of(answers)), max_length))
+    trained_words = tuple(describe(weights_file(model))["words"]) if packaged(model) else mini_words()
+    return AnswerTokenizer(WordTokenizer((*trained_words, *words, *words_of(answers)), max_length))
 
 
 def _bert(

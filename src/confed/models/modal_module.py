@@ -115,8 +115,8 @@ class EncoderLayer(nn.Module):
         value_bias = self.attention.qkv.bias[2 * width :]
         parts = self.attention.qkv.weight.split(width)
         if init == "paper":
-            for part, scale in zip(parts, (1.0, 1.0, gain), strict=True):
-                nn.init.xavier_normal_(part, scale)
+            for projection, scale in zip(parts, (1.0, 1.0, gain), strict=True):
+                nn.init.xavier_normal_(projection, scale)
             for layer in (out, *inner):
                 nn.init.xavier_normal_(layer.weight, gain)
             for layer in (self.attention.qkv, out, *inner):
@@ -126,8 +126,8 @@ class EncoderLayer(nn.Module):
             layer.reset_parameters()
         # a fused matrix has the rows of three; the bound of a bias depends on the inputs alone.
         self.attention.qkv.reset_parameters()
-        for part in parts:
-            nn.init.xavier_uniform_(part, 1 / math.sqrt(2))
+        for projection in parts:
+            nn.init.xavier_uniform_(projection, 1 / math.sqrt(2))
         nn.init.xavier_uniform_(out.weight)
         nn.init.zeros_(out.bias)
         for tensor in (

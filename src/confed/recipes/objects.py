@@ -160,10 +160,10 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
     if _is_object(section, value):
         return {"name": session_name(section, value)}
     if isinstance(value, Mapping):
-        found = dict(value)
-        if section in NAMED and "name" in found and not isinstance(found["name"], str):
-            found["name"] = _name(section, found["name"])
-        return _written(section, found)
+        section_content = dict(value)
+        if section in NAMED and "name" in section_content and not isinstance(section_content["name"], str):
+            section_content["name"] = _name(section, section_content["name"])
+        return _written(section, section_content)
     if section in ("local", "run"):
         wanted = Local if section == "local" else Run
         if not isinstance(value, wanted):

@@ -298,9 +298,9 @@ class Recipe:
 
     def label(self, name: str) -> str:
         """Label of one of the study's rows in tables: its own label, or its method's."""
-        own = self.overrides.get(name, {}).get("label")
-        if own is not None:
-            return str(own)
+        row_label = self.overrides.get(name, {}).get("label")
+        if row_label is not None:
+            return str(row_label)
         algorithm = self.method(name).construct("algorithm")
         return algorithm.title
 

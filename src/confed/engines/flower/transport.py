@@ -60,12 +60,12 @@ class FlowerTransport:
         self._grid, self._names = grid, names
 
     def connections(self) -> Mapping[int, Connection]:
-        there: dict[int, Connection] = {}
+        connected: dict[int, Connection] = {}
         for node in self._grid.get_nodes():
             name = None if self._names is None else self._names.get(node.public_key)
             if node.status not in _GONE and (self._names is None or name is not None):
-                there[node.node_id] = Connection(node.last_activated_at, name)
-        return there
+                connected[node.node_id] = Connection(node.last_activated_at, name)
+        return connected
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
         # The reply, too, must be on its way before the message's time is over.

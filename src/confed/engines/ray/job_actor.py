@@ -65,14 +65,14 @@ class JobActor(NodeProcess):
         The last of a job is ``{"outcome": ...}``, or ``{"stopped": true}``.
         """
         self._stopping = stop
-        found: list[Mapping[str, Any]] = []
+        items: list[Mapping[str, Any]] = []
         until = time.monotonic() + WAIT
-        while not found or not self._news.empty():
+        while not items or not self._news.empty():
             try:
-                found.append(self._news.get(timeout=max(until - time.monotonic(), 0.001)))
+                items.append(self._news.get(timeout=max(until - time.monotonic(), 0.001)))
             except queue.Empty:
                 break
-        return json.dumps(found).encode()
+        return json.dumps(items).encode()
 
     def _work(self, job: Mapping[str, Any]) -> None:
         import torch

@@ -80,12 +80,12 @@ class FisherWeighted(Algorithm):
             reply = offered["fit"](client, message)
             with self.sharing(client.model):
                 names = informed(reply.tensors, self.traits.aggregates)
-                found = diagonal_information(client, names, self.fisher_examples)
+                information = diagonal_information(client, names, self.fisher_examples)
             shapes = {FISHER + name: tuple(map(slice, reply.tensors[name].shape)) for name in names}
-            own = {
-                name: found[name][shape].contiguous() for name, shape in shapes.items()
+            fisher_tensors = {
+                name: information[name][shape].contiguous() for name, shape in shapes.items()
             }  # who sends a part tells of it
-            return Message({**reply.tensors, **own}, reply.scalars)
+            return Message({**reply.tensors, **fisher_tensors}, reply.scalars)
 
         return {**offered, "fit": fit}
 
@@ -119,8 +119,8 @@ class FisherWeighted(Algorithm):
                 if reply.error is not None:
                     continue
                 tensors = dict(reply.message.tensors)
-                found = {n.removeprefix(FISHER): tensors.pop(n) for n in list(tensors) if n.startswith(FISHER)}
-                mean.add({name: tensors.pop(name) for name in found}, found, self.weight(reply))
+                information = {n.removeprefix(FISHER): tensors.pop(n) for n in list(tensors) if n.startswith(FISHER)}
+                mean.add({name: tensors.pop(name) for name in information}, information, self.weight(reply))
                 yield replace(reply, message=Message(tensors, reply.message.scalars))
 
         return super().average(server, rest()) | mean.result(server.params)
@@ -149,12 +149,12 @@ class FisherMean:
             weight: w_k, positive.
         """
         for name, value in params.items():
-            own = weight * information[name].double().clamp(FLOOR, CEILING)
+            precision = weight * information[name].double().clamp(FLOOR, CEILING)
             if name not in self._means:
-                self._means[name], self._totals[name] = value.detach().to(self._dtype, copy=True), own
+                self._means[name], self._totals[name] = value.detach().to(self._dtype, copy=True), precision
                 continue
-            self._totals[name] = self._totals[name] + own
-            share = (own / self._totals[name]).to(self._dtype)
+            self._totals[name] = self._totals[name] + precision
+            share = (precision / self._totals[name]).to(self._dtype)
             self._means[name] = torch.lerp(self._means[name], value.to(self._dtype), share)
 
     def result(self, like: Params) -> dict[str, Tensor]:
@@ -190,9 +190,9 @@ def diagonal_information(client: Client, names: Sequence[str], examples: int) ->
     size = client.local.batch_size if isinstance(client.task, Contrasting) else 1
     batches = client.data.train(size, client.rng("Fisher information"))
     for count, batch in zip(range(-(-examples // size)), batches, strict=False):
-        there: Mapping[str, Tensor] = to_device(batch, device)
+        moved: Mapping[str, Tensor] = to_device(batch, device)
         with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
-            loss = client.task.loss(model(there), there)
+            loss = client.task.loss(model(moved), moved)
         gradients: Any = torch.autograd.grad(loss, list(learned.values()), allow_unused=True) if learned else ()
         for name, gradient in zip(learned, gradients, strict=True):
             if gradient is not None:

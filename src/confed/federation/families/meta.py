@@ -143,12 +143,12 @@ def endless(client: Client, purpose: str) -> Iterator[Batch]:
     device = next(client.model.parameters()).device
     least, passes = (2 if needs_two(client) else 1), 0
     while True:
-        found = False
+        has_batch = False
         for batch in training_batches(client, f"{purpose}/{passes}"):
             if len(batch["index"]) >= least:
-                found = True
+                has_batch = True
                 yield to_device(batch, device)
-        if not found:
+        if not has_batch:
             raise ValueError(f"client {client.info.id!r} has no training batch of at least {least} examples")
         passes += 1
 

@@ -240,10 +240,10 @@ class PictureStates(NamedTuple):
         whole: Any = list(pooled)
         if self.each != _LIST:
             whole = pooled.reshape(-1, *((self.each,) if self.each else ()), pooled.shape[-1])
-        found = SimpleNamespace(pooler_output=whole)
+        features = SimpleNamespace(pooler_output=whole)
         if deep:
-            found.deepstack_features = [list(level) for level in deep]
-        return {"image": found}
+            features.deepstack_features = [list(level) for level in deep]
+        return {"image": features}
 
 
 def encoded(body: Any, inputs: Mapping[str, Tensor], examples: int) -> PictureStates:
@@ -688,10 +688,10 @@ class HuggingFaceVLM(TransformersAdapter):
     def _rank_whole(self, state: Asked, candidates: Tensor) -> Output:
         """As :meth:`rank`, with a prompt of its own before each candidate."""
         b, c = len(state.ids), len(candidates)
-        found = self._token_scores(state, candidates.expand(b, -1, -1))
+        token_scores = self._token_scores(state, candidates.expand(b, -1, -1))
         target = candidates[:, 1:].repeat(b, 1)
-        scores = found.logits.float().log_softmax(-1).gather(2, target[..., None])[..., 0]
-        return Output((scores * answered(target)).sum(1).view(b, c), found.features)
+        scores = token_scores.logits.float().log_softmax(-1).gather(2, target[..., None])[..., 0]
+        return Output((scores * answered(target)).sum(1).view(b, c), token_scores.features)
 
     def _continued(self, state: Asked, cache: Any, answers: Tensor, start: int) -> Tensor:
         """Log-likelihood of all but the first token of c answers given the cached prompts, (B, c)."""

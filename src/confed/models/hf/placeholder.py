@@ -175,16 +175,16 @@ class Placeholder:
         tokens, width = self.tokens(picture), len(self.ids)
         rows: list[list[int]] = []
         for number, (ids, absent) in enumerate(zip(text.tolist(), (mask == 0).sum(1).tolist(), strict=True)):
-            own = ids[absent:]
-            positions, count = self.places(own), 1 if counts is None else counts[number]
+            prompt_ids = ids[absent:]
+            positions, count = self.places(prompt_ids), 1 if counts is None else counts[number]
             if len(positions) != count:
                 raise ValueError(
                     f"a prompt lacks the placeholder {self.text!r} of its picture" if not positions else
                     f"a prompt has {len(positions)} placeholders {self.text!r} and {count} pictures"
                 )  # fmt: skip
             for start in reversed(positions):
-                own[start : start + width] = tokens
-            rows.append(own)
+                prompt_ids[start : start + width] = tokens
+            rows.append(prompt_ids)
         return left_padded(rows, padding(self._processor.tokenizer), text.device)
 
     def rendered(self, conversation: Conversation, answer: str | None = None) -> str:

@@ -90,7 +90,7 @@ class Tally:
         dropped: dict[str, Any] = {}
         for name in sorted(set(self.sharers) - set(self.survivors)):  # they sent shares and then no vector
             dropped[name] = self._lost_key(name, {holders[holder]: given[holder][name][-1] for holder in first})
-        found: dict[int, Integers] = {}
+        block_sums: dict[int, Integers] = {}
         for block, total in self._totals.items():
             senders = self.senders(block)
             if len(senders) < self.plan.least:
@@ -102,8 +102,8 @@ class Tally:
                     if other in self.plan.blocks[block].senders:
                         purpose = mask_purpose(self.plan, block, name, other)
                         add_mask(total, pair_secret(key, self._keys[name].mask, purpose), -1 if other > name else 1)
-            found[block] = total
-        return found
+            block_sums[block] = total
+        return block_sums
 
     def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:
         key = join_shares(shares)
@@ -224,10 +224,10 @@ class _Round:
         keys = {n: Keys(as_bytes(m.tensors["seal"]), as_bytes(m.tensors["mask"])) for n, m in key_messages.items()}
         tally, messages = Tally(self.plan, keys, boxes), dict[str, Message]()
         for name in boxes:
-            own, column = self.calls[name].message, keyed.index(name)
+            request, column = self.calls[name].message, keyed.index(name)
             parcels = torch.stack([box.tensors["parcels"][column] for box in boxes.values()])
             extra = {f"{PREFIX}weight": self.weights[name], f"{PREFIX}sharers": json.dumps(list(boxes))}
-            messages[name] = Message({**own.tensors, f"{PREFIX}parcels": parcels}, {**own.scalars, **extra})
+            messages[name] = Message({**request.tensors, f"{PREFIX}parcels": parcels}, {**request.scalars, **extra})
         for name, reply in self._ask(UPDATE, messages, self._masked):
             tally.add(name, {int(n.removeprefix(PREFIX)): from_wire(t) for n, t in reply.tensors.items()})
         return tally
@@ -263,8 +263,8 @@ class _Round:
         told: dict[str, Message] = {}
         for name in replies:
             column, others = tally.survivors.index(name), [other for other in replies if other != name]
-            own = torch.stack([replies[other].tensors["tags"][column] for other in others])
-            told[name] = Message({"tags": own}, {**asked.scalars, "confirmed": json.dumps(others)})
+            tags = torch.stack([replies[other].tensors["tags"][column] for other in others])
+            told[name] = Message({"tags": tags}, {**asked.scalars, "confirmed": json.dumps(others)})
         return told
 
     def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:

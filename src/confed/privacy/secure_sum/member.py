@@ -74,14 +74,14 @@ class Member:
         self.keys = dict(keys)
         holders = [name for name in self.plan.members if name in self.keys]  # U_1, by the numbers of the shares
         threshold, count = self.plan.threshold, len(holders)
-        own = [split_secret(self.mask_key, threshold, count, self._polynomial(-1))]
+        secrets = [split_secret(self.mask_key, threshold, count, self._polynomial(-1))]
         nothing = [bytes(SHARE)] * count
         for block in range(len(self.plan.blocks)):
             seed = self.seeds.get(block)
-            own.append(nothing if seed is None else split_secret(seed, threshold, count, self._polynomial(block)))
+            secrets.append(nothing if seed is None else split_secret(seed, threshold, count, self._polynomial(block)))
         parcels: dict[str, bytes] = {}
         for position, holder in enumerate(holders):
-            text = b"".join(shares[position] for shares in own)
+            text = b"".join(shares[position] for shares in secrets)
             key = pair_secret(self.seal_key, keys[holder].seal, seal_purpose(self.plan, self.name, holder))
             parcels[holder] = sealed(key, text)
         return parcels
