@@ -44,8 +44,7 @@ from confed.deployment.flare.job import (
     write_settings,
 )
 from confed.deployment.flare.provision import close_kit, provision_flare
-from confed.deployment.flare.server import JobSupervisor, SupervisedProcess, supervised
-from confed.deployment.flare.site import missing_class
+from confed.deployment.flare.server import JobSupervisor, SupervisedProcess, missing_class, supervised
 from confed.deployment.provision import Federation, read_sites
 from confed.engines.flare import transport as flare
 from confed.engines.flare.loopback import callees_in, transport_in

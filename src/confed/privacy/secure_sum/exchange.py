@@ -263,8 +263,8 @@ class _Round:
         told: dict[str, Message] = {}
         for name in replies:
             column, others = tally.survivors.index(name), [other for other in replies if other != name]
-            tags = torch.stack([replies[other].tensors["tags"][column] for other in others])
-            told[name] = Message({"tags": tags}, {**asked.scalars, "confirmed": json.dumps(others)})
+            told_tags = torch.stack([replies[other].tensors["tags"][column] for other in others])
+            told[name] = Message({"tags": told_tags}, {**asked.scalars, "confirmed": json.dumps(others)})
         return told
 
     def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:
