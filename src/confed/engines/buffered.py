@@ -36,18 +36,13 @@ Delays = Literal["half-normal", "exponential", "examples", "equal"]
 
 @dataclass(frozen=True)
 class Buffered:
-    """Settings of asynchronous rounds.
+    """Settings of asynchronous rounds."""
 
-    Attributes:
-        size: K, updates that the server waits for before it makes a step.
-        staleness: a, by which an update that is τ steps old counts (1 + τ)^-a.
-        delays: what a client's training time is: "half-normal", the absolute value of a standard normal number, or
-            "exponential", drawn anew each time; "examples", proportional to its number of training examples, with a
-            mean of 1 over the clients that have begun; "equal", 1.
-    """
-
-    size: int
-    staleness: float = 0.5
+    size: int  # K, updates that the server waits for before it makes a step
+    staleness: float = 0.5  # a, by which an update that is τ steps old counts (1 + τ)^-a
+    # what a client's training time is: "half-normal", the absolute value of a standard normal number, or
+    # "exponential", drawn anew each time; "examples", proportional to its number of training examples, with a mean of
+    # 1 over the clients that have begun; "equal", 1
     delays: Delays = "half-normal"
 
     def scale(self, staleness: int) -> float:
@@ -196,9 +191,6 @@ class BufferedRound:
 
     Models that clients in training began with are kept among the server's slots, so that checkpoints hold them; the
     method does not see them.
-
-    Attributes:
-        server: its state as the method knows it.
     """
 
     def __init__(
@@ -210,7 +202,7 @@ class BufferedRound:
         round: int,
         rounds: int,
     ) -> None:
-        self.server, self._earlier = without_earlier(server)
+        self.server, self._earlier = without_earlier(server)  # its state as the method knows it
         self._algorithm, self._settings = algorithm, arrivals.settings
         # client -> number of rounds since the model that it began with
         self.staleness = {population.info(a.client).id: round - a.version for a in arrivals[round]}

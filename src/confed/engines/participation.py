@@ -72,13 +72,11 @@ class Participation:
     A client takes part from round ``joins`` on and until the round before ``leaves``, rounds counted from 1. Before
     and after, the federation does not know it: it is in no cohort, in no count of clients and in no evaluation of a
     round. What it left behind may still be looked at (:meth:`Simulation.examine`).
-
-    Attributes:
-        joins: client -> the first round in which it may take part.
-        leaves: client -> the first round in which it no longer does.
     """
 
+    # client -> the first round in which it may take part
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
+    # client -> the first round in which it no longer does
     leaves: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def holds(self, client_id: str, round: int) -> bool:

@@ -48,11 +48,7 @@ Layout = tuple[Field, ...]  # the tensors of a state
 
 
 class Shard:
-    """One file.
-
-    Attributes:
-        fields: tensors of the layout, mapped and not read yet.
-    """
+    """One file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,6 +59,7 @@ class Shard:
                 if metadata.get("format") != VERSION:
                     raise ValueError(f"expected the format {VERSION!r}, got {metadata.get('format')!r}")
                 count = len(file.keys()) - 3
+                # tensors of the layout, mapped and not read yet
                 self.fields: list[Tensor] = [file.get_tensor(f"field.{number}") for number in range(count)]
                 digests: Tensor = file.get_tensor("digests")
                 self._checks: Tensor = file.get_tensor("checks")

@@ -64,23 +64,17 @@ from confed.system.events import Caution, Progress, RunProgress, ignore
 
 @dataclass(frozen=True)
 class Approximation:
-    """How to forget approximately.
+    """How to forget approximately."""
 
-    Attributes:
-        rounds: ordinary rounds of the remaining clients after the ascent.
-        epochs: at most so many passes over the forgotten client's examples.
-        lr: step length of plain gradient ascent.
-        radius: of the ball, as a share of the distance between the reference and the start of training.
-        loss: ascent stops once an epoch's mean loss is at least this; None takes the task's loss where all logits are
-            zero: ln C for cross-entropy over C answers, C ln 2 for a sum of C binary cross-entropies.
-    """
-
-    rounds: Annotated[int, AT_LEAST_ONE] = 2
-    epochs: Annotated[int, AT_LEAST_ONE] = 5
+    rounds: Annotated[int, AT_LEAST_ONE] = 2  # ordinary rounds of the remaining clients after the ascent
+    epochs: Annotated[int, AT_LEAST_ONE] = 5  # at most so many passes over the forgotten client's examples
     batch_size: Annotated[int, AT_LEAST_ONE] = 32
-    lr: Annotated[float, POSITIVE] = 1e-2
+    lr: Annotated[float, POSITIVE] = 1e-2  # step length of plain gradient ascent
     clip: Annotated[float, POSITIVE] = 5.0
+    # of the ball, as a share of the distance between the reference and the start of training
     radius: Annotated[float, POSITIVE] = 1 / 3
+    # ascent stops once an epoch's mean loss is at least this; None takes the task's loss where all logits are zero:
+    # ln C for cross-entropy over C answers, C ln 2 for a sum of C binary cross-entropies
     loss: float | None = None
 
     def __post_init__(self) -> None:

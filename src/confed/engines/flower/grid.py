@@ -96,17 +96,13 @@ class _Open:
 
 
 class Inbox:
-    """The open requests of a server, and the pieces of their replies.
-
-    Attributes:
-        arrived: set when a reply is complete; who waits for one clears it.
-        polls: requests of nodes that wait for a message.
-    """
+    """The open requests of a server, and the pieces of their replies."""
 
     def __init__(self, state: LinkState, store: PieceStore, largest: int, notices: RejectionLog) -> None:
         self.state, self.store, self._notices = state, store, notices
         self.largest = largest
-        self.arrived, self.polls = threading.Event(), LongPolls()
+        self.arrived = threading.Event()  # set when a reply is complete; who waits for one clears it
+        self.polls = LongPolls()  # requests of nodes that wait for a message
         self._lock = threading.RLock()
         self._open: dict[str, _Open] = {}
         self._sessions: dict[str, str] = {}

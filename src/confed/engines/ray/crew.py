@@ -111,16 +111,11 @@ class Actor:
 
 
 class Crew:
-    """Actors of one kind, by number.
-
-    Attributes:
-        lost: how many have died.
-        past: actors that have died, for figures.
-    """
+    """Actors of one kind, by number."""
 
     def __init__(self, kind: type[NodeProcess], task: str, wanted: Wanted, progress: Progress) -> None:
         self.actors: dict[int, Actor] = {}  # those there are, also while they prepare
-        self.lost, self.past = 0, list[Actor]()
+        self.lost, self.past = 0, list[Actor]()  # how many have died, and these, for figures
         self._kind, self._wanted, self._progress = kind, wanted, progress
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         self._starting = Starting(task, os.getcwd(), wanted.threads, environment).to_json()

@@ -71,9 +71,7 @@ Done = TypeVar("Done")
 class Attempts:
     """Replies that the server has received in one part of a round; a folder that :meth:`close` removes.
 
-    Attributes:
-        single: whether there can be one attempt only, in a session or secure aggregation; then no reply is kept once it
-            was read.
+    In a session or secure aggregation there is a ``single`` attempt, and no reply is kept once it was read.
     """
 
     def __init__(
