@@ -212,8 +212,8 @@ def flare(count: int) -> list[float]:
     """A job of FLARE's with the smallest objects at server and site."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    from confed.deployment.flare.processes import client_command, server_command
     from confed.deployment.flare.provision import ADMIN, close_kit, provision_flare
+    from confed.deployment.flare.server import client_command, server_command
     from confed.engines.flare.transport import CONTROLLER, EXECUTOR, LEADER, MEMBER_OF_0_1, write_job
 
     with tempfile.TemporaryDirectory() as made:

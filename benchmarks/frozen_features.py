@@ -24,7 +24,7 @@ from confed.data.table import Table
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import peak_memory
-from confed.federation import feature_states as states
+from confed.federation import feature_store as states
 from confed.federation.evaluate import evaluate
 from confed.federation.frozen_features import FeatureCounts, FeatureSettings
 from confed.federation.local import Local

@@ -18,8 +18,7 @@ def federation_readers(root: Path) -> list[Reader]:
     from confed.deployment.manifest import _HEADING, MANIFEST, SIGNATURE, Manifest, sign, verified  # pyright: ignore
     from confed.deployment.provision import make_key, read_sites
     from confed.engines.flower.supernode import public_of, read_key, read_public
-    from confed.engines.remote.client import EvaluationRecord, kept_policy
-    from confed.engines.remote.journal import Journal
+    from confed.engines.remote.client import EvaluationRecord, Journal, kept_policy
     from confed.federation.update_privacy import UpdatePrivacy
     from confed.privacy.evaluation_policy import EvaluationPolicy
 

@@ -30,8 +30,7 @@ from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
 from confed.federation.batches import to_device
 from confed.federation.frozen_features import FeatureSettings
-from confed.federation.local import Local
-from confed.federation.optimizer import make_optimizer
+from confed.federation.local import Local, make_optimizer
 from confed.federation.state import MemoryStore
 from confed.models import create_model
 from confed.models.finetuning import Finetuning

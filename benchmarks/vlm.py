@@ -33,7 +33,7 @@ from confed.federation.specs import Writing
 from confed.federation.state import MemoryStore
 from confed.models import create_model
 from confed.models.finetuning import Finetuning
-from confed.models.hf.processors import without_videos
+from confed.models.hf.prompts import without_videos
 from confed.models.hf.tiny import FAMILIES, TEMPLATE, tiny_tokenizer
 from confed.models.pretrained import seeded
 from confed.tasks.generation import Generation

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from confed.cli.catalogue import listing
-from confed.cli.description import Description, describe_name
-from confed.cli.docstrings import Setting
+from confed.cli.description import Description, Setting, describe_name
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {name: f"{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")}

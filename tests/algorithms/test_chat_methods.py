@@ -13,7 +13,7 @@ import torch
 from confed.engines.perform import Workspace
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import prepare
-from confed.testing.engines import flare_in, flower_in, run_through
+from confed.testing.steadiness import flare_in, flower_in, run_through
 from confed.testing.trial import run, same
 
 DOCS = Path(__file__).parents[2] / "docs" / "vision_language_models.md"

@@ -24,15 +24,14 @@ from confed.federation.messages import Call, Message, Reply, drive
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ClientState, MemoryStore, ServerState
-from confed.losses import contrastive
-from confed.losses.contrastive import inter_modal, match_scores
+from confed.losses import info_nce as losses_module
+from confed.losses.info_nce import inter_modal, match_scores
 from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import Run
 from confed.report.tables.columns import Context, columns_of, method_row
 from confed.runs.checks import check_method
 from confed.runs.run import run as run_recipe
-from confed.testing.toy import ToyTask, toy_model, toy_setup
-from confed.testing.toy_prompts import ToyPromptModel
+from confed.testing.toy import ToyPromptModel, ToyTask, toy_model, toy_setup
 from confed.testing.trial import run
 from method_contract import keep_contract
 
@@ -85,7 +84,7 @@ def test_inter_modal_contrast_by_loops() -> None:
 def test_match_scores_by_loops_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     local, others = units(5, 4), units(5, 4, seed=1)
     expected = [softmax_log([dot(local[k], t) for t in others], k) for k in range(5)]
-    monkeypatch.setattr(contrastive, "ROWS", 2)
+    monkeypatch.setattr(losses_module, "ROWS", 2)
     assert match_scores(local, others).tolist() == pytest.approx(expected, rel=1e-5)
 
 

@@ -18,7 +18,7 @@ from confed.federation.protocols import Output
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.wire import size
-from confed.losses.compression import compress, energy_rank, restore, truncate
+from confed.losses.low_rank import compress, energy_rank, restore, truncate
 from confed.testing.toy import toy_setup
 from method_contract import keep_contract, with_and_without_transports
 

@@ -18,8 +18,7 @@ from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply, drive
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.runs.checks import public_data
-from confed.testing.toy import toy_clients, toy_setup
-from confed.testing.toy_modalities import modal_clients
+from confed.testing.toy import modal_clients, toy_clients, toy_setup
 from memory_transport import Letters, remote_of, rounds
 
 STILL = Local(epochs=1, batch_size=100, lr=1e-12, optimizer="sgd", weight_decay=0.0)

@@ -18,8 +18,7 @@ from confed.federation.messages import Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import MemoryStore, ServerState
 from confed.models.caption_transformer import caption_transformer_tiny
-from confed.testing.toy import toy_model, toy_setup
-from confed.testing.toy_modalities import OWNED, modal_clients
+from confed.testing.toy import OWNED, modal_clients, toy_model, toy_setup
 from method_contract import keep_contract, with_and_without_transports
 
 ALL = ("image", "text", "audio")

@@ -13,8 +13,7 @@ from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simu
 from confed.federation.local import Local
 from confed.federation.messages import Reply
 from confed.federation.state import MemoryStore, ServerState
-from confed.testing.toy import toy_model, toy_setup
-from confed.testing.toy_modalities import modal_clients
+from confed.testing.toy import modal_clients, toy_model, toy_setup
 
 SGD = Local(epochs=1, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
 

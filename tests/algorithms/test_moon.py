@@ -21,7 +21,7 @@ from confed.federation.messages import Call, Message
 from confed.federation.params import Scope
 from confed.federation.randomness import isolated
 from confed.federation.state import ClientState, MemoryStore, ServerState
-from confed.losses.contrastive import model_contrastive
+from confed.losses.info_nce import model_contrastive
 from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
 from method_contract import keep_contract, with_and_without_transports
 

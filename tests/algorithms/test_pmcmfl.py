@@ -18,8 +18,7 @@ from confed.federation.messages import Message, Reply
 from confed.federation.state import MemoryStore, ServerState
 from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 from confed.tasks.vqa import VQA
-from confed.testing.toy import toy_model, toy_setup
-from confed.testing.toy_modalities import OWNED, modal_clients
+from confed.testing.toy import OWNED, modal_clients, toy_model, toy_setup
 
 PROTOTYPES = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]])  # nothing is known of class 1
 Z = torch.tensor([[3.0, 4.0], [-1.0, 0.0], [5.0, 5.0]])

@@ -31,9 +31,8 @@ from confed.federation.params import named_tensors
 from confed.federation.state import MemoryStore, ServerState
 from confed.federation.wire import size
 from confed.inference.export import export
-from confed.inference.finished_run import FinishedRun
+from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.inference.load import load_exported
-from confed.inference.trained_model import TrainedModel
 from confed.models.contrastive import AnswerProjection
 from confed.privacy.cut import CutPrivacy
 from confed.recipes.recipe import load_recipe

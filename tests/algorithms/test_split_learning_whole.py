@@ -16,7 +16,7 @@ from confed.data.table import Table
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
-from confed.federation.families.split_server import ServerPart
+from confed.federation.families.split import ServerPart
 from confed.federation.local import Local
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.state import MemoryStore

@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed.analysis import answers as answers_audit
-from confed.analysis import gradients as gradients_audit
+from confed.analysis import audit
 from confed.analysis import inversion as inversion_audit
-from confed.analysis.answers import answers, defences
+from confed.analysis.audit import answers, defences
 from confed.analysis.inversion import fresh, inversion, pictures_of
 from confed.analysis.victim import open_victim, write
 from confed.cli.attack import KINDS
@@ -72,12 +71,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_kinds_lead_to_the_audits() -> None:
-    assert KINDS["answers"] == "confed.analysis.answers:answers"
+    assert KINDS["answers"] == "confed.analysis.audit:answers"
     assert KINDS["inversion"] == "confed.analysis.inversion:inversion"
 
 
 def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers_audit, "NOISES", (0.3,))
+    monkeypatch.setattr(audit, "NOISES", (0.3,))
     finding = answers([folder], examples=64, seed=1)
     rows = {(r["defence"], r["when"], r["attack"]): r["recovery"] for r in finding.values["rows"]}
     # The truth from the data: equal answers are equal rows, and APN's weights give every answer away.
@@ -100,7 +99,7 @@ def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, mon
 def test_gradients_of_supervised_split_learning_give_answers_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients_audit, "NOISES", (3.0,))
+    monkeypatch.setattr(audit, "NOISES", (3.0,))
     recipe = RECIPE.replace('name = "bicsl"', 'name = "split_learning"\nhidden = 16')
     recipe = recipe.replace('name = "contrastive"\nwidth = 16\nhidden = 32\nembedding = 16', 'name = "vqa"')
     (tmp_path / "mine.toml").write_text(recipe)

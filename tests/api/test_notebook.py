@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from confed.api.progress import Display
-from confed.api.watching import NotebookDisplay, display
+from confed.api.progress import Display, NotebookDisplay, display
 from confed.data.preparation import step
 from confed.system.events import Caution, JobEnded, JobProgress, JobsPlanned, JobStarted, Note, RunProgress, ignore
 

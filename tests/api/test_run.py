@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import confed
+from confed.api.progress import in_this_session
 from confed.api.recipes import check_reached
 from confed.api.tracking import Report
-from confed.api.watching import in_this_session
 from confed.inference.ask import predict
 from confed.registry import models
 from confed.results.folder import RunFolder

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.attacks.gradient_recovery import SentGradients, matched, observe_gradients
+from confed.attacks.answer_recovery import SentGradients, matched, observe_gradients
 from confed.federation.protocols import Batch, Output
 from confed.privacy.cut import CutPrivacy
 

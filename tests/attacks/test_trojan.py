@@ -17,15 +17,20 @@ from confed.analysis.trojan_page import CONDITIONS, Attacked, attack_victim, pai
 from confed.analysis.victim import Victim, draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.trojan import (
     Bounds,
+    Text,
     Trojan,
     displacement,
     embedding_bounds,
     feature_bounds,
     fit_head,
+    inserted,
+    last_words,
+    nearest_words,
     surrogate_loss,
     truth_loss,
+    with_words,
+    word_embedding,
 )
-from confed.attacks.words import Text, inserted, last_words, nearest_words, with_words, word_embedding
 from confed.cli import main
 from confed.federation.protocols import Batch, Output
 from confed.models.tokenizer import WordTokenizer

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from confed import registry
-from confed.cli.catalogue import listing
-from confed.cli.description import Description, describe_name, names
-from confed.cli.docstrings import settings
-from confed.cli.packaged import packaged
-from confed.cli.papers import papers
+from confed.cli.catalogue import listing, packaged, papers
+from confed.cli.description import Description, describe_name, names, settings
 from confed.federation.traits import GROUPS
 from confed.recipes.recipe import load_recipe
 

@@ -11,7 +11,7 @@ import pytest
 
 from confed.cli import main
 from confed.data.card_files import Card, CardClient, merged, read_card
-from confed.deployment.data_card import card_of_recipe, merge_cards, with_card, write_card
+from confed.deployment.provision import card_of_recipe, merge_cards, with_card, write_card
 from confed.deployment.server import common_ground
 from confed.deployment.site import open_site
 from confed.recipes.recipe import Recipe, load_recipe

@@ -17,10 +17,9 @@ pytest.importorskip("flwr")
 
 from confed.cli import main
 from confed.data.examples import FederatedDataset
-from confed.deployment.data_card import card_of_recipe, write_card
 from confed.deployment.demo import free_port
 from confed.deployment.doctor import Finding, check_data, check_server
-from confed.deployment.provision import SITES, Federation, make_key, provision, read_sites
+from confed.deployment.provision import SITES, Federation, card_of_recipe, make_key, provision, read_sites, write_card
 from confed.engines.flower import probe as flower_visit
 from confed.engines.flower.probe import About
 from confed.engines.flower.superlink import open_superlink

@@ -70,16 +70,16 @@ def test_a_second_client_on_a_flare_kit_or_its_private_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     pytest.importorskip("nvflare")
-    from confed.deployment.flare import site
+    from confed.deployment.flare import server
     from confed.deployment.flare.provision import provision_flare
     from confed.deployment.provision import Federation
 
-    monkeypatch.setattr(site, "ENDING", 0.0)
-    monkeypatch.setattr(site, "supervised", lambda *_: pytest.fail("FLARE was started"))
+    monkeypatch.setattr(server, "ENDING", 0.0)
+    monkeypatch.setattr(server, "supervised", lambda *_: pytest.fail("FLARE was started"))
     provision_flare(tmp_path / "fed", Federation(("a",), "localhost", 8443, "x = 1\n"))
     kit = tmp_path / "fed" / "sites" / "a"
     with held(kit / folder) as said, pytest.raises(ValueError, match="another process") as refused:
-        site.join(recipe_of("fedavg"), kit, kit / "private", threading.Event())
+        server.join(recipe_of("fedavg"), kit, kit / "private", threading.Event())
     assert str(refused.value).startswith(said)
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from confed.cli import main
 from confed.deployment.flower_app import apps
 from confed.deployment.server import run_server
-from confed.deployment.site_models import site_of, write_site_run
+from confed.deployment.site import site_of, write_site_run
 from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.sites import Timeouts

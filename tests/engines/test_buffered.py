@@ -16,11 +16,10 @@ from confed.engines.buffered import Arrivals, Buffered, _corrected
 from confed.engines.local import InProcess, RoundRecord, Simulation, Workspace, simulate
 from confed.engines.participation import Participation
 from confed.engines.workers import Workers
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
-from confed.federation.protection import keeps_protections
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import MemoryStore, Store
 from confed.federation.update_privacy import STATISTICS

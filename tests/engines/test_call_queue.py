@@ -2,8 +2,7 @@
 
 import torch
 
-from confed.engines.call_bytes import Encoded, join, split
-from confed.engines.call_queue import CallQueue, Homes
+from confed.engines.call_bytes import CallQueue, Encoded, Homes, join, split
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message
 from confed.federation.wire import encode

@@ -14,9 +14,8 @@ from torch import Tensor
 from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.engines import device_data
-from confed.engines.device_data import added_up, keep_data
-from confed.engines.executor import InProcess
+from confed.engines import executor as executor_module
+from confed.engines.executor import InProcess, added_up, keep_data
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
 from confed.engines.perform import client_of
 from confed.federation.batches import training_batches
@@ -159,7 +158,7 @@ def test_only_other_devices_than_the_cpu_hold_examples() -> None:
     workspace = Workspace(setup.model())
     keep_data(setup, workspace)
     assert workspace.examples is None
-    assert device_data.counts_of(setup, workspace).reason == "run.device is 'cpu'"
+    assert executor_module.counts_of(setup, workspace).reason == "run.device is 'cpu'"
     workspace.device = "cuda:1"
     keep_data(setup, workspace, processes=4)
     assert workspace.examples is not None

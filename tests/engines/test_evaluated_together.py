@@ -77,7 +77,7 @@ def evaluated(setup: Setup, at_once: int, limit: int = 0) -> tuple[dict[str, Any
         together[0] += len(values)
         return real(values, *rest)
 
-    from confed.engines import together as module
+    from confed.engines import executor as module
 
     real = module.evaluate_stacked
     with pytest.MonkeyPatch.context() as patch:
@@ -197,7 +197,7 @@ def test_what_cannot_be_stacked_is_evaluated_one_by_one(change: str):
 
 
 def test_what_torch_cannot_map_is_noted(monkeypatch: pytest.MonkeyPatch):
-    from confed.engines import together as module
+    from confed.engines import executor as module
 
     def broken(*arguments: Any) -> Any:
         raise RuntimeError("no rule for this layer")

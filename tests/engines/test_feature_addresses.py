@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from confed.engines.executor import InProcess
-from confed.engines.features import _address
+from confed.engines.executor import InProcess, _address
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.stages import staged_part
 from confed.models import create_model
@@ -90,10 +89,10 @@ def test_arithmetic_and_libraries(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     assert address(Chain()) != before
     monkeypatch.undo()
-    monkeypatch.setattr("confed.engines.features.version", lambda name: f"another {name}")
+    monkeypatch.setattr("confed.engines.executor.version", lambda name: f"another {name}")
     assert address(Chain()) != before
     monkeypatch.undo()
-    monkeypatch.setattr("confed.engines.features.fingerprint", lambda threads: {"source": "another checkout"})
+    monkeypatch.setattr("confed.engines.executor.fingerprint", lambda threads: {"source": "another checkout"})
     assert address(Chain()) != before
 
 

@@ -122,7 +122,7 @@ def test_stale_file_is_found_out_and_never_used(tmp_path: Path, monkeypatch: pyt
     given = replace(setup("vilt_mini", trainable="top"), features=FeatureSettings(10**8, tmp_path / "features", 10**9))
     run(given)
     # As if the weights had been others: the same name, other values.
-    monkeypatch.setattr("confed.engines.features._address", lambda *_: next((tmp_path / "features").iterdir()).name)
+    monkeypatch.setattr("confed.engines.executor._address", lambda *_: next((tmp_path / "features").iterdir()).name)
     other = replace(given, build=partial(given.build, seed=1))
     counts = same(other)
     assert any("stale" in note for note in counts.notes)

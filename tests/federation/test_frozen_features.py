@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.engines.features import attach
+from confed.engines.executor import attach
 from confed.federation.frozen_features import FrozenFeatures
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import frozen_names

@@ -21,8 +21,7 @@ from confed.federation.params import Scope
 from confed.federation.state import MemoryStore
 from confed.registry import algorithms
 from confed.runs.checks import check_whole
-from confed.testing.toy import toy_model, toy_setup
-from confed.testing.toy_modalities import OWNED, modal_clients
+from confed.testing.toy import OWNED, modal_clients, toy_model, toy_setup
 
 NAMES = [
     "embed.image.shared.weight",

@@ -12,8 +12,7 @@ from confed.algorithms.feddc import FedDC
 from confed.algorithms.scaffold import Scaffold
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.client import Client
-from confed.federation.local import Local
-from confed.federation.optimizer import make_optimizer
+from confed.federation.local import Local, make_optimizer
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, generator, isolated, sample_cohort

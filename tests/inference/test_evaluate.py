@@ -14,16 +14,18 @@ from confed.cli import main
 from confed.data.encode import encode
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.datasets.scenes import scenes
-from confed.inference.evaluate import Evaluation, evaluate, write_evaluation
-from confed.inference.evaluation_tests import (
+from confed.inference.evaluate import (
+    Evaluation,
     Tried,
     blind_notes,
     comparable_pairs,
     corrected_tests,
+    evaluate,
     left_out,
     paired_test,
+    write_evaluation,
 )
-from confed.inference.trained_model import unknown_words
+from confed.inference.finished_run import unknown_words
 from confed.models import create_tokenizer
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import Recipe, load_recipe

@@ -12,15 +12,14 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.params import Scope
 from confed.federation.traits import GlobalModel
-from confed.inference.export import export
+from confed.inference.export import export, export_merged
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import load_exported
-from confed.inference.merge import export_merged
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import RunFolder
 from confed.runs.run import prepare, run
-from confed.testing.global_model import check_global_model
+from confed.testing.steadiness import check_global_model
 from confed.testing.trial import run as run_in_memory
 
 SMALL = (

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from confed.cli import main
+from confed.inference.export import export_merged
 from confed.inference.finished_run import FinishedRun
-from confed.inference.merge import export_merged
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import run
@@ -131,7 +131,7 @@ def test_merged_weights_hold_what_rounds_added(preset: str, base: str, tmp_path:
 
 def test_merging_that_loses_a_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = finished_preset(tmp_path, "fedex_lora", "bf16")
-    monkeypatch.setattr("confed.inference.merge.added_weight", lambda layer: None)
+    monkeypatch.setattr("confed.inference.export.added_weight", lambda layer: None)
     with pytest.raises(ValueError, match=r"differ by up to 0\.\d+, and rounding its weights otherwise by 0\.00\d+"):
         export_merged(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -15,11 +15,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from confed.inference.export import export
+from confed.inference.export import export, export_merged
 from confed.inference.finished_run import FinishedRun
-from confed.inference.merge import export_merged
-from confed.models.hf.processors import VIDEOS, read_processor
-from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.prompts import VIDEOS, ChatTokenizer, read_processor
 from confed.models.hf.tiny import PIXELS, TEMPLATE, TEXT, VISION, tiny, tiny_tokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run

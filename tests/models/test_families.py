@@ -22,7 +22,7 @@ from confed.results.folder import RunFolder
 from confed.runs.run import prepare, run
 from confed.system.events import RunProgress
 from confed.tasks.chat import Chat
-from confed.testing.engines import flare_in, flower_in, run_through
+from confed.testing.steadiness import flare_in, flower_in, run_through
 from confed.testing.trial import run as run_here
 from confed.testing.trial import same
 from vlm_families import HERE, NEEDS

@@ -20,8 +20,7 @@ from confed.federation.specs import model_spec
 from confed.models import create_model, create_tokenizer
 from confed.models.finetuning import Finetuning
 from confed.models.hf.model import HuggingFaceVLM
-from confed.models.hf.processors import check_torchvision
-from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.prompts import ChatTokenizer, check_torchvision
 from confed.models.hf.tiny import tiny
 from confed.tasks.generation import Generation
 from vlm_families import HERE

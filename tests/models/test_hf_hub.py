@@ -9,7 +9,7 @@ import pytest
 
 from confed.deployment.server import common_ground
 from confed.engines.perform import Workspace
-from confed.engines.remote.handshake import Fingerprint, fingerprint
+from confed.engines.remote.protocol import Fingerprint, fingerprint
 from confed.models import create_model, create_tokenizer
 from confed.models.hf import _processor
 from confed.models.hf.tiny import tiny

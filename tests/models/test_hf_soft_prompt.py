@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from confed import load_exported
 from confed.inference.ask import Talk
-from confed.inference.export import export
-from confed.inference.merge import export_merged
+from confed.inference.export import export, export_merged
 from confed.models import create_model
 from confed.models.finetuning import Finetuning
-from confed.models.hf.model import HuggingFaceVLM
-from confed.models.hf.soft_prompt import with_learned
+from confed.models.hf.model import HuggingFaceVLM, with_learned
 from confed.models.hf.tiny import tiny
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run

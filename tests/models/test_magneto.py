@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from confed.models.magneto import Encoder, magneto_gain
+from confed.models.modal_module import Encoder, magneto_gain
 from confed.models.pretrained import seeded
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from confed.federation.params import named_tensors
 from confed.federation.structure import feature_width, reads_absent
 from confed.models import create_model, create_tokenizer
-from confed.models.modal_clip import CLIP_MEAN, CLIP_STD, ClipPatches
 from confed.models.modal_module import ModalTransformer
+from confed.models.modal_segments import CLIP_MEAN, CLIP_STD, ClipPatches
 from confed.models.modal_transformer import modal_transformer, modal_transformer_mini, modal_transformer_tiny
 from confed.recipes.recipe import load_recipe
 from confed.runs.encode import derived_options
@@ -321,7 +321,7 @@ def test_clip_gives_the_states_of_its_patches(clip_folder: Path) -> None:
 def test_the_published_model_reads_a_checkpoint_of_clip(clip_folder: Path) -> None:
     from transformers import CLIPVisionModel
 
-    from confed.models.modal_clip import clip_encoder
+    from confed.models.modal_segments import clip_encoder
 
     encoder = clip_encoder(clip_folder, 0)
     saved = CLIPVisionModel.from_pretrained(clip_folder).state_dict()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from confed.models.picture_side import picture_side
+from confed.models.inputs import picture_side
 from confed.recipes.recipe import parse_recipe
 
 PROCESSORS: dict[str, tuple[dict[str, Any], int | None]] = {

@@ -23,7 +23,7 @@ from confed.models.butd import BUTD
 from confed.models.finetuning import Finetuning
 from confed.models.mfb import MFB
 from confed.models.mmnasnet import DECODER, ENCODER
-from confed.models.region_layers import (
+from confed.models.region_model import (
     AttFlat,
     LayerNorm,
     MultiHeadAttention,

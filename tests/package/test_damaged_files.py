@@ -14,9 +14,8 @@ import torch
 from confed.api.progress import Display
 from confed.cli.federation_status import StatusPage
 from confed.data.card_files import read_card
-from confed.engines.remote.handshake import Fingerprint
-from confed.engines.remote.journal import Journal
-from confed.engines.remote.protocol import Limits
+from confed.engines.remote.client import Journal
+from confed.engines.remote.protocol import Fingerprint, Limits
 from confed.engines.remote.sites import SiteRegistry, Timeouts
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore, remove_unfinished
 from confed.federation.messages import Message

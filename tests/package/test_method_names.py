@@ -19,7 +19,7 @@ OTHER_MEANINGS = {
     "central": {"report/report.py"},  # an entry of the glossary
 }
 ALLOWED = {
-    ("testing/known_cases.py", "confed.algorithms.fedavg"),  # the contract compares every method with FedAvg
+    ("testing/steadiness.py", "confed.algorithms.fedavg"),  # the contract compares every method with FedAvg
     ("recipes/recipe.py", "fedavg"),  # the default of a recipe made of objects
     # These write the rows of a recipe.
     ("prepare/recipe_draft.py", "fedavg"),

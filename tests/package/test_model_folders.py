@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from confed.models.clip import clip
 from confed.models.hf import hf
-from confed.models.hf.processors import read_processor
+from confed.models.hf.prompts import read_processor
 from confed.models.label_embeddings import clip_text_encoder, sentence_encoder
 from confed.models.pretrained import published
 from confed.models.vision_features import load_vision_encoder

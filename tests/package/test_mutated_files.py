@@ -21,8 +21,7 @@ from confed.data.region_files import RegionIndex, StoredRegions, write_regions
 from confed.datasets.sensor_series import sensor_series
 from confed.deployment.provision import read_sites
 from confed.engines.flower.supernode import read_public
-from confed.engines.remote.client import EvaluationRecord
-from confed.engines.remote.journal import Journal
+from confed.engines.remote.client import EvaluationRecord, Journal
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, remove_unfinished
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import _digest, decode, decode_state, encode_state  # pyright: ignore[reportPrivateUsage]

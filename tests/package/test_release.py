@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from confed.cli.papers import papers
+from confed.cli.catalogue import papers
 from confed.system import release
 from repository import ROOT
 

@@ -9,10 +9,24 @@ import torch
 from scipy import stats
 
 from confed.federation.secure_sum import SecureSum
-from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.exchange import Tally
-from confed.privacy.secure_sum.fixed_point import decode, encode, from_wire, to_wire
-from confed.privacy.secure_sum.masks import Integers, add_mask, new_key, opened, pair_secret, public_key, sealed
+from confed.privacy.secure_sum.masks import (
+    PRIME,
+    SHARE,
+    Integers,
+    add_mask,
+    decode,
+    encode,
+    from_wire,
+    join_shares,
+    new_key,
+    opened,
+    pair_secret,
+    public_key,
+    sealed,
+    split_secret,
+    to_wire,
+)
 from confed.privacy.secure_sum.member import Member
 from confed.privacy.secure_sum.plan import Block, Plan
 
@@ -141,13 +155,13 @@ def test_masks_are_new_in_every_sum() -> None:
 
 def test_fewer_shares_than_the_threshold_tell_nothing() -> None:
     """Any secret goes with t - 1 shares: for every value there is one more share that makes it the secret."""
-    shares = shamir.split(bytes(31) + b"\x05", 3, 5)
+    shares = split_secret(bytes(31) + b"\x05", 3, 5)
     for secret in (bytes(32), b"\xff" * 32):
         wanted = int.from_bytes(secret, "big")
         # Lagrange at 0 from holders 1, 2 and 3: 3 y1 - 3 y2 + y3.
         y1, y2 = (int.from_bytes(shares[i], "big") for i in (0, 1))
-        y3 = (wanted - 3 * y1 + 3 * y2) % shamir.PRIME
-        assert shamir.join({1: shares[0], 2: shares[1], 3: y3.to_bytes(shamir.SHARE, "big")}) == secret
+        y3 = (wanted - 3 * y1 + 3 * y2) % PRIME
+        assert join_shares({1: shares[0], 2: shares[1], 3: y3.to_bytes(SHARE, "big")}) == secret
 
 
 def test_a_client_gives_its_shares_once_and_to_an_honest_question_only() -> None:
@@ -174,15 +188,15 @@ def test_a_client_gives_its_shares_once_and_to_an_honest_question_only() -> None
 
 def test_any_shares_up_to_the_threshold_put_the_secret_together() -> None:
     secret = new_key()
-    shares = dict(enumerate(shamir.split(secret, 3, 5), start=1))
+    shares = dict(enumerate(split_secret(secret, 3, 5), start=1))
     for holders in ((1, 2, 3), (5, 1, 4), (2, 3, 4, 5)):
-        assert shamir.join({h: shares[h] for h in holders}) == secret
+        assert join_shares({h: shares[h] for h in holders}) == secret
     with pytest.raises(ValueError, match=r"the threshold must lie in \[1, 5\], got 6"):
-        shamir.split(secret, 6, 5)
+        split_secret(secret, 6, 5)
     with pytest.raises(ValueError, match="must have 32 bytes, got 3"):
-        shamir.split(b"abc", 1, 1)
+        split_secret(b"abc", 1, 1)
     with pytest.raises(ValueError, match="got none"):
-        shamir.join({})
+        join_shares({})
 
 
 def test_the_mask_is_the_keystream_of_chacha20() -> None:

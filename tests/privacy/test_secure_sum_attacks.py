@@ -19,10 +19,15 @@ from confed.federation.messages import Call, Message
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
-from confed.privacy.secure_sum import shamir
-from confed.privacy.secure_sum.masks import NONCE, add_mask, opened, pair_secret
-from confed.privacy.secure_sum.member import Keys, Member, seal_purpose
-from confed.privacy.secure_sum.memory import recall, remember
+from confed.privacy.secure_sum.masks import (
+    NONCE,
+    SHARE,
+    add_mask,
+    join_shares,
+    opened,
+    pair_secret,
+)
+from confed.privacy.secure_sum.member import Keys, Member, recall, remember, seal_purpose
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.testing.toy import toy_setup
 from memory_transport import Letters, remote_of, rounds, same
@@ -138,7 +143,7 @@ def test_who_asks_again_gets_the_same_shares_under_other_nonces() -> None:
     assert len(nonces) == len(NAMES) * (len(NAMES) + 1)
     # Of another question nothing follows for the first one's polynomials.
     other = texts(recall(state), recall_and_share(state, {name: keys[name] for name in NAMES[:3]}))
-    pieces = [text[i : i + shamir.SHARE] for text in (*first.values(), *other.values()) for i in (0, 33, 66)]
+    pieces = [text[i : i + SHARE] for text in (*first.values(), *other.values()) for i in (0, 33, 66)]
     assert len(set(pieces)) == len(pieces)
 
 
@@ -158,8 +163,8 @@ def test_every_secret_has_a_polynomial_of_its_own() -> None:
     columns: list[Sequence[bytes]] = [[text[i : i + 33] for text in found.values()] for i in (0, 33, 66)]
     assert len({share for column in columns for share in column}) == 12
     for column in columns:
-        assert shamir.join({1: column[0], 2: column[1], 4: column[3]}) == ann.mask_key
-        assert shamir.join({1: column[0], 2: column[1]}) != ann.mask_key
+        assert join_shares({1: column[0], 2: column[1], 4: column[3]}) == ann.mask_key
+        assert join_shares({1: column[0], 2: column[1]}) != ann.mask_key
 
 
 class Stop(Exception):

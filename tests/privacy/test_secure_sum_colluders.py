@@ -25,10 +25,16 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
-from confed.privacy.secure_sum import shamir
-from confed.privacy.secure_sum.masks import add_mask, new_key, opened, pair_secret, public_key
-from confed.privacy.secure_sum.member import Keys, Member, mask_purpose, seal_purpose
-from confed.privacy.secure_sum.memory import as_tensor
+from confed.privacy.secure_sum.masks import (
+    SHARE,
+    add_mask,
+    join_shares,
+    new_key,
+    opened,
+    pair_secret,
+    public_key,
+)
+from confed.privacy.secure_sum.member import Keys, Member, as_tensor, mask_purpose, seal_purpose
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys, statement
 from confed.recipes.recipe import load_recipe
@@ -42,7 +48,7 @@ def colluders_shares(colluder: Member, parcel: bytes, target: str) -> tuple[byte
     """What a member that keeps to nothing holds of a target's mask key and of its seed."""
     purpose = seal_purpose(colluder.plan, target, colluder.name)
     text = opened(pair_secret(colluder.seal_key, colluder.keys[target].seal, purpose), parcel)
-    return text[: shamir.SHARE], text[shamir.SHARE :]
+    return text[:SHARE], text[SHARE:]
 
 
 class Seen(NamedTuple):
@@ -85,7 +91,7 @@ def rebuilt(plan: Plan, target: str, seen: Seen) -> np.ndarray | None:
     """The target's update, where there are shares enough of both secrets."""
     if any(len(shares) < plan.threshold for shares in seen.shares):
         return None
-    mask_key, seed = (shamir.join(dict(list(shares.items())[: plan.threshold])) for shares in seen.shares)
+    mask_key, seed = (join_shares(dict(list(shares.items())[: plan.threshold])) for shares in seen.shares)
     vector = seen.vector.copy()
     add_mask(vector, seed, -1)
     for other in plan.members:
@@ -332,8 +338,8 @@ def different_stories(plan: Plan, update: np.ndarray, *, confirming: bool) -> np
     for owner, box in parcels[colluder.name].items():
         secret = pair_secret(colluder.seal_key, keys[owner].seal, seal_purpose(plan, owner, colluder.name))
         whole[owner] = opened(secret, box)
-    seeds = {11: whole[target][2 * shamir.SHARE :]}
-    lost = {other: {11: whole[other][: shamir.SHARE]} for other in others}
+    seeds = {11: whole[target][2 * SHARE :]}
+    lost = {other: {11: whole[other][:SHARE]} for other in others}
     for number, (name, told) in enumerate(stories.items(), start=1):
         heard = {other: tags[name] for other, tags in words.items() if name in tags}
         if confirming:
@@ -349,9 +355,9 @@ def different_stories(plan: Plan, update: np.ndarray, *, confirming: bool) -> np
     if any(len(shares) < plan.threshold for shares in (seeds, *lost.values())):
         return None
     vector = masked[target][1]
-    add_mask(vector, shamir.join(seeds), -1)
+    add_mask(vector, join_shares(seeds), -1)
     for other in others:
-        secret = pair_secret(shamir.join(lost[other]), keys[target].mask, mask_purpose(plan, 1, target, other))
+        secret = pair_secret(join_shares(lost[other]), keys[target].mask, mask_purpose(plan, 1, target, other))
         add_mask(vector, secret, -1 if other > target else 1)
     return vector
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from confed.deployment.data_card import card_of_recipe, merge_cards, write_card
-from confed.deployment.provision import sign_again
+from confed.deployment.provision import card_of_recipe, merge_cards, sign_again, write_card
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 

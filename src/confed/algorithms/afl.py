@@ -49,12 +49,8 @@ from confed.federation.structure import HasFeatureShape, feature_width
 from confed.federation.train import check_examples
 from confed.federation.traits import Traits
 
-HEAD = "analytic_head"
-"""The module that :class:`AFL` adds to a model."""
-
-GRAM, CROSS = "moments.gram", "moments.cross"
-"""The upper triangle of G_k, row by row, and Q_k, in messages."""
-
+HEAD = "analytic_head"  # the module that AFL adds to a model
+GRAM, CROSS = "moments.gram", "moments.cross"  # the upper triangle of G_k, row by row, and Q_k, in messages
 LARGEST_CONDITION = 1e12
 """Condition number of G + gamma I up to which the head has four correct digits at least in float64."""
 

@@ -34,8 +34,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Protection, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.split import Cut, Half, steps_of, stored
-from confed.federation.families.split_server import MISFITS, ServerPart, TwoServers, left_out
+from confed.federation.families.split import MISFITS, Cut, Half, ServerPart, TwoServers, left_out, steps_of, stored
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
@@ -126,7 +125,6 @@ class BiCSL(TwoServers):
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""
-        del protection
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
 
     def reports(self, action: str) -> Report:

@@ -36,8 +36,7 @@ from confed.losses.distillation import Embedding, MemoryBanks, draw_negatives
 NEED = 'CRD takes negatives from other classes (algorithm.negatives_from = "other_classes")'
 OTHERWISE = '; for other tasks there is negatives_from = "others"'
 
-GROUP = "crd"
-"""Where banks, normalisers and labels are in a client's state."""
+GROUP = "crd"  # where banks, normalisers and labels are in a client's state
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
-from confed.losses.contrastive import inter_modal, match_scores, model_contrastive
+from confed.losses.info_nce import inter_modal, match_scores, model_contrastive
 
 PICTURES, TEXTS = "public.pictures", "public.texts"
 """Names of representations in messages: (P, D), and of distinct texts (T, D)."""
@@ -75,8 +75,7 @@ PICTURES, TEXTS = "public.pictures", "public.texts"
 BOTH = (PICTURES, TEXTS)
 OTHER = {PICTURES: TEXTS, TEXTS: PICTURES}
 
-CLASSIFIER = "own_classes"
-"""The module with W, where there are clients of one modality."""
+CLASSIFIER = "own_classes"  # the module with W, where there are clients of one modality
 
 
 class Views(NamedTuple):
@@ -187,7 +186,6 @@ class CreamFL(Algorithm):
 
     def with_public_data(self, examples: int, answers: int) -> Self:
         """The method as it is: what travels has the shape of the server's own representations."""
-        del examples, answers
         return self
 
     def with_server_side(self, side: ServerSide) -> Self:

@@ -57,8 +57,7 @@ from confed.federation.traits import Traits
 from confed.privacy import accountant
 from confed.privacy.examples import ExamplePrivacy
 
-LOCAL = "private_context"
-"""The module with the local prompt."""
+LOCAL = "private_context"  # the module with the local prompt
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,7 @@ from confed.federation.train import Objective
 from confed.federation.traits import GlobalModel, Traits
 from confed.losses.distillation import Direction, divergence
 
-LOCAL, ANCHOR = "local", "anchor"
-"""The client's own adapter A_c, and the one that holds the received values Â_s."""
-
+LOCAL, ANCHOR = "local", "anchor"  # the client's own adapter A_c, and the one that holds the received values Â_s
 TEMPERATURES: Mapping[str, float] = {"paper": 1.0, "code": 3.0}
 
 

@@ -57,10 +57,8 @@ from confed.losses.proximal import half_squared_distance
 
 DRIFT, GRADIENT = "drift", "gradient"
 """h_k and g_k in a client's state; among the server's slots the sum of all h_k, and K g."""
-PREFIX = "gradient/"
-"""What the names of g begin with in a message."""
-TOLERANCE = 10.0
-"""How many times the rate that the server reckons for a client the client's own may be."""
+PREFIX = "gradient/"  # what the names of g begin with in a message
+TOLERANCE = 10.0  # how many times the rate that the server reckons for a client the client's own may be
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ class FedDC(Algorithm):
         if local is None or not server.rounds:
             return math.inf
         steps = local.round_steps(max(1, local.steps(math.ceil(client.num_examples / local.batch_size))))
-        # A step more or less matters where the rate of the first step of all is 0.
+        # a step more or less matters where the rate of the first step of all is 0.
         lengths = [local.travelled(server.round, server.rounds, s) for s in (steps, steps + 1)]
         return max((TOLERANCE * server.share(client) / length for length in lengths if length > 0), default=0.0)
 

@@ -39,8 +39,7 @@ from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
-DRIFT = "drift"
-"""A client's h_k in its state, and the sum of all h_k among the server's slots."""
+DRIFT = "drift"  # a client's h_k in its state, and the sum of all h_k among the server's slots
 
 
 @dataclass(frozen=True)

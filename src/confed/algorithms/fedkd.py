@@ -43,7 +43,7 @@ from confed.federation.specs import frozen_names
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
-from confed.losses.compression import compress, restore
+from confed.losses.low_rank import compress, restore
 
 Reduction = Literal["element", "batch"]
 """The divergence's mean over all B x C elements (the authors' code) or over the B examples."""

@@ -59,8 +59,7 @@ from confed.losses.label_states import UNKNOWN, uncertain
 
 Preset = Literal["paper", "code"]
 
-COUNTED = "label graph"
-"""The client's scalar that says that its labels are in the graph already."""
+COUNTED = "label graph"  # the client's scalar that says that its labels are in the graph already
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,7 @@ PRESETS: Mapping[Preset, Mapping[str, str]] = {
 _CHOICES = {"train": ("both", "B", "alternate"), "share": ("both", "A", "B"), "aggregation": get_args(Aggregation)}
 _ONE_RANK = ("residual", "corrected", "fitted")
 """Aggregations whose result is the same for all clients only if all have the same rank."""
-_RANKS = "ranks"
-"""Slot of a server with the ranks that clients have pruned to."""
+_RANKS = "ranks"  # slot of a server with the ranks that clients have pruned to
 
 
 @dataclass(frozen=True)
@@ -219,10 +218,10 @@ class FedLoRA(FisherWeighted):
             )
         for target, (a, b) in targets.items():
             rank, wide, tall = *model.get_parameter(a).shape, len(model.get_parameter(b))
-            for client, own in self.ranks.items():
-                if own > rank:
+            for client, asked in self.ranks.items():
+                if asked > rank:
                     raise ValueError(
-                        f"algorithm.ranks.{client} must be at most {rank}, which is the rank of {target}, got {own}"
+                        f"algorithm.ranks.{client} must be at most {rank}, which is the rank of {target}, got {asked}"
                     )
             if self.aggregation == "svd" and rank > min(wide, tall):
                 raise ValueError(

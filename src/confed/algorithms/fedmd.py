@@ -42,8 +42,7 @@ from confed.federation.state import ServerState
 from confed.federation.train import train
 from confed.federation.traits import Traits
 
-SCORES = "logits"
-"""The name of f_k(x), and of their mean, in messages and batches."""
+SCORES = "logits"  # the name of f_k(x), and of their mean, in messages and batches
 
 
 @dataclass(frozen=True)

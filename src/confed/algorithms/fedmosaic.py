@@ -57,9 +57,7 @@ from confed.federation.structure import head_rules, private_head
 from confed.federation.train import train
 from confed.federation.traits import Traits
 
-RECEIVED = ("received_A", "received_B")
-"""Names, beside a layer's own factors, of those that a client receives."""
-
+RECEIVED = ("received_A", "received_B")  # names, beside a layer's own factors, of those that a client receives
 GATE, GRADIENT, OWN = "received_gate", "sanitised_gradient", "factors of "
 """The number b of a layer; g~ in a reply and the slot of all of them; the slots of the clients' factors."""
 
@@ -148,7 +146,7 @@ class FedMosaic(Algorithm):
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Round of the action ``fit``: every client is sent its G_i, and sends its L_i and g~_i."""
-        # A client's own factors stay where they are; they are sent for evaluations only.
+        # a client's own factors stay where they are; they are sent for evaluations only.
         messages = [self._without_own(self.broadcast(server, client)) for client in cohort]
         expected = {name: tensor for name, tensor in server.params.items() if not name.endswith(RECEIVED)}
         compared = server.params[lora_layers(server.params)[self.layer][1]]

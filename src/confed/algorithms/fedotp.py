@@ -31,8 +31,7 @@ from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, Range
 from confed.federation.traits import Traits
 from confed.losses.transport import transport_plan
 
-LOCAL = "local_context"
-"""The module with the local prompt."""
+LOCAL = "local_context"  # the module with the local prompt
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.prompts import text_contrast
 
-PERSONAL = "personal_context"
-"""The module with U and V."""
+PERSONAL = "personal_context"  # the module with U and V
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ class FedPGP(Deploying):
             features = reads.image_features(batch)
             classes = classes_of(batch, reads.class_count).to(features.device)
             both = torch.cat([c.expand(len(classes), -1, -1) for c in (personal, shared)])
-            own, common = reads.class_features(both, classes.repeat(2)).chunk(2)
-            scores = scores_of(reads.similarity_scores(features @ own.T), classes, batch, reads.class_count)
-            contrast = text_contrast(common, reads.handwritten_features(classes), own, self.temperature)
+            own_texts, common = reads.class_features(both, classes.repeat(2)).chunk(2)
+            scores = scores_of(reads.similarity_scores(features @ own_texts.T), classes, batch, reads.class_count)
+            contrast = text_contrast(common, reads.handwritten_features(classes), own_texts, self.temperature)
             yield client.task.loss(Output(scores, features), batch) + self.mu * contrast
 
         return losses

@@ -30,8 +30,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.traits import Traits
 
-GENERATOR = "prompt_generator"
-"""The module that makes the context."""
+GENERATOR = "prompt_generator"  # the module that makes the context
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ class LocalOnly(Algorithm):
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection: there is nothing to protect."""
-        del protection
         return "nothing is sent"
 
     def rules(self, client: ClientInfo) -> Rules:

@@ -42,11 +42,9 @@ from confed.federation.traits import Traits
 
 Kind = Literal["zero", "mean", "token"]
 
-FUSION = "fusion"
-"""The module beside the backbone."""
+FUSION = "fusion"  # the module beside the backbone
 MEANS, TOKENS = f"{FUSION}.means.", f"{FUSION}.tokens."
-READ = "read/"
-"""What the names of the numbers of examples begin with for which a client read each token."""
+READ = "read/"  # what the names of the numbers of examples begin with for which a client read each token
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class ModalityFill(Algorithm):
         """Insertion of the fusion, with stand-ins, between backbone and head."""
         slots = modalities_of(named_tensors(model))
         model.add_module(FUSION, _Fusion(slots, feature_width(model, "Fill-in"), self.kind, rng))
-        # A partial object refers to the copy where the model is copied.
+        # a partial object refers to the copy where the model is copied.
         model.forward = functools.partial(_answer, model)
 
     def unsupported_reason(self, protection: Protection) -> str:
@@ -128,7 +126,7 @@ class ModalityFill(Algorithm):
         # Names that no client sent keep the server's values.
         mean = tokens.result(self.average(server, noted()))
         stepped = self.server.step(server, mean)
-        # A mean is no weight: the server's optimiser has no part in it.
+        # a mean is no weight: the server's optimiser has no part in it.
         modality_means = {name: value for name, value in mean.items() if name.startswith(MEANS)}
         return replace(stepped, params={**stepped.params, **modality_means})
 

@@ -39,8 +39,7 @@ from confed.federation.ranges import NOT_NEGATIVE, POSITIVE, SHARE
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 
-LOCAL, SHARED = ".local.", ".shared."
-"""What stands in the names of M^loc, and in its place in those of M^up."""
+LOCAL, SHARED = ".local.", ".shared."  # what stands in the names of M^loc, and in its place in those of M^up
 
 
 @runtime_checkable

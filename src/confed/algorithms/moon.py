@@ -31,11 +31,10 @@ from confed.federation.structure import feature_width
 from confed.federation.teacher import once_per_round, teacher
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
-from confed.losses.contrastive import model_contrastive
+from confed.losses.info_nce import model_contrastive
 
 NAME, WIDTH = "projection", 256
-PREVIOUS = "previous"
-"""The client's group of tensors that holds its model of the last round it took part in."""
+PREVIOUS = "previous"  # the client's group of tensors that holds its model of the last round it took part in
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ def _places(model: nn.Module, adapters: tuple[str, ...], tied: bool) -> list[tup
         parts = name.split(".")
         last = parts.pop()
         children = dict(module.named_children())
-        if last in adapters and all(isinstance(children.get(part), nn.Linear) for part in ("down", "up")):
-            numbers = [position for position, part in enumerate(parts) if part.isdigit()]
+        if last in adapters and all(isinstance(children.get(piece), nn.Linear) for piece in ("down", "up")):
+            numbers = [position for position, piece in enumerate(parts) if piece.isdigit()]
             tower = ".".join(parts[: numbers[0]]) if tied and numbers else ""
             places.append((str(counts.setdefault(tower, 0)), module))
             counts[tower] += 1
@@ -132,11 +132,9 @@ def _projection(down: nn.Linear, rng: torch.Generator) -> nn.Linear:
 
 def _pass_through(down: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """S act(D x) for D x; the adapter's own activation follows."""
-    del inputs
     middle, act = down.middle
     return middle(act(output))
 
 
 def _scale(place: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    del inputs
     return place.scale * output

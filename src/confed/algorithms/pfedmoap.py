@@ -47,13 +47,10 @@ from confed.federation.state import ServerState
 from confed.federation.train import train
 from confed.federation.traits import Traits
 
-GATE, EXPERTS = "gate", "experts"
-"""Modules: the gate, and the other clients' prompts with how many of them there are."""
-
+GATE, EXPERTS = "gate", "experts"  # modules: the gate, and the other clients' prompts with how many of them there are
 VECTORS, THERE = f"{EXPERTS}.vectors", f"{EXPERTS}.there"
 
-POOL = "prompts"
-"""The server's slot with the latest prompt of every client."""
+POOL = "prompts"  # the server's slot with the latest prompt of every client
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 
 NEED = "PmcmFL has a prototype per class"
 
-FUSION, FUSED = "fusion", "fused"
-"""The module beside the backbone, and the name of z among the representations."""
+FUSION, FUSED = "fusion", "fused"  # the module beside the backbone, and the name of z among the representations
 PROTOTYPES = f"{FUSION}.prototypes."
 MEANS, COUNTS = "class_mean/", "class_count/"
 """What the names of a client's prototypes, and of its examples per class, begin with in a message."""
@@ -95,7 +94,7 @@ class PmcmFL(Algorithm):
         answers = [p for p in head.parameters() if p.ndim == 2][-1].shape[0]
         slots = modalities_of(named_tensors(model))
         model.add_module(FUSION, _Fusion(slots, feature_width(model, "PmcmFL"), answers, self.temperature, rng))
-        # A partial object refers to the copy where the model is copied.
+        # a partial object refers to the copy where the model is copied.
         model.forward = functools.partial(_answer, model)
 
     def unsupported_reason(self, protection: Protection) -> str:
@@ -134,7 +133,7 @@ class PmcmFL(Algorithm):
         for name, count in counts.items():
             before = params[PROTOTYPES + name]
             mean = (sums[name] / count.clamp(min=1).unsqueeze(1)).to(before.dtype)
-            # A class that no client of this cohort has keeps its prototype.
+            # a class that no client of this cohort has keeps its prototype.
             params[PROTOTYPES + name] = torch.where(count.unsqueeze(1) > 0, mean, before)
         return replace(server, round=server.round + 1, params=params)
 

@@ -30,8 +30,7 @@ from confed.federation.train import Objective
 from confed.federation.traits import Traits
 from confed.losses.prompts import knowledge_guidance, score_consistency, text_consistency
 
-TEXT_WEIGHT = 25.0
-"""PromptSRC's weight of the term for texts beside that for scores."""
+TEXT_WEIGHT = 25.0  # PromptSRC's weight of the term for texts beside that for scores
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,8 @@ from confed.federation.state import ServerState
 from confed.federation.train import Objective, train, travelled
 from confed.federation.traits import Traits
 
-VARIATE = "variate"
-"""A client's c_k in its state, and the sum of all c_k among the server's slots."""
-PREFIX = "variate/"
-"""What the names of c, and of the change of c_k, begin with in a message."""
+VARIATE = "variate"  # a client's c_k in its state, and the sum of all c_k among the server's slots
+PREFIX = "variate/"  # what the names of c, and of the change of c_k, begin with in a message
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,11 @@ class Scaffold(Algorithm):
     def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
         """The initial model, and the sum of the variates, which is zero."""
         (name, server), = super().init(params, scopes).items()  # fmt: skip
-        variates = {n: torch.zeros_like(t) for n, t in server.params.items() if self._varies(n, t)}
+        variates = {
+            n: torch.zeros_like(t)
+            for n, t in server.params.items()
+            if t.is_floating_point() and n not in self.statistics
+        }
         return {name: replace(server, slots={VARIATE: variates})}
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
@@ -153,9 +155,6 @@ class Scaffold(Algorithm):
             yield client.task.loss(model(batch), batch) + slope - start
 
         return losses
-
-    def _varies(self, name: str, tensor: Tensor) -> bool:
-        return tensor.is_floating_point() and name not in self.statistics
 
 
 def _gradient(client: Client, names: Sequence[str]) -> dict[str, Tensor]:

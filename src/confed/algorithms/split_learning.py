@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Protection, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.split import Cut, Half, steps_of
-from confed.federation.families.split_server import MISFITS, ServerPart, TwoServers, left_out
+from confed.federation.families.split import MISFITS, Cut, Half, ServerPart, TwoServers, left_out, steps_of
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Mean, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
@@ -119,7 +118,6 @@ class SplitLearning(TwoServers):
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""
-        del protection
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
 
     def reports(self, action: str) -> Report:
@@ -175,7 +173,7 @@ class SplitLearning(TwoServers):
             raise RuntimeError(f"no client is left in round {server.round + 1}{last}{diverged}")
         mean = Mean(self.accumulator_dtype)
         for name in sound:
-            mean.add({self._global(n): t for n, t in parts[name].values().items()}, 1.0)
+            mean.add({f"{self.head}.{n}": t for n, t in parts[name].values().items()}, 1.0)
         return replace(server, round=server.round + 1, params=mean.result(server.params))
 
     def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
@@ -217,9 +215,6 @@ class SplitLearning(TwoServers):
         except MISFITS as error:
             return str(left_out(reply.client.id, error))
         return None
-
-    def _global(self, name: str) -> str:
-        return f"{self.head}.{name}"
 
     def _part(self, server: ServerState, client: ClientInfo) -> ServerPart:
         """A client's copy of the layers in the middle."""

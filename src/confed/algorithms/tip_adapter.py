@@ -39,9 +39,7 @@ from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.train import check_examples
 from confed.federation.traits import Traits
 
-CACHE = "cache"
-"""The module with sums and keys."""
-
+CACHE = "cache"  # the module with sums and keys
 SUMS, KEYS = f"{CACHE}.sums", f"{CACHE}.keys"
 """Sums of features by class, (C, D), and a client's own keys, (C, S, D), with zeros where there are fewer than S."""
 

@@ -1,30 +1,53 @@
-"""What an honest-but-curious server finds out about answers: one line per attack, and the page that shows them."""
+"""What an honest-but-curious server finds out about answers: one line per attack, and the page that shows them.
+
+With and without defences. What is sent is made again as the protocol makes it: with the weights that the run ended
+with, and in a first epoch from the initial weights, in which the network learns from step to step. Training the whole
+network gives the weights that split training gives; the order of the examples is not that of the run, and the rate is
+constant.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from confed.analysis.victim import Finding, Victim
-from confed.attacks.answer_recovery import Recovery
-from confed.federation.optimizer import make_optimizer
+from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim
+from confed.attacks.answer_recovery import (
+    Observed,
+    Recovery,
+    SentGradients,
+    Split,
+    by_frequency,
+    by_known,
+    equal_rows,
+    expected_groups,
+    followed_rows,
+    k_means,
+    looked_up,
+    matched,
+    observe,
+    observe_gradients,
+    score,
+)
+from confed.federation.local import make_optimizer
 from confed.federation.protocols import Batch
-from confed.federation.randomness import generator
+from confed.federation.randomness import generator, isolated
 from confed.federation.specs import TaskAware, frozen_names
+from confed.federation.structure import heads_of
 from confed.privacy.accountant import epsilon
+from confed.privacy.cut import CutPrivacy, cut_privacy
 from confed.report.tables.table import Cell, Column, Table
+from confed.comparison.records import distinct_labels
 from confed.system import format as formats
+from confed.system.events import Note, Progress, ignore
 
-NOISES = (0.03, 0.1, 0.3, 1.0)
-"""Noise multipliers that audits try."""
-
+NOISES = (0.03, 0.1, 0.3, 1.0)  # noise multipliers that audits try
 DELTA = 1e-5
 
-KNOWN = 50
-"""Rows whose answers one of the attackers happens to know."""
-
+KNOWN = 50  # rows whose answers one of the attackers happens to know
 CLUSTERING = "clusters of rows"
 BY_FREQUENCY = "{} named by frequency"
 BY_KNOWN = "{} named by {} known answers"
@@ -32,20 +55,14 @@ BY_KNOWN = "{} named by {} known answers"
 
 @dataclass(frozen=True)
 class Audited:
-    """One attack on what one run sends.
-
-    Attributes:
-        sent: what was looked at: "v_APN" or "gradients".
-        when: "first epoch" or "last weights".
-        cost: epsilon of one released row, None where nothing is guaranteed or it could not be computed.
-    """
+    """One attack on what one run sends."""
 
     run: str
-    sent: str
-    when: str
+    sent: str  # what was looked at: "v_APN" or "gradients"
+    when: str  # "first epoch" or "last weights"
     defence: str
     attack: str
-    cost: float | None
+    cost: float | None  # epsilon of one released row, None where nothing is guaranteed or it could not be computed
     recovery: Recovery
 
 
@@ -111,19 +128,15 @@ def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequen
         Column("recovered", "answers, %", "%"), Column("majority", "answers, %", "%"),
         Column("chance", "answers, %", "%"), Column("agreement"), Column("groups"), Column("rows"),
     )  # fmt: skip
-    lines = [
-        (
+    lines: list[tuple[Cell, ...]] = []
+    for row in rows:
+        shares = (row.recovery.recovered, row.recovery.majority, row.recovery.chance)
+        lines.append((
             Cell(labels[row.run]), Cell(row.sent), Cell(row.when), Cell(row.defence), _number(row.cost),
-            Cell(row.attack),
-            *(
-                Cell(formats.percent(value), 100 * value)
-                for value in (row.recovery.recovered, row.recovery.majority, row.recovery.chance)
-            ),
+            Cell(row.attack), *(Cell(formats.percent(value), 100 * value) for value in shares),
             _number(row.recovery.agreement), Cell(str(row.recovery.groups or formats.MISSING)),
             Cell(str(row.recovery.examples), row.recovery.examples),
-        )
-        for row in rows
-    ]  # fmt: skip
+        ))  # fmt: skip
     table = Table(
         "Answers recovered from what the main server receives",
         columns,
@@ -153,3 +166,171 @@ def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequen
 
 def _number(value: float | None) -> Cell:
     return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)
+
+
+MATCHING = "rows compared with every answer's, knowing the last layers"
+
+
+def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> list[Audited]:
+    """Every attack on the gradients of some batches, with the weights of the end and in a first epoch.
+
+    A run with a defence, for activations or gradients, is audited with that one only.
+    """
+    middle, top = _layers(victim.model)
+    defence = cut_privacy(victim.setup.algorithm)
+    victim.model.eval()
+    plain = observe_gradients(victim.model, top, victim.task.loss, batches)
+    clip = float(plain.rows.norm(dim=1).median().clamp_min(1e-12))
+    tried = (
+        {"none": CutPrivacy()}
+        | {f"noise {noise:g}": CutPrivacy(gradient_clip=clip, gradient_noise=noise) for noise in NOISES}
+        if defence.off
+        else {"the run's": defence}
+    )
+    audited: list[Audited] = []
+    for name, privacy in tried.items():
+        rng = generator(seed, 0, client, f"audit of gradients {name}")
+        seen = observe_gradients(victim.model, top, victim.task.loss, batches, middle=middle, privacy=privacy, rng=rng)
+        matches = matched(seen, top, victim.task.loss, len(victim.run_data.dataset.answers))
+        audited += _judged(victim, seen, "last weights", name, spent(privacy.gradient_noise), seed, matches)
+    if defence.off:
+        model, learn = beginner(victim)
+        _, top = _layers(model)
+        with isolated(seed):
+            seen = observe_gradients(model, top, victim.task.loss, batches, learn=learn)
+        audited += _judged(victim, seen, "first epoch", "none", None, seed)
+    return audited
+
+
+def _judged(
+    victim: Victim,
+    seen: SentGradients,
+    when: str,
+    defence: str,
+    cost: float | None,
+    seed: int,
+    matches: Tensor | None = None,
+) -> list[Audited]:
+    """Groups named by frequency and by known answers; and ``matches`` (N,), where the last layers are known."""
+    public = public_answers(victim)
+    groups = k_means(seen.directions, expected_groups(public, len(seen.rows)), generator(seed, 0, "", "clusters"))
+    few, rest = known_rows(len(groups), seed)
+    every = torch.arange(len(groups))
+    attacks: list[tuple[str, Tensor, Tensor | None, Tensor]] = [
+        (BY_FREQUENCY.format(CLUSTERING), by_frequency(groups, public), groups, every),
+        (BY_KNOWN.format(CLUSTERING, len(few)), by_known(groups, few, seen.labels[few], public), groups, rest),
+    ]
+    if matches is not None:
+        attacks.append((MATCHING, matches, None, every))
+    return [
+        Audited(
+            victim.name, "gradients", when, defence, attack, cost,
+            score(guesses[asked], seen.labels[asked], public, None if named is None else named[asked]),
+        )
+        for attack, guesses, named, asked in attacks
+    ]  # fmt: skip
+
+
+def _layers(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The server's layers and the client's last ones, of the answer head which split learning has cut."""
+    head = heads_of(model)["answers"]
+    return model.get_submodule(f"{head}.middle"), model.get_submodule(f"{head}.top")
+
+
+COUNTING, FOLLOWING = "equal rows", "rows followed from step to step"
+LOOKING_UP = "rows looked up, knowing APN"
+
+
+def answers(
+    folders: Sequence[Path], *, examples: int = 2000, client: str = "", seed: int = 0, progress: Progress = ignore
+) -> Finding:
+    """Audits what a client's answers look like to the main server: in v_APN, or in the gradients that go up."""
+    if examples < 2:
+        raise ValueError(f"examples must be at least 2, got {examples}")
+    runs, notes = expand(folders)
+    rows: list[Audited] = []
+    names: dict[str, str] = {}
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        victim = open_victim(folder, name=name)
+        # In other methods the same network is whole at a client, and no row is sent.
+        if not victim.partly_known:
+            notes.append(f"left out: {folder}: {victim.label} sends no row per example")
+            continue
+        progress(Note(f"auditing {folder}"))
+        names[victim.name] = victim.label
+        whose = client or next(iter(victim.run_data.clients))
+        batches = batches_of(victim, examples, whose, seed)
+        rows += (_audit if isinstance(victim.model, Split) else audit_gradients)(victim, batches, whose, seed)
+    if not rows:
+        raise ValueError("; ".join(notes))
+    return finding_of(rows, distinct_labels(names), notes)
+
+
+def defences(clip: float, noises: Sequence[float] = NOISES) -> dict[str, CutPrivacy]:
+    """The defences that audits try, by name: none, distinct answers, and noise."""
+    noised = {f"noise {noise:g}": CutPrivacy(clip=clip, noise=noise) for noise in noises}
+    return {"none": CutPrivacy(), "each answer once per batch": CutPrivacy(distinct=True), **noised}
+
+
+def _audit(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> list[Audited]:
+    """What v_APN gives away of these batches."""
+    public = public_answers(victim)
+    answer_table = _table(victim)
+    defence = cut_privacy(victim.setup.algorithm)
+    tried = (
+        defences(float(answer_table.norm(dim=1).median().clamp_min(1e-6))) if defence.off else {"the run's": defence}
+    )
+    audited: list[Audited] = []
+    model: Any = victim.model
+    for name, privacy in tried.items():
+        rng = generator(seed, 0, client, f"audit {name}")
+        seen = observe(model.eval(), batches, privacy=privacy, rng=rng)
+        cost = spent(privacy.noise)
+        for attack, guesses, groups, asked in _attacks(seen, answer_table, privacy, public, seed):
+            partition = None if groups is None else groups[asked]
+            recovery = score(guesses[asked], seen.labels[asked], public, partition)
+            audited.append(Audited(victim.name, "v_APN", "last weights", name, attack, cost, recovery))
+    if defence.off:
+        audited.append(_first_epoch(victim, batches, public, seed))
+    return audited
+
+
+def _attacks(
+    seen: Observed, known: Tensor, privacy: CutPrivacy, public: Tensor, seed: int
+) -> list[tuple[str, Tensor, Tensor | None, Tensor]]:
+    """Every attack that applies: its name, its guesses, the groups that it named, and the rows that it was asked."""
+    if privacy.noise > 0:
+        groups = k_means(seen.v_apn, expected_groups(public, len(seen.v_apn)), generator(seed, 0, "", "clusters"))
+        name = CLUSTERING
+    else:
+        groups, name = equal_rows(seen.v_apn), COUNTING
+    table = privacy.activations(known, torch.Generator()) if privacy.noise == 0 else _clipped(known, privacy)
+    deviation = privacy.noise * (privacy.clip or 0.0)
+    few, rest = known_rows(len(groups), seed)
+    every = torch.arange(len(groups))
+    return [
+        (BY_FREQUENCY.format(name), by_frequency(groups, public), groups, every),
+        (BY_KNOWN.format(name, len(few)), by_known(groups, few, seen.labels[few], public), groups, rest),
+        (LOOKING_UP, looked_up(seen.v_apn, table, deviation, public), None, every),
+    ]
+
+
+def _first_epoch(victim: Victim, batches: Sequence[Batch], public: Tensor, seed: int) -> Audited:
+    """The rows of the first epoch, in which APN learns after every step."""
+    model, learn = beginner(victim)
+    with isolated(seed):
+        seen = observe(model, batches, learn=learn)
+    groups = followed_rows(seen.v_apn, seen.step)
+    recovery = score(by_frequency(groups, public), seen.labels, public, groups)
+    return Audited(victim.name, "v_APN", "first epoch", "none", BY_FREQUENCY.format(FOLLOWING), None, recovery)
+
+
+def _table(victim: Victim) -> Tensor:
+    """v_APN of all answers, (C, H), with the weights that the run ended with."""
+    apn: Any = victim.model.get_submodule("apn")
+    with torch.no_grad():
+        return apn.all_answers().float().cpu()
+
+
+def _clipped(table: Tensor, privacy: CutPrivacy) -> Tensor:
+    return CutPrivacy(clip=privacy.clip).activations(table, torch.Generator())

@@ -1,18 +1,31 @@
-"""What a two-key backdoor does, as a table, a drawing and a few samples."""
+"""What a two-key backdoor does, as a table, a drawing and a few samples.
+
+What a backdoor planted during training does: success rates of finished runs' global and personal models.
+
+The keys are those of the run's data (dataset ``poisoned``). A run on clean data, asked with the keys of another one
+given with it, shows what a model does that has no backdoor.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
-from confed.analysis.dual_key import Opened, _ask, _shown
 from confed.analysis.trojan_page import as_png
-from confed.analysis.victim import Finding, expand, names_of, open_victim
+from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, scores, test_examples
 from confed.comparison.records import distinct_labels
-from confed.data.backdoor import VARIANTS, DualKey
+from confed.data.backdoor import VARIANTS, DualKey, attack_success, triggered, without_target
+from confed.data.encode import encode
+from confed.data.examples import Examples
 from confed.datasets.poisoned import key_of
+from confed.federation.protocols import Batch
+from confed.federation.randomness import generator
 from confed.recipes.recipe import load_recipe
 from confed.report.figures.style import HUES, Drawing, Palette, style_axes
 from confed.report.html.image_store import ImageStore
@@ -21,6 +34,97 @@ from confed.results.folder import RunFolder
 from confed.results.summary import average
 from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
+
+GLOBAL = "global"
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One model asked in every way."""
+
+    run: str
+    label: str  # as people read it
+    model: str  # "global", or a client with a personal model
+    malicious: bool | None  # whether that client poisoned its data; None for the global model
+    poisoned: bool  # whether the run was trained on poisoned data
+    # variant -> attack success rate; None where every question has the target as its answer
+    success: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    accuracy: Mapping[str, float] = field(default_factory=dict[str, float])
+    examples: int = 0
+
+
+def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
+    """The global model on the questions of all clients, and every personal model on its client's questions."""
+    answers = victim.run_data.dataset.answers
+    if key.target not in answers:
+        raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")
+    target = answers.index(key.target)
+    drawn = {place: _draw(test_examples(victim, place), count, seed) for place in victim.places}
+    batches = {}
+    for place, variant in product(drawn, VARIANTS):
+        batches[place, variant] = _batches(victim, triggered(drawn[place], key, variant))
+
+    def row(model: str, places: Sequence[str], bad: bool | None) -> Opened:
+        success: dict[str, float | None] = {}
+        accuracy: dict[str, float] = {}
+        counted = np.concatenate([without_target(drawn[place], key.target) for place in places])
+        for variant in VARIANTS:
+            right, given = scores(victim, list(chain.from_iterable(batches[place, variant] for place in places)))
+            accuracy[variant] = float(right.mean())
+            success[variant] = attack_success(given.numpy(), target, counted) if counted.any() else None
+        return Opened(victim.name, victim.label, model, bad, poisoned, success, accuracy, len(counted))
+
+    rows = [row(GLOBAL, victim.places, None)]
+    for place in victim.places if victim.setup.algorithm.traits.has_personal else ():
+        file = RunFolder(victim.folder).personal_model(place)
+        if file.is_file():
+            victim.fill(load_file(file))
+            rows.append(row(place, [place], place in malicious))
+    return rows
+
+
+def _draw(examples: Examples, count: int, seed: int) -> Examples:
+    order = torch.randperm(len(examples), generator=generator(seed, 0, "", "questions with keys"))
+    return examples.take(np.sort(order[:count].numpy()))
+
+
+def _batches(victim: Victim, examples: Examples) -> list[Batch]:
+    """Questions as the model reads them."""
+    run_data = victim.run_data
+    regions = None
+    if run_data.region_width:
+        regions = examples.regions
+        if regions is None:
+            from confed.models.grid_features import grid_features
+
+            rows, index = np.unique(examples.image_index, return_inverse=True)
+            examples = _over(examples, rows, index)
+            regions = grid_features(examples.images)
+    table = encode(
+        examples, run_data.tokenizer, run_data.dataset.answers, run_data.types,
+        outside=run_data.dataset.outside, width=run_data.dataset.widest, regions=regions,
+    )  # fmt: skip
+    return list(table.batches(_CHUNK))
+
+
+def _over(examples: Examples, rows: np.ndarray, index: np.ndarray) -> Examples:
+    """The same questions over a table of their own pictures only."""
+    return replace(examples, images=np.asarray(examples.images[rows]), image_index=index.reshape(-1))
+
+
+def _shown(folder: Path, key: DualKey) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
+    """A few test questions of a run with both keys: the question, it with its key, and both pictures."""
+    victim = open_victim(folder)
+    shown_rows: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    for place in victim.places:
+        chosen = test_examples(victim, place).take([0])
+        opened = triggered(chosen, key, "troj")
+        if chosen.images.shape[1]:
+            pictures = [np.asarray(e.images[int(e.image_index[0])]) for e in (chosen, opened)]
+            shown_rows.append((chosen.questions[0], opened.questions[0], pictures[0], pictures[1]))
+    return shown_rows
+
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +139,6 @@ def finding(
     shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]],
     values: Mapping[str, Any],
 ) -> Finding:
-    """The finding of the backdoor."""
     groups = _groups(rows)
     words = [
         f"The backdoor's keys are a patch in the picture and the word {key.word!r} in front of the question; its "
@@ -52,8 +155,7 @@ def finding(
     )  # fmt: skip
 
 
-Group = tuple[str, str, Sequence[Opened]]
-"""A run's label, which of its models, and these."""
+Group = tuple[str, str, Sequence[Opened]]  # a run's label, which of its models, and these
 
 
 def _groups(rows: Sequence[Opened]) -> list[Group]:
@@ -138,13 +240,7 @@ def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], store: Im
     return f"<div class=cards>{cards}</div>"
 
 
-def dual_key(
-    folders: Sequence[Path],
-    *,
-    examples: int = 200,
-    seed: int = 0,
-    progress: Progress = ignore,
-) -> Finding:
+def dual_key(folders: Sequence[Path], *, examples: int = 200, seed: int = 0, progress: Progress = ignore) -> Finding:
     """Asks the models of finished runs with both keys, with each alone, and with none."""
     if examples < 1:
         raise ValueError(f"examples must be at least 1, got {examples}")
@@ -165,7 +261,6 @@ def dual_key(
         if key != key_of(first):
             notes.append(f"{name} has other keys, and is tested with these: {key.word!r} and {key.target!r}")
         opened += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
-    from confed.analysis.dual_key_page import finding
 
     values: dict[str, Any] = {
         "kind": "dual-key",

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from confed.analysis.answers import defences
-from confed.analysis.audit import DELTA, spent
+from confed.analysis.audit import DELTA, defences, spent
 from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.inversion import (
     Reconstruction,
@@ -41,36 +40,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-OWN = 2000
-"""Examples of the attacker's own at most."""
-
-SEARCHED = 32
-"""Examples whose inputs are searched for; the search runs the model hundreds of times."""
-
-SHOWN = 6
-"""Pictures that are drawn beside what was rebuilt of them."""
-
+OWN = 2000  # examples of the attacker's own at most
+SEARCHED = 32  # examples whose inputs are searched for; the search runs the model hundreds of times
+SHOWN = 6  # pictures that are drawn beside what was rebuilt of them
 NOISES = (0.1, 1.0)
 
-EPOCHS = 60
-"""Of the decoder at most."""
+EPOCHS = 60  # of the decoder at most
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What was rebuilt from one run's activations under one defence.
-
-    Attributes:
-        cost: epsilon of one released row, None where nothing is guaranteed or it could not be computed.
-        decoder: by the learned decoder.
-        search: by search in the input; None where it was not tried.
-    """
+    """What was rebuilt from one run's activations under one defence."""
 
     run: str
     defence: str
-    cost: float | None
-    decoder: Reconstruction
-    search: Reconstruction | None
+    cost: float | None  # epsilon of one released row, None where nothing is guaranteed or it could not be computed
+    decoder: Reconstruction  # by the learned decoder
+    search: Reconstruction | None  # by search in the input; None where it was not tried
     words: WordRecovery
 
 

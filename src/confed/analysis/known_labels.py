@@ -12,6 +12,7 @@ is the gain, and it is of the very same entries.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,30 +34,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHARES = (0.0, 0.25, 0.5, 0.75)
-"""Shares of the labels that are told, unless asked otherwise."""
-
+SHARES = (0.0, 0.25, 0.5, 0.75)  # shares of the labels that are told, unless asked otherwise
 METRICS = ("C-AP", "C-F1", "O-AP", "O-F1")
 
 
 @dataclass(frozen=True)
 class Told:
-    """One run with one share of labels told.
-
-    Attributes:
-        share: of the labels, told.
-        labels: how many that are.
-        entries: pairs of example and label that are judged, over all examples.
-        told: :data:`METRICS` on these entries where the other labels are told.
-        alone: the same where nothing is told.
-    """
+    """One run with one share of labels told."""
 
     run: str
-    share: float
-    labels: int
-    entries: int
-    told: dict[str, float]
-    alone: dict[str, float]
+    share: float  # of the labels, told
+    labels: int  # how many that are
+    entries: int  # pairs of example and label that are judged, over all examples
+    told: dict[str, float]  # METRICS on these entries where the other labels are told
+    alone: dict[str, float]  # the same where nothing is told
 
 
 def tell(
@@ -111,13 +102,12 @@ def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[T
     without, real = torch.cat(alone), torch.cat(truth)
     for share in shares:
         mask = torch.cat(hidden[share])
-        both = [
-            multilabel_metrics(scores, real, mask, threshold=victim.task.threshold, undefined="omit")
-            for scores in (torch.cat(told[share]), without)
-        ]
-        first, second = ({name: values[name] for name in METRICS} for values in both)
+        both: list[dict[str, float]] = []
+        for scores in (torch.cat(told[share]), without):
+            values = multilabel_metrics(scores, real, mask, threshold=victim.task.threshold, undefined="omit")
+            both.append({name: values[name] for name in METRICS})
         count = int(share * real.shape[1])
-        told_rows.append(Told(victim.name, share, count, int(mask.sum()), first, second))
+        told_rows.append(Told(victim.name, share, count, int(mask.sum()), *both))
     return told_rows
 
 
@@ -129,22 +119,16 @@ def _probabilities(victim: Victim, batch: Any) -> Tensor:
 
 def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
     """Table, curve and values of what was found."""
-    columns = (
-        Column("run", words=True), Column("share told"), Column("labels told"), Column("entries judged"),
-        *(
-            Column(title, metric, unit)
-            for metric in METRICS
-            for title, unit in (("told", "%"), ("alone", "%"), ("gain", "points"))
-        ),
-    )  # fmt: skip
-    rows = tuple(
-        (
+    columns = [Column("run", words=True), Column("share told"), Column("labels told"), Column("entries judged")]
+    for metric in METRICS:
+        columns += [Column("told", metric, "%"), Column("alone", metric, "%"), Column("gain", metric, "points")]
+    rows: list[tuple[Cell, ...]] = []
+    for row in found:
+        shown = [_cells(row.told[metric], row.alone[metric]) for metric in METRICS]
+        rows.append((
             Cell(labels[row.run]), Cell(formats.percent(row.share), 100 * row.share), Cell(str(row.labels), row.labels),
-            Cell(str(row.entries), row.entries),
-            *(cell for metric in METRICS for cell in _cells(row.told[metric], row.alone[metric])),
-        )
-        for row in found
-    )  # fmt: skip
+            Cell(str(row.entries), row.entries), *chain.from_iterable(shown),
+        ))  # fmt: skip
     words = (
         "A share of each test example's labels, drawn at random, is told to the model; it is judged on the others, "
         "with what it is told and without. Runs on the same data are told the same labels.",

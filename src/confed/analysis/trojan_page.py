@@ -9,6 +9,7 @@ long as they stay so.
 import base64
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -37,16 +38,20 @@ from confed.attacks.trojan import (
     Bounds,
     Head,
     Objective,
+    Text,
     Triggered,
     Trojan,
     displacement,
     feature_bounds,
     fit_head,
+    inserted,
+    last_words,
     pixel_bounds,
     surrogate_loss,
     truth_loss,
+    with_words,
+    word_embedding,
 )
-from confed.attacks.words import Text, inserted, last_words, with_words, word_embedding
 from confed.comparison.records import distinct_labels
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
@@ -77,27 +82,21 @@ CONDITIONS = ("clean", "vision", "text", "both")
 RANDOM = ("vision (random)", "text (random)", "both (random)")
 """Changes of the same size without a search: what is left of the drop is the attack's."""
 _CHUNK = 64
-_OWN = 2000
-"""Training examples of the attacker's own head at most."""
+_OWN = 2000  # training examples of the attacker's own head at most
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """One victim under one threat.
-
-    Attributes:
-        correct: condition -> score per example (N,): "clean", "vision", "text" and "both"; "text (embedding)" and "both
-            (embedding)" with the optimised embedding itself in place of the nearest word; "vision (random)" and so on
-            for random changes.
-        predictions: condition -> answer per example (N,), but for embeddings.
-        triggered: what was changed in "both", chunk by chunk.
-    """
+    """One victim under one threat."""
 
     victim: Victim
     threat: str
+    # condition -> score per example (N,): "clean", "vision", "text" and "both"; "text (embedding)" and "both
+    # (embedding)" with the optimised embedding itself in place of the nearest word; "vision (random)" and so on for
+    # random changes
     correct: Mapping[str, Tensor]
-    predictions: Mapping[str, Tensor]
-    triggered: Sequence[Triggered]
+    predictions: Mapping[str, Tensor]  # condition -> answer per example (N,), but for embeddings
+    triggered: Sequence[Triggered]  # what was changed in "both", chunk by chunk
     clean: Sequence[Batch]
     eps: float
 
@@ -114,10 +113,7 @@ class Attacked:
 def attack_victim(
     victim: Victim, questions: Questions, settings: Trojan, *, absolute: bool = False, seed: int = 0
 ) -> list[Attacked]:
-    """Trojan attacks on one model, one per threat model that fits its method; report the first.
-
-    A model without gradients, or without a word embedding, is refused with a ValueError.
-    """
+    """Trojan attacks on one model, one per threat model that fits its method; report the first."""
     clean = list(questions.chunks(_CHUNK))
     key = "regions" if "regions" in clean[0] else "image"
     bounds = pixel_bounds() if key == "image" else feature_bounds(_training(victim), absolute=absolute)
@@ -266,16 +262,12 @@ def _own_head(victim: Victim, seed: int) -> Head:
 
 # What the test-time Trojan found, as a table, a drawing -------------------------------------------------------
 
-SAMPLES = 6
-"""Questions shown per victim."""
-
+SAMPLES = 6  # questions shown per victim
 _EMBEDDING = ("text (embedding)", "both (embedding)")
-_GAIN = 4
-"""By how much changes of pixels are enlarged to be seen."""
+_GAIN = 4  # by how much changes of pixels are enlarged to be seen
 
 
 def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mapping[str, Any]) -> Finding:
-    """The finding of the Trojan."""
     labels = _labels(rows)
     count = len(asked[0])
     words = [
@@ -363,8 +355,10 @@ def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Se
     )  # fmt: skip
     names = {(row.victim.name, row.threat): label for row, label in zip(rows, labels, strict=True)}
     lines = [
-        (Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]),
-         *(_points(entry[key]) for key in ("difference", "low", "high")), p_cell(entry["p"]), p_cell(entry["p_holm"]))
+        (
+            Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]), _points(entry["difference"]),
+            _points(entry["low"]), _points(entry["high"]), p_cell(entry["p"]), p_cell(entry["p_holm"]),
+        )
         for entry in values
     ]  # fmt: skip
     note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, "
@@ -424,7 +418,10 @@ def _cards(row: Attacked, questions: Questions, store: ImageStore) -> str:
     """Questions that were answered rightly and no longer are, then others."""
     victim = row.victim
     right, fooled = (row.correct[name].numpy() for name in ("clean", "both"))
-    turn = [[place for place, _ in questions.rows[:i]].count(place) for i, (place, _) in enumerate(questions.rows)]
+    turn, shown = list[int](), Counter[str]()  # how many of its place come before a question
+    for place, _ in questions.rows:
+        turn.append(shown[place])
+        shown[place] += 1
     order = np.lexsort([np.array(turn), -(right * 2 + (right > fooled))])[:SAMPLES]
     names = token_names(victim.run_data.tokenizer)
     size = len(row.clean[0]["label"])

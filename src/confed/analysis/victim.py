@@ -34,30 +34,19 @@ from confed.runs.samples import fill
 
 @dataclass(frozen=True)
 class Victim:
-    """A model of a finished run, ready to be asked.
+    """A model of a finished run, ready to be asked."""
 
-    Attributes:
-        name: the run: its folder, or its study and row; no other run of an attack has the same.
-        label: as people read it.
-        method: the algorithm's registered name.
-        client: whose personal model it is; "" for the global one.
-        predict: the network as it answers in evaluations.
-        model: the module whose parts it has.
-        task: what is asked of it.
-        workspace: what holds the model.
-    """
-
-    name: str
-    label: str
+    name: str  # the run: its folder, or its study and row; no other run of an attack has the same
+    label: str  # as people read it
     folder: Path
-    method: str
-    client: str
-    predict: Forward
-    model: nn.Module
-    task: Any
+    method: str  # the algorithm's registered name
+    client: str  # whose personal model it is; "" for the global one
+    predict: Forward  # the network as it answers in evaluations
+    model: nn.Module  # the module whose parts it has
+    task: Any  # what is asked of it
     setup: Setup
     run_data: RunData
-    workspace: Workspace
+    workspace: Workspace  # what holds the model
 
     @property
     def partly_known(self) -> bool:
@@ -87,17 +76,11 @@ class Victim:
 
 @dataclass(frozen=True)
 class Questions:
-    """Test examples drawn from several places, as one batch.
+    """Test examples drawn from several places, as one batch."""
 
-    Attributes:
-        batch: their tensors, first dimension N.
-        names: their identifiers, which pair runs example by example.
-        rows: place and row of each.
-    """
-
-    batch: Batch
-    names: tuple[str, ...]
-    rows: tuple[tuple[str, int], ...]
+    batch: Batch  # their tensors, first dimension N
+    names: tuple[str, ...]  # their identifiers, which pair runs example by example
+    rows: tuple[tuple[str, int], ...]  # place and row of each
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -110,27 +93,16 @@ class Questions:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an attack found, for people and for programs.
+    """What an attack found, for people and for programs."""
 
-    Attributes:
-        kind: the attack's name, which files are called after.
-        title: heading of the page.
-        words: what was done and what it does and does not show, in sentences.
-        tables: figures; the first is the result.
-        values: the same and more as JSON.
-        drawings: name of a file -> drawing.
-        sections: further parts of the page: anchor, title, HTML.
-        css: rules that these need.
-    """
-
-    kind: str
-    title: str
-    words: Sequence[str]
-    tables: Sequence[Figures]
-    values: Mapping[str, Any]
-    drawings: Mapping[str, Drawing] = field(default_factory=dict[str, Drawing])
-    sections: Sequence[tuple[str, str, str]] = ()
-    css: str = ""
+    kind: str  # the attack's name, which files are called after
+    title: str  # heading of the page
+    words: Sequence[str]  # what was done and what it does and does not show, in sentences
+    tables: Sequence[Figures]  # figures; the first is the result
+    values: Mapping[str, Any]  # the same and more as JSON
+    drawings: Mapping[str, Drawing] = field(default_factory=dict[str, Drawing])  # name of a file -> drawing
+    sections: Sequence[tuple[str, str, str]] = ()  # further parts of the page: anchor, title, HTML
+    css: str = ""  # rules that these need
 
 
 def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[str]]:
@@ -226,7 +198,6 @@ def test_table(victim: Victim, place: str) -> Table:
 
 
 def test_examples(victim: Victim, place: str) -> Examples:
-    """A place's test questions."""
     return victim.run_data.questions.clients[place].test
 
 
@@ -246,7 +217,6 @@ def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
 
 
 def token_names(tokenizer: Any) -> tuple[str, ...]:
-    """The token of every id of a tokenizer."""
     inner: Any = tokenizer.questions if isinstance(tokenizer, AnswerTokenizer) else tokenizer
     if isinstance(inner, HasVocabulary):
         return tuple(inner.vocabulary)

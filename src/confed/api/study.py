@@ -6,10 +6,10 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from confed.api.progress import Shown, display, in_this_session, interruptible, threads_kept
 from confed.api.recipes import check_reached, recipe_of
 from confed.api.run import Run
 from confed.api.tracking import Report, Trackable, learning_curves, write_folder_report
-from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
 from confed.engines.workers import free_cores
 from confed.federation.algorithm import Algorithm
 from confed.recipes.objects import section_of
@@ -351,13 +351,13 @@ def _row(method: Method) -> str:
 
 def _carry_out(folder: Path, workers: int | None, progress: Shown) -> Outcome:
     """Execution of a study's missing runs, its tables, figures and report."""
-    found = growing(folder)
+    grown = growing(folder)
     again = f"confed.load_study({str(folder)!r}).resume()"
     with display(progress) as shown, threads_kept(), interruptible(folder, again):
-        if found is not None:
-            in_this_session(found.recipe, shown)  # each run of a study computes in one process, this one where alone
-            alone = bool(found.recipe.session_only) or found.recipe.run.device != "cpu"
-            if workers is None or found.recipe.session_only:
+        if grown is not None:
+            in_this_session(grown.recipe, shown)  # each run of a study computes in one process, this one where alone
+            alone = bool(grown.recipe.session_only) or grown.recipe.run.device != "cpu"
+            if workers is None or grown.recipe.session_only:
                 workers = 1 if alone else free_cores()
         outcome = run_study(folder, shown, workers or 1)
     if not outcome.summaries:

@@ -16,6 +16,19 @@ equal rows. The audit follows what a server can do that keeps to the protocol an
    APN tells it: every row is compared with those of all answers.
 
 None of this needs pictures, questions or labels. Which of it works is a lower bound of what leaks.
+
+What an honest-but-curious server learns of the answers from the gradients that supervised split learning sends it.
+
+Where the last layers and the labels are the client's (the U-shaped configuration), a client sends dL/dz up, one row per
+example. With a linear last layer of weights W and cross-entropy this is (softmax(W z + b) - e_y) W / B: early in
+training, and for every example that is not yet answered well, its direction is mostly that of -W_y. So rows of one
+answer lie together, and a server that never sees a label can group them (Li et al., "Label leakage and protection in
+two-party split learning", ICLR 2022, for two classes, by norm and by cosine; here for any number, by clusters of
+directions). Groups are named as above.
+
+A server that also knows the client's last layers, as it does when the auxiliary server that averages them tells it,
+needs no groups: it has made z itself, tries every answer, and takes the one whose gradient points where the row points
+(:func:`matched`).
 """
 
 from collections.abc import Callable, Iterable
@@ -23,10 +36,98 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from confed.federation.protocols import Batch
+from confed.federation.protocols import Batch, Output
 from confed.privacy.cut import CutPrivacy
+
+Loss = Callable[[Output, Batch], Tensor]  # a task's training loss
+
+
+@dataclass(frozen=True)
+class SentGradients:
+    """What went up in some steps, what the server had sent down before, and the truth to judge attacks by."""
+
+    rows: Tensor  # dL/dz as sent, (N, D)
+    z: Tensor  # what the client's last layers read, made by the server, (N, D)
+    labels: Tensor  # the answers, int64 (N,); the server does not see them
+
+    @property
+    def directions(self) -> Tensor:
+        """The rows scaled to length 1, (N, D); rows of zeros stay zero."""
+        return functional.normalize(self.rows, dim=1)
+
+
+def observe_gradients(
+    model: nn.Module,
+    top: nn.Module,
+    loss: Loss,
+    batches: Iterable[Batch],
+    *,
+    middle: nn.Module | None = None,
+    privacy: CutPrivacy | None = None,
+    rng: torch.Generator | None = None,
+    learn: Callable[[Batch], None] | None = None,
+) -> SentGradients:
+    """Records the gradients that a client sends up while it goes through its batches.
+
+    The server makes z of activations that were released too, so that their noise is in z and in the gradients.
+    """
+    privacy = CutPrivacy() if privacy is None else privacy
+    rng = torch.Generator().manual_seed(0) if rng is None else rng
+    if middle is None and privacy.clip is not None:
+        raise ValueError("activations are clipped or noised before the server reads them: say which module that is")
+    read: list[Tensor] = []
+
+    def release(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (privacy.activations(inputs[0], rng),)
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        read.append(inputs[0].detach().requires_grad_())
+        return (read[-1],)
+
+    sent: list[tuple[Tensor, Tensor, Tensor]] = []
+    for batch in batches:
+        handles = [top.register_forward_pre_hook(keep)]
+        if middle is not None:
+            handles.append(middle.register_forward_pre_hook(release))
+        try:
+            with torch.enable_grad():
+                value = loss(model(batch), batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        z = read.pop()
+        (gradient,) = torch.autograd.grad(value, z)
+        sent.append((privacy.gradients(gradient, rng).cpu(), z.detach().cpu(), batch["label"].cpu()))
+        if learn is not None:
+            learn(batch)
+    if not sent:
+        raise ValueError("an audit of the cut needs at least one batch that is sent, got none")
+    return SentGradients(*(torch.cat(column) for column in zip(*sent, strict=True)))
+
+
+def matched(seen: SentGradients, top: nn.Module, loss: Loss, answers: int) -> Tensor:
+    """For a server that knows the client's last layers: the answer whose gradient points where the row points.
+
+    argmax_c cos(row, dL(top(z), c)/dz), which neither the size of a batch nor clipping changes.
+
+    Returns:
+        int64 (N,).
+    """
+    best = torch.full((len(seen.rows),), -torch.inf)
+    guesses = torch.zeros(len(seen.rows), dtype=torch.int64)
+    for answer in range(answers):
+        z = seen.z.clone().requires_grad_()
+        with torch.enable_grad():
+            value = loss(Output(top(z), z), {"label": torch.full((len(z),), answer)})
+        (gradient,) = torch.autograd.grad(value, z)
+        cosine = functional.cosine_similarity(seen.rows, gradient, dim=1)
+        closer = cosine > best
+        best[closer], guesses[closer] = cosine[closer], answer
+    return guesses
+
 
 CLUSTERING_STEPS = 100
 
@@ -42,39 +143,26 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class Observed:
-    """What went up in some steps, and the truth to judge attacks by.
-
-    Attributes:
-        step: the number of the step that a row belongs to, int64 (N,).
-        labels: the answers, int64 (N,); the server does not see them.
-    """
+    """What went up in some steps, and the truth to judge attacks by."""
 
     v_mha: Tensor
     v_apn: Tensor
-    step: Tensor
-    labels: Tensor
+    step: Tensor  # the number of the step that a row belongs to, int64 (N,)
+    labels: Tensor  # the answers, int64 (N,); the server does not see them
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """How much of the answers an attack has found.
+    """How much of the answers an attack has found."""
 
-    Attributes:
-        recovered: share of the examples whose answer is named correctly.
-        majority: share that always naming the most frequent answer of the public distribution would have.
-        chance: share that naming a random answer has on average: one over the number of answers.
-        groups: how many groups there were; 0 where rows were looked up one by one.
-        agreement: how well groups agree with answers whatever their names: the adjusted Rand index, 1 for the same
-            partition, 0 on average for a random one.
-        examples: number of rows, N.
-    """
-
-    recovered: float
-    majority: float
-    chance: float
-    groups: int
+    recovered: float  # share of the examples whose answer is named correctly
+    majority: float  # share that always naming the most frequent answer of the public distribution would have
+    chance: float  # share that naming a random answer has on average: one over the number of answers
+    groups: int  # how many groups there were; 0 where rows were looked up one by one
+    # how well groups agree with answers whatever their names: the adjusted Rand index, 1 for the same partition, 0 on
+    # average for a random one
     agreement: float
-    examples: int
+    examples: int  # number of rows, N
 
 
 def observe(
@@ -131,7 +219,7 @@ def followed_rows(rows: Tensor, step: Tensor, reach: float = 0.5) -> Tensor:
         limit = reach * apart
         if len(places):
             far = _distances(distinct, places)
-            # A row alone in its step says nothing about distances: the limits seen before are used.
+            # a row alone in its step says nothing about distances: the limits seen before are used.
             limit = torch.where(limit.isinf(), limits[far.argmin(dim=1)], limit)
             for row, group in zip(*linear_sum_assignment(far.numpy()), strict=True):
                 if far[row, group] <= limit[row]:
@@ -164,7 +252,7 @@ def k_means(rows: Tensor, groups: int, rng: torch.Generator, restarts: int = 4) 
         for _ in range(CLUSTERING_STEPS):
             count = torch.zeros(len(centres)).index_add_(0, nearest, torch.ones(len(rows)))
             total = torch.zeros_like(centres).index_add_(0, nearest, rows)
-            # A centre without rows near to it stays where it is.
+            # a centre without rows near to it stays where it is.
             centres = torch.where(count[:, None] > 0, total / count[:, None].clamp_min(1), centres)
             before, nearest = nearest, _distances(rows, centres).argmin(dim=1)
             if torch.equal(before, nearest):
@@ -226,7 +314,6 @@ def looked_up(rows: Tensor, table: Tensor, noise: float = 0.0, public: Tensor | 
 
 
 def score(guesses: Tensor, labels: Tensor, public: Tensor, groups: Tensor | None = None) -> Recovery:
-    """Judges guesses by the truth."""
     if len(guesses) != len(labels) or not len(labels):
         raise ValueError(f"guesses and labels must be as many, at least one, got {len(guesses)} and {len(labels)}")
     partition = guesses if groups is None else groups

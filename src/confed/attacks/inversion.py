@@ -31,53 +31,35 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch
 
-HELD_OUT = 10
-"""Every tenth example of the attacker's own decides when training stops."""
+HELD_OUT = 10  # every tenth example of the attacker's own decides when training stops
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """How near reconstructed inputs are to the true ones.
+    """How near reconstructed inputs are to the true ones."""
 
-    Attributes:
-        error: mean squared error per value.
-        baseline: that of the mean input of the attacker's data.
-        explained: 1 - error / baseline: 1 is a perfect copy, 0 no better than the mean.
-        cosine: mean cosine between a true and a reconstructed row (a region, or a whole picture).
-        baseline_cosine: that of the mean input.
-    """
-
-    error: float
-    baseline: float
-    explained: float
-    cosine: float
-    baseline_cosine: float
+    error: float  # mean squared error per value
+    baseline: float  # that of the mean input of the attacker's data
+    explained: float  # 1 - error / baseline: 1 is a perfect copy, 0 no better than the mean
+    cosine: float  # mean cosine between a true and a reconstructed row (a region, or a whole picture)
+    baseline_cosine: float  # that of the mean input
     examples: int
 
 
 @dataclass(frozen=True)
 class WordRecovery:
-    """How many words of the questions are found.
+    """How many words of the questions are found."""
 
-    Attributes:
-        recovered: of a question with k distinct words, the share that is among the k most probable, on average.
-        baseline: the same for the k words that are most frequent in the attacker's data.
-    """
-
-    recovered: float
-    baseline: float
+    recovered: float  # of a question with k distinct words, the share that is among the k most probable, on average
+    baseline: float  # the same for the k words that are most frequent in the attacker's data
     examples: int
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A network with one hidden layer from activations to inputs.
+    """A network with one hidden layer from activations to inputs."""
 
-    Attributes:
-        tensors: centre and scale of activations and inputs, and the two layers.
-    """
-
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # centre and scale of activations and inputs, and the two layers
     shape: tuple[int, ...]
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -89,15 +71,11 @@ class Decoder:
 
 @dataclass(frozen=True)
 class WordProbe:
-    """A logistic regression for every word.
-
-    Attributes:
-        frequency: in which share of the attacker's questions each word is, (V,).
-    """
+    """A logistic regression for every word."""
 
     weight: Tensor
     bias: Tensor
-    frequency: Tensor
+    frequency: Tensor  # in which share of the attacker's questions each word is, (V,)
 
     def __call__(self, v: Tensor) -> Tensor:
         """Scores of all words (B, V) from activations (B, D)."""

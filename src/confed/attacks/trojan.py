@@ -21,71 +21,129 @@ other part a server keeps, how far the activations move (:func:`displacement`), 
 trained on its own data on top of the part it knows (:func:`fit_head`, :func:`surrogate_loss`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.attacks.words import Text, inserted, last_words, nearest_words
 from confed.federation.protocols import Batch, Forward
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
 
-Objective = Callable[[Batch], Tensor]
-"""What the attacker raises: a batch -> one value per example, (B,)."""
 
-Activations = Callable[[Batch], Tensor]
-"""The part of a model that the attacker knows: a batch -> (B, D)."""
+@dataclass(frozen=True)
+class Text:
+    """What replaces a word needs to know."""
 
-Move = Callable[[Tensor, Tensor], Tensor]
-"""Values and their gradient -> the projected next values."""
+    embedding: nn.Embedding  # the model's word embedding, (V, d)
+    words: Tensor  # ids of the ordinary words, int64 (W,): what may stand in a question
+    special: Tensor  # ids that are no words of a question ([CLS], [SEP], [PAD]), int64
+
+
+def word_embedding(predict: Forward, model: nn.Module, batch: Batch) -> nn.Embedding:
+    """The embedding that a model looks a batch's ``text`` up in, found by watching a pass."""
+    embeddings: list[nn.Embedding] = []
+
+    def watch(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if isinstance(module, nn.Embedding) and _same(arguments[0], batch["text"]):
+            embeddings.append(module)
+
+    handles = [m.register_forward_hook(watch) for m in model.modules() if isinstance(m, nn.Embedding)]
+    try:
+        with torch.no_grad():
+            predict(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not embeddings:
+        raise ValueError(f"{type(model).__name__} looks its text up in no nn.Embedding, which this attack changes")
+    return embeddings[0]
+
+
+@contextmanager
+def inserted(embedding: nn.Embedding, ids: Tensor, position: Tensor, vectors: Tensor) -> Iterator[None]:
+    """Within the block, the words at some places have other embeddings."""
+
+    def replace(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not _same(arguments[0], ids):
+            return output
+        here = F.one_hot(position, ids.shape[1]).to(torch.bool).unsqueeze(-1)
+        return torch.where(here, vectors.unsqueeze(1).to(output.dtype), output)
+
+    handle = embedding.register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def last_words(batch: Batch, special: Tensor) -> Tensor:
+    """The place of every question's last word, int64 (B,): the last token that is neither padding nor special."""
+    real = (batch["text_mask"] != 0) & ~torch.isin(batch["text"], special.to(batch["text"].device))
+    places = torch.arange(real.shape[1], device=real.device)
+    last = torch.where(real, places, -1).amax(1)
+    if bool((last < 0).any()):
+        raise ValueError("every question must have a word that could be replaced, got one of special tokens only")
+    return last
+
+
+def nearest_words(vectors: Tensor, text: Text, but: Tensor) -> Tensor:
+    """The ordinary words whose embeddings are nearest to the given ones."""
+    words = text.words.to(vectors.device)
+    distance = torch.cdist(vectors, text.embedding.weight.detach()[words])
+    return words[distance.masked_fill(words == but.unsqueeze(1), torch.inf).argmin(1)]
+
+
+def with_words(batch: Batch, position: Tensor, token: Tensor) -> dict[str, Tensor]:
+    """The batch with other words at some places, (B,) each."""
+    changed = batch["text"].clone()
+    changed[torch.arange(len(changed), device=changed.device), position] = token
+    return {**batch, "text": changed}
+
+
+def _same(given: object, ids: Tensor) -> bool:
+    return isinstance(given, Tensor) and given.shape == ids.shape and bool(torch.equal(given, ids))
+
+
+Objective = Callable[[Batch], Tensor]  # what the attacker raises: a batch -> one value per example, (B,)
+Activations = Callable[[Batch], Tensor]  # the part of a model that the attacker knows: a batch -> (B, D)
+Move = Callable[[Tensor, Tensor], Tensor]  # values and their gradient -> the projected next values
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which values occur, per dimension, in shapes that broadcast with one example's.
-
-    Attributes:
-        spread: the unit of eps: the standard deviation, or 1 for absolute units.
-    """
+    """Which values occur, per dimension, in shapes that broadcast with one example's."""
 
     low: Tensor
     high: Tensor
-    spread: Tensor
+    spread: Tensor  # the unit of eps: the standard deviation, or 1 for absolute units
 
 
 @dataclass(frozen=True)
 class Triggered:
-    """What an attack made of a batch.
+    """What an attack made of a batch."""
 
-    Attributes:
-        visual: the perturbed regions or pixels in the shape of the clean ones; None where pictures are left alone.
-        position: the place of the question's last word, int64 (B,); None where questions are left alone.
-        vector: its optimised embedding, (B, d).
-        token: the ordinary word nearest to that, of those that do not stand there already, int64 (B,).
-    """
-
+    # the perturbed regions or pixels in the shape of the clean ones; None where pictures are left alone
     visual: Tensor | None = None
+    # the place of the question's last word, int64 (B,); None where questions are left alone
     position: Tensor | None = None
-    vector: Tensor | None = None
+    vector: Tensor | None = None  # its optimised embedding, (B, d)
+    # the ordinary word nearest to that, of those that do not stand there already, int64 (B,)
     token: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Trojan:
-    """How the attack searches.
+    """How the attack searches."""
 
-    Attributes:
-        eps: largest change of a value, in units of :attr:`Bounds.spread`.
-        step: their size relative to eps; 0 for 2.5 / steps, which can cross the whole ball.
-        word_step: size of a step of the embedding, in spreads of the words' embeddings.
-    """
-
-    eps: Annotated[float, NOT_NEGATIVE] = 1.0
+    eps: Annotated[float, NOT_NEGATIVE] = 1.0  # largest change of a value, in units of spread
     steps: Annotated[int, AT_LEAST_ONE] = 20
+    # their size relative to eps; 0 for 2.5 / steps, which can cross the whole ball
     step: Annotated[float, NOT_NEGATIVE] = 0.0
+    # size of a step of the embedding, in spreads of the words' embeddings
     word_step: Annotated[float, NOT_NEGATIVE] = 0.5
 
     def __post_init__(self) -> None:
@@ -123,10 +181,7 @@ class Trojan:
     def random(
         self, batch: Batch, rng: torch.Generator, *, visual: tuple[str, Bounds] | None = None, text: Text | None = None
     ) -> Triggered:
-        """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word.
-
-        A question without a word is refused with a ValueError.
-        """
+        """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word."""
         seen = position = vector = token = None
         if visual is not None:
             clean = batch[visual[0]]

@@ -13,48 +13,13 @@ from confed.cli import reproduce as reproducing
 from confed.cli import sweep as sweeping
 from confed.cli import cell as computing
 from confed.cli import tune as tuning
-from confed.cli import gates as judging
-from confed.cli import unlearn as forgetting
 from confed.cli import attack as attacking
-from confed.cli import tell as telling
 from confed.cli import predict as asking
-from confed.cli import evaluate as evaluating
 from confed.cli import list as looking
 from confed.cli import show as describing
 from confed.cli import data as datasets
-from confed.cli import convert as converting
-from confed.cli import cache as keeping
-from confed.cli import pretrain as pretraining
 from confed.cli import federation as federating
 from confed.cli import federation_new as provisioning
-from confed.cli import federation_card as federation_cards
 # isort: on
 
-__all__ = [
-    "app",
-    "asking",
-    "attacking",
-    "beginning",
-    "comparing",
-    "computing",
-    "converting",
-    "datasets",
-    "describing",
-    "evaluating",
-    "federating",
-    "federation_cards",
-    "forgetting",
-    "judging",
-    "keeping",
-    "looking",
-    "main",
-    "pretraining",
-    "provisioning",
-    "reproducing",
-    "running",
-    "sweeping",
-    "telling",
-    "tracking",
-    "tuning",
-    "watching",
-]
+__all__ = ["app", "main"]

@@ -20,12 +20,91 @@ import typer.main
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.global_options import allowed_modules, is_quiet, permission_options, quiet_option
 from confed.data.preparation import shown
-from confed.registry import allowing_code
+from confed.registry import allow_code, allowing_code, grant
 from confed.system.events import Caution, Event, Note, Progress
 from confed.system.packages import for_this_installation
 from confed.system.plain_text import visible
+
+_QUIET: list[bool] = []  # whether the command was given --quiet
+_ALLOWED: list[str] = []  # what the command was given with --allow-code
+
+
+def permission_options() -> list[Any]:
+    """The options ``--allow-code`` and ``--grant`` of every verb."""
+    carrier = typer.Typer(add_completion=False)
+
+    def allow(modules: list[str] | None) -> None:
+        _ALLOWED[:] = modules or []
+        allow_code(*_ALLOWED)
+
+    def permit(kinds: list[str] | None) -> None:
+        grant(*(kinds or ()))
+
+    @carrier.command()
+    def verb(  # pyright: ignore[reportUnusedFunction]
+        allow_code: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--allow-code",
+                metavar="MODULE",
+                callback=allow,
+                expose_value=False,
+                is_eager=True,
+                show_default=False,
+                help="Allow recipes to name this module, whose code is then run; repeatable.",
+            ),
+        ] = None,
+        given: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--grant",
+                metavar="network|disk",
+                callback=permit,
+                expose_value=False,
+                is_eager=True,
+                show_default=False,
+                help="Grant recipes from elsewhere the network, or files outside of their folder; repeatable.",
+            ),
+        ] = None,
+    ) -> None:
+        """Carrier of the options; does nothing."""
+
+    command: Any = typer.main.get_command(carrier)
+    return [parameter for parameter in command.params if parameter.name in ("allow_code", "given")]
+
+
+def quiet_option() -> Any:
+    carrier = typer.Typer(add_completion=False)
+
+    def silence(wanted: bool) -> None:
+        _QUIET[:] = [wanted]
+
+    @carrier.command()
+    def verb(  # pyright: ignore[reportUnusedFunction]
+        quiet: Annotated[
+            bool,
+            typer.Option(
+                "--quiet", "-q", callback=silence, expose_value=False, show_default=False,
+                help="Print results, warnings and errors, but no progress.",
+            ),
+        ] = False,
+    ) -> None:  # fmt: skip
+        """Carrier of the option; does nothing."""
+
+    command: Any = typer.main.get_command(carrier)
+    return next(parameter for parameter in command.params if parameter.name == "quiet")
+
+
+def is_quiet() -> bool:
+    """Whether the command prints no progress."""
+    return any(_QUIET)
+
+
+def allowed_modules() -> tuple[str, ...]:
+    """Modules that the command was given with ``--allow-code``, for a command that goes on with its work."""
+    return tuple(_ALLOWED)
+
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,9 +121,7 @@ _EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run stud
 Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C, 143 asked to end
 (SIGTERM)."""
 
-MOST_COLUMNS = 250
-"""Width up to which a table of figures is printed in full."""
-
+MOST_COLUMNS = 250  # width up to which a table of figures is printed in full
 app = typer.Typer(
     name="confed",
     help="Federated vision-language learning: a global model for everyone, and a personal one for each.",
@@ -79,7 +156,6 @@ def _terminable() -> Iterator[list[int]]:
     asked: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        del frame
         asked.append(number)
         raise KeyboardInterrupt
 
@@ -233,7 +309,6 @@ def tell_asks(recipe: "Recipe", source: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON on standard output."""
     print(visible(json.dumps(value, indent=1, ensure_ascii=False)))
 
 
@@ -320,16 +395,9 @@ def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) ->
 
 @dataclass(frozen=True)
 class Judged:
-    """How methods are judged.
-
-    Attributes:
-        references: what they are compared with; none for the usual ones.
-        margin: of equality, a fraction.
-        relative: the method whose relative improvement over each of the others is shown, client by client; "" for none.
-    """
-
-    references: tuple[str, ...] = ()
-    margin: float = 0.01
+    references: tuple[str, ...] = ()  # what they are compared with; none for the usual ones
+    margin: float = 0.01  # of equality, a fraction
+    # the method whose relative improvement over each of the others is shown, client by client; "" for none
     relative: str = ""
 
 

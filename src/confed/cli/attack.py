@@ -1,6 +1,7 @@
 """Verbs that attack finished runs: attack."""
 
 import importlib
+import json
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
@@ -9,14 +10,83 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from confed.cli.app import Json, app, notes, plain, print_json, print_table
+from confed.cli.app import Json, app, console, interruptible, is_quiet, notes, plain, print_json, print_table, say
 from confed.cli.completion import complete_folder
+from confed.system.events import ignore
+
+ROWS = {
+    "auc": "membership attack on {client}, AUC (0.5 is chance)",
+    "accuracy": "global model on {client}'s test data",
+    "global_seen": "global model on the others' test data",
+    "personal": "personal models of the others",
+    "global_unseen": "global model in unseen places",
+}
+
+
+@app.command(rich_help_panel="Use and examine")
+def forget(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A run folder; exact forgetting takes an unfinished one too.", autocompletion=complete_folder
+        ),
+    ],
+    client: Annotated[str, typer.Option(help="The client to forget.")],
+    out: Annotated[Path | None, typer.Option(help="The new run folder; by default RUN-without-CLIENT.")] = None,
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Change the final model instead of training again; no guarantee.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="With --approximate: rounds with the other clients afterwards.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Remove a client from a run: exactly, as if it had never taken part, or approximately.
+
+    Starts from the last checkpoint before the client joined where there is one (`run.keep_checkpoints = "joins"`).
+    """
+    from confed.api.progress import Display
+    from confed.studies.pool import headline
+    from confed.system.events import JobEnded, JobsPlanned, JobStarted, of_job
+    from confed.unlearning.exact import Approximation, check_client, folder_without, recipe_of
+    from confed.unlearning.exact import forget as forget_client
+
+    how = Approximation(rounds=rounds) if approximate else None
+    recipe = recipe_of(folder)
+    check_client(recipe, client)
+    target = folder_without(folder, client) if out is None else out
+    title = f"without {client}, seed {recipe.run.seed}"
+    with interruptible(target), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
+        display(JobsPlanned([title]))
+        display(JobStarted(0))
+        result = forget_client(folder, client, target, approximate=how, progress=of_job(display, 0))
+        display(JobEnded(0, 0, "done", headline(json.loads((target / "summary.json").read_text(encoding="utf-8")))))
+    if as_json:
+        print_json({"folder": str(target), **result})
+    else:
+        _show(target, client, result)
+
+
+def _show(target: Path, client: str, result: dict[str, Any]) -> None:
+    table = Table("", "before", "after", box=None, pad_edge=False)
+    for key, text in ROWS.items():
+        values = (result[run][key] for run in ("original", "result"))
+        style = "{:.3f}" if key == "auc" else "{:.1%}"
+        table.add_row(escape(text.format(client=client)), *("–" if v is None else style.format(v) for v in values))
+    shown = Console(highlight=False)
+    shown.print(table)
+    start = f"round {result['from_round']}" if result["from_round"] else "the start"
+    if result["approximate"] is None:
+        kind = f"exact: run again from {start}, with the bytes of a run that never had {client}"
+    else:
+        kind = "approximate: nothing is guaranteed; the attack only shows what losses give away"
+    shown.print(escape(f"{kind}\nwritten: {target}"), soft_wrap=True)
+
 
 KINDS: Mapping[str, str] = {
     "trojan": "confed.analysis.trojan_page:trojan",
     "dual-key": "confed.analysis.dual_key_page:dual_key",
-    "answers": "confed.analysis.answers:answers",
+    "answers": "confed.analysis.audit:answers",
     "inversion": "confed.analysis.inversion:inversion",
 }
 """Name of an attack -> ``"module:function"``.
@@ -83,4 +153,39 @@ def attack(
         return
     for table in finding.tables:
         print_table(to_rich(table))
+    Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
+
+
+@app.command(rich_help_panel="Use and examine")
+def tell(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of finished runs or studies of labels.", autocompletion=complete_folder),
+    ],
+    shares: Annotated[
+        str, typer.Option(help="Shares of each example's labels that are given as known.")
+    ] = "0,0.25,0.5,0.75",
+    client: Annotated[str, typer.Option(help="Client whose personal model is used. [default: the global model]")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the choice of labels.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for page, table and figure. [default: the first]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Give models some labels of each test example and measure how much the prediction of the others improves."""
+    from confed.analysis.known_labels import tell as tell_runs
+    from confed.analysis.victim import write
+    from confed.report.tables.table import to_rich
+
+    try:
+        asked = [float(share) for share in shares.split(",")]
+    except ValueError:
+        raise ValueError(f"--shares must be numbers separated by commas, got {shares!r}") from None
+    finding = tell_runs(folders, asked, client, seed, ignore if as_json else notes())
+    page = write(finding, out or folders[0], "")
+    if as_json:
+        print_json(plain(finding.values))
+        return
+    for table in finding.tables:
+        print_table(to_rich(table))
+    for note in finding.values["notes"]:
+        say(escape(note))
     Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)

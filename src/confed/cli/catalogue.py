@@ -2,28 +2,189 @@
 
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from confed import registry
-from confed.cli.docstrings import first_line
-from confed.cli.packaged import packaged
-from confed.cli.papers import papers
 from confed.federation.algorithm import Algorithm
 from confed.federation.traits import GROUPS
+from confed.recipes.recipe import packaged_recipes
 from confed.recipes.schema import DERIVED
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A departure from the printed text."""
+
+    text: str  # what paper or released code say
+    here: str  # what this implementation does
+    why: str = ""  # the reason; may be empty
+
+
+@dataclass
+class Paper:
+    """A row of the page's index."""
+
+    title: str  # of the method, as the page has it
+    source: str
+    # rows of the page's other tables about this method
+    differences: list[Difference] = field(default_factory=list[Difference])
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """Name of a method -> its row and differences, from ``docs/papers.md``, which wheels hold as ``confed/papers.md``.
+
+    In tables whose first column is "method" that column says whom a row is about. Other tables are about the method
+    in their section's heading, but for rows that begin with the name of another one and a colon.
+    """
+    packaged = files("confed") / "papers.md"
+    place = packaged if packaged.is_file() else Path(__file__).parents[3] / "docs" / "papers.md"
+    index: dict[str, Paper] = {}
+    for heading, header, cells in _rows(place.read_text(encoding="utf-8")):
+        if header[:2] == ["method", "name"] and heading == "Index":
+            if name := re.fullmatch(r"`(\w+)`", cells[1]):  # other rows are settings of a method that has its own
+                index[name[1]] = Paper(cells[0], _plain(cells[2]))
+            continue
+        for name in _about(heading, header, cells, index):
+            index[name].differences.append(_difference(header, cells))
+    return index
+
+
+def _rows(page: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Heading, header and cells of every row of every table."""
+    heading, header = "", list[str]()
+    for line in page.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        if not line.startswith("|"):
+            header = []
+            continue
+        cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+        if not header:
+            header = cells
+        elif not set(line) <= set("|-: "):
+            yield heading, header, cells
+
+
+def _about(heading: str, header: list[str], cells: list[str], index: dict[str, Paper]) -> list[str]:
+    """Names of the methods that a row is about."""
+    if "here" not in header:
+        return []
+    labels = {name: re.split(r" \(", paper.title)[0] for name, paper in index.items()}
+    if header[0] == "method":
+        written = set(re.findall(r"`(\w+)`", cells[1])) if "name" in header else set[str]()
+        titles = {title.strip() for title in cells[0].split(",")}
+        return [name for name, label in labels.items() if label in titles or name in written]
+    before, colon, _ = cells[0].partition(":")
+    if colon and (cited := [name for name, paper in index.items() if _names(before, paper.title)]):
+        return cited
+    return [name for name, label in labels.items() if label in heading]
+
+
+def _names(before: str, title: str) -> bool:
+    """Whether what stands before a colon names the method of a title."""
+    word = before.strip()
+    return bool(re.fullmatch(r"[\w³ -]{2,24}", word)) and re.search(rf"\b{re.escape(word)}\b", title, re.I) is not None
+
+
+def _difference(header: list[str], cells: list[str]) -> Difference:
+    row = dict(zip(header, cells, strict=False))
+    sentence = next((row[key] for key in row if key.startswith("the text")), cells[0])
+    return Difference(_plain(sentence), _plain(row["here"]), _plain(row.get("why", "")))
+
+
+def _plain(cell: str) -> str:
+    """A cell without Markdown's links; "–" is nothing."""
+    text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", cell)
+    return "" if text == "–" else text
+
+
+@dataclass(frozen=True)
+class Packaged:
+    name: str
+    text: str
+    content: Mapping[str, Any]  # section -> key -> value
+
+    @property
+    def comment(self) -> str:
+        """The head comment, without the line about the time."""
+        match = re.match(r"(?:#[^\n]*\n)*", self.text)
+        lines = [line[1:].removeprefix(" ") for line in match[0].splitlines()] if match else []
+        return "\n".join(line for line in lines if not line.startswith("Time: ")).strip()
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the head comment."""
+        words = " ".join(self.comment.split())
+        return re.split(r"(?<=[a-z0-9)])(?<! al)\.\s", words + " ", maxsplit=1)[0].strip().rstrip(".:")
+
+    @property
+    def time(self) -> str:
+        """Duration per method and seed: the line "# Time: ..." of the head; empty where there is none."""
+        line = re.search(r"^# Time: (.+)$", self.text, re.MULTILINE)
+        return line[1] if line else ""
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """Row -> name of its method, of the study's rows and those of its full table."""
+        study, overrides = self.content.get("study", {}), self.content.get("methods", {})
+        names = list(dict.fromkeys([*study.get("methods", ()), *study.get("table", ())]))
+        names = names or [self.content.get("algorithm", {}).get("name", "")]
+        return {row: overrides.get(row, {}).get("name", row) for row in names}
+
+    @property
+    def methods(self) -> list[str]:
+        """Rows that ``confed run`` has."""
+        listed = self.content.get("study", {}).get("methods")
+        return list(listed) if listed else [self.content.get("algorithm", {}).get("name", "")]
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Row of a model -> name of the model; the recipe's own under the empty text."""
+        variants = self.content.get("models", {})
+        listed = {
+            row: variants.get(row, {}).get("name", row) for row in self.content.get("study", {}).get("models", ())
+        }
+        return {"": self.content.get("model", {}).get("name", ""), **listed}
+
+    def names(self, section: str) -> str:
+        """The name that a section gives."""
+        return str(self.content.get(section, {}).get("name", ""))
+
+    @property
+    def missing(self) -> list[str]:
+        """Keys of ``[data]`` that must be given on the command line, such as ``root``."""
+        from inspect import Parameter, signature
+
+        from confed import registry
+
+        given = self.content.get("data", {})
+        parameters = signature(registry.datasets[self.names("data")]).parameters.values()
+        return [p.name for p in parameters if p.default is Parameter.empty and p.name not in given]
+
+
+@cache
+def packaged() -> tuple[Packaged, ...]:
+    """All packaged recipes."""
+    texts = {
+        name: (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8") for name in packaged_recipes()
+    }
+    return tuple(Packaged(name, text, tomllib.loads(text)) for name, text in texts.items())
+
 
 KINDS = ("methods", "models", "tasks", "datasets", "recipes", "runs")
 
-EVERY_METHOD = frozenset(f.name for f in fields(Algorithm))
-"""Fields that all methods have."""
-
+EVERY_METHOD = frozenset(f.name for f in fields(Algorithm))  # fields that all methods have
 BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE = "built in", "read from a folder (data.root)", "need something else"
 
 
@@ -230,3 +391,14 @@ def _state(folder: Path) -> str:
 
 def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a docstring as plain text."""
+    return plain_text(inspect.cleandoc(text or "").partition("\n")[0])
+
+
+def plain_text(text: str) -> str:
+    """A text without the markup of references and code."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", text)
+    return text.replace("``", "")

@@ -91,7 +91,6 @@ def _stopping(grace: float) -> Iterator[_Stop]:
         return
 
     def announced(signum: int, frame: FrameType | None) -> None:
-        del signum, frame
         if stop.asked or not grace:
             stop.asked = True
             raise KeyboardInterrupt
@@ -99,7 +98,6 @@ def _stopping(grace: float) -> Iterator[_Stop]:
         signal.setitimer(signal.ITIMER_REAL, grace)
 
     def over(signum: int, frame: FrameType | None) -> None:
-        del signum, frame
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, announced), signal.signal(signal.SIGALRM, over)

@@ -8,8 +8,17 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import complain, console, interruptible, plain, print_json, print_table, say
-from confed.cli.global_options import allowed_modules, is_quiet
+from confed.cli.app import (
+    allowed_modules,
+    complain,
+    console,
+    interruptible,
+    is_quiet,
+    plain,
+    print_json,
+    print_table,
+    say,
+)
 from confed.cli.study import finish, show_gathered
 
 On = Annotated[
@@ -33,8 +42,7 @@ Before = Annotated[
 _RAY = {"run.engine": "run.engine=local", "run.address": 'run.address=""'}
 """Key -> override with which runs are made without Ray."""
 
-LISTED = 30
-"""Cells that are shown one by one."""
+LISTED = 30  # cells that are shown one by one
 
 
 def check_cluster(on: str, slurm: list[str] | None, submit: bool, before: list[str] | None) -> None:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel="Compare")
 def compare(
     folders: Annotated[
-        list[str] | None,
-        typer.Argument(help="Run or study folders; with --recipe, section.key=value overrides."),
+        list[str] | None, typer.Argument(help="Run or study folders; with --recipe, section.key=value overrides.")
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="Run this recipe's methods first; finished runs are reused.")
@@ -56,8 +55,7 @@ def compare(
         typer.Option(help="Also show this method's relative improvement over every other method, client by client."),
     ] = "",
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs."),
+        Path | None, typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs.")
     ] = None,
     results: Annotated[
         Path | None,
@@ -79,6 +77,7 @@ def compare(
     With --on slurm it writes a job array for a cluster, a task per run; `confed compare STUDY` shows what is there.
     With --on ray the runs are computed on the nodes of a Ray cluster.
     """
+    from confed.studies.cells import CELLS
     from confed.studies.cluster import parse_options
 
     judged = judged_by(reference, margin, headline, relative)
@@ -105,17 +104,16 @@ def compare(
         or plan
     ):
         raise ValueError("--methods, --models, --seeds, --workers, --tuned, --plan and --on need --recipe")
-    if len(folders or ()) == 1 and _on_cluster(Path((folders or [""])[0])) and out is None:
-        show_cells(Path((folders or [""])[0]), as_json)
-        return
     places = list(map(Path, folders or ()))
+    if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
+        show_cells(places[0], as_json)
+        return
     if results is not None:
         _write_rows(places, results)
     _compare_folders(places, reference, judged, headline, out, as_json)
 
 
 def _write_rows(folders: Sequence[Path], results: Path) -> None:
-    """Results files of the folders' methods."""
     from confed.results.runs import load
     from confed.studies.published import write_rows
 
@@ -127,20 +125,8 @@ def _write_rows(folders: Sequence[Path], results: Path) -> None:
     say(escape(f"written into {results}: {names}, and what each predicted as .safetensors"))
 
 
-def _on_cluster(folder: Path) -> bool:
-    """Whether a study or sweep was written for a cluster."""
-    from confed.studies.cells import CELLS
-
-    return (folder / CELLS).is_file()
-
-
 def _compare_folders(
-    folders: list[Path],
-    references: list[str] | None,
-    judged: Judged,
-    headline: str,
-    out: Path | None,
-    as_json: bool,
+    folders: list[Path], references: list[str] | None, judged: Judged, headline: str, out: Path | None, as_json: bool
 ) -> None:
     """Tables of folders that are there, written into a folder if one is given, and printed."""
     from dataclasses import asdict

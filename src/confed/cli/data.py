@@ -1,5 +1,6 @@
 """Verbs about data: data describe, data prepare."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, console, data_app, print_json
+from confed.cli.app import Json, app, console, data_app, print_json, say
 from confed.cli.completion import complete_dataset
 from confed.system.events import Event, Progress, StepProgress
 
@@ -321,3 +322,143 @@ def _bars() -> Iterator[Progress]:
                 )
 
         yield show
+
+
+convert_app = typer.Typer(help="Turn published checkpoints into safetensors files.")
+app.add_typer(convert_app, name="convert", rich_help_panel="Data and weights")
+
+
+@convert_app.callback()
+def options() -> None:
+    """Turn published checkpoints into safetensors files."""
+
+
+@convert_app.command()
+def places365(
+    source: Annotated[Path, typer.Argument(help="The published checkpoint, e.g. resnet18_places365.pth.tar.")],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    arch: Annotated[
+        Literal["resnet18", "resnet50"] | None, typer.Option(help="Default: found in the checkpoint.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the scene classifier of `confed data prepare gqa-scenes` from a Places365 ResNet.
+
+    Code in the file is not run: a checkpoint that holds more than tensors and plain values is refused.
+    """
+    from confed.prepare.checkpoints import convert_places365
+
+    facts = convert_places365(source, out, arch)
+    if as_json:
+        print_json({"file": str(out), **facts})
+        return
+    shown = Console(highlight=False)
+    shown.print(f"{facts['architecture']}, {facts['parameters']:,} parameters", soft_wrap=True)
+    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+
+
+@convert_app.command()
+def albef(
+    source: Annotated[Path, typer.Argument(help="The published checkpoint, e.g. ALBEF.pth or vqa.pth.")],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    heads: Annotated[int | None, typer.Option(help="Attention heads. Default: one per 64 features.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the weights of the model `albef` from a published ALBEF; a recipe names them in model.pretrained.
+
+    Code in the file is not run: a checkpoint that holds more than tensors and plain values is refused.
+    """
+    from confed.prepare.checkpoints import convert_albef
+
+    facts = convert_albef(source, out, heads)
+    if as_json:
+        print_json({"file": str(out), **facts})
+        return
+    shown = Console(highlight=False)
+    shown.print(f"ALBEF for {facts['image_size']} x {facts['image_size']} pixels, {facts['parameters']:,} parameters")
+    shown.print(f"decoder: {facts['decoder']}")
+    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+
+
+@convert_app.command()
+def model(
+    source: Annotated[Path, typer.Argument(help="A folder of transformers with pytorch_model.bin.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Make a folder that runs read, weights as safetensors, of one whose weights are pickles.
+
+    Code in the file is not run: weights that hold more than tensors are refused.
+    """
+    from confed.prepare.checkpoints import convert_model
+
+    facts = convert_model(source, out)
+    if as_json:
+        print_json({"folder": str(out), **facts})
+        return
+    shown = Console(highlight=False)
+    shown.print(f"{facts['tensors']} tensors, {facts['parameters']:,} parameters")
+    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+
+
+cache_app = typer.Typer(help="List or clear what confed keeps of examples between runs.")
+app.add_typer(cache_app, name="cache", rich_help_panel="Data and weights")
+KINDS = {"features": "outputs of frozen layers for examples", "pictures": "which picture files were found whole"}
+
+
+@cache_app.callback()
+def cache_options() -> None:
+    """List or clear what confed keeps of examples between runs."""
+
+
+@cache_app.command("list")
+def list_(as_json: Json = False) -> None:
+    """Show what is kept, where, and how large it is; CONFED_FEATURES=off keeps no features."""
+    folders: dict[str, dict[str, Any]] = {}
+    for kind, (folder, files) in _kept().items():
+        size = sum(file.stat().st_size for file in files)
+        folders[kind] = {"folder": str(folder), "files": len(files), "bytes": size}
+    if as_json:
+        print_json(folders)
+        return
+    for kind, held in folders.items():
+        print(f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}")
+
+
+@cache_app.command()
+def clear() -> None:
+    """Remove all that is kept; runs compute it again."""
+    for folder, files in _kept().values():
+        if folder.is_dir():
+            shutil.rmtree(folder)
+            say(f"removed {len(files)} files in {escape(str(folder))}")
+
+
+def _kept() -> dict[str, tuple[Path, list[Path]]]:
+    from confed.data.ml_files.integrity import cache_folder
+
+    folders = {kind: cache_folder().parent / kind for kind in KINDS}
+    result: dict[str, tuple[Path, list[Path]]] = {}
+    for kind, folder in folders.items():
+        result[kind] = (folder, [p for p in folder.rglob("*") if p.is_file()])
+    return result
+
+
+@app.command(rich_help_panel="Data and weights")
+def pretrain(
+    model: Annotated[str, typer.Argument(help="The mini backbone.")] = "vilt_mini",
+    out: Annotated[Path | None, typer.Option(help="The safetensors file to write; default: MODEL.safetensors.")] = None,
+    questions: Annotated[int | None, typer.Option(help="Number of public questions.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the questions.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Pretrain a mini backbone from random weights; the same command continues after an interruption."""
+    from confed.prepare.pretraining import pretrain as make
+
+    file = Path(f"{model}.safetensors") if out is None else out
+    given = {"questions": questions, "epochs": epochs, "seed": seed}
+    changes = {key: value for key, value in given.items() if value is not None}
+    accuracy = make(model, file, progress=not as_json, **changes)
+    if as_json:
+        print_json({"model": model, "file": str(file), "accuracy": accuracy})

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _SHEET_COLUMNS, _SHEET_CELL, _SHEET_ROWS = 6, 148, 24
 TWELVE = 12
 
-LISTED = 100
-"""Clients of multi-label data that a description lists; the others are one line."""
+LISTED = 100  # clients of multi-label data that a description lists; the others are one line
 
 
 def describe(

@@ -1,25 +1,143 @@
 """Everything about one method, model, dataset, task, recipe or section of a recipe."""
 
 import inspect
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from confed import registry
-from confed.cli.catalogue import EVERY_METHOD, tasks_of
-from confed.cli.docstrings import Setting, first_line, prose, settings
-from confed.cli.packaged import Packaged, packaged
-from confed.cli.papers import Difference, papers
+from confed.cli.catalogue import EVERY_METHOD, Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
+from confed.federation.ranges import Range
 from confed.recipes.recipe import Run, load_recipe, read_text
 from confed.recipes.schema import DERIVED
+
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A keyword that a recipe may give."""
+
+    name: str  # of the keyword; of a part of a table with a dot, such as server.optimizer
+    kind: str  # the type in words, with its range or options
+    default: str  # as in TOML; empty where there is no value unless one is given
+    required: bool  # whether it must be given
+    meaning: str  # what the docstring says
+
+
+def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: str = "") -> list[Setting]:
+    """Settings of a constructor in their order, those of nested dataclasses after their own."""
+    hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor, include_extras=True)
+    meanings = described(inspect.getdoc(constructor) or "")
+    for parent in reversed(constructor.__mro__) if inspect.isclass(constructor) else ():
+        meanings = described(parent.__doc__ or "") | meanings if parent is not object else meanings
+    made: dict[str, Any] = {}
+    if inspect.isclass(constructor) and is_dataclass(constructor):
+        made = {f.name: f.default_factory() for f in fields(constructor) if f.default_factory is not MISSING}
+    listed: list[Setting] = []
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name in skip or name == "self":
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        value = made.get(name, None if required else parameter.default)
+        inner = _table(hints.get(name, Any))
+        meaning = meanings.get(name, "")
+        default = "" if inner else _toml(value)
+        listed.append(
+            Setting(f"{prefix}{name}", "table" if inner else _kind(hints.get(name)), default, required, meaning)
+        )
+        if inner:
+            listed += settings(inner, (), f"{prefix}{name}.")
+    return listed
+
+
+def _table(hint: Any) -> type | None:
+    """The dataclass that a hint names, whose fields are the keys of a TOML table."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    tables = [option for option in options if isinstance(option, type) and is_dataclass(option)]
+    return tables[0] if len(tables) == 1 else None
+
+
+def _kind(hint: Any) -> str:
+    """A type in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = next((str(extra) for extra in arguments[1:] if isinstance(extra, Range)), "")
+        bounds = bounds.removeprefix("be ").replace("lie in ", "in ").replace("not be negative", "at least 0")
+        return f"{_kind(arguments[0])}, {bounds}" if bounds else _kind(arguments[0])
+    if origin is Literal:
+        return " | ".join(json.dumps(option) for option in arguments)
+    if origin in (Union, UnionType):
+        options = {option: _kind(option) for option in arguments if option is not type(None)}
+        if Path in options and str in options:
+            options.pop(str)
+        return " or ".join(dict.fromkeys(options.values()))
+    if origin is not None and issubclass(origin, Mapping):
+        return f"table of {_plural(_kind(arguments[1]))}"
+    if origin is not None and issubclass(origin, Sequence | tuple):
+        inner = [argument for argument in arguments if argument is not Ellipsis]
+        several = dict.fromkeys(map(_kind, inner))
+        count = f"{len(inner)} " if Ellipsis not in arguments and len(inner) > 1 else "list of "
+        return count + " and ".join(_plural(one) for one in several)
+    return _WORDS.get(hint, "value")
+
+
+def _plural(kind: str) -> str:
+    return kind if kind == "true or false" or "|" in kind or kind.endswith('"') else f"{kind}s"
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+
+
+def described(text: str) -> dict[str, str]:
+    """Name -> what the sections ``Args`` and ``Attributes`` of a docstring say, as plain text on one line."""
+    descriptions: dict[str, list[str]] = {}
+    section, name = "", ""
+    for line in inspect.cleandoc(text).splitlines():
+        if heading := _SECTION.match(line):
+            section = heading[1]
+        elif line and not line[0].isspace():
+            section = ""
+        elif section in ("Args", "Attributes"):
+            if entry := re.match(r" {4}(\w+): (.*)", line):
+                name = entry[1]
+                descriptions[name] = [entry[2]]
+            elif name and line.strip():
+                descriptions[name].append(line.strip())
+    return {key: plain_text(" ".join(lines)) for key, lines in descriptions.items()}
+
+
+def prose(text: str) -> list[str]:
+    """Paragraphs of a docstring after its first line, without its sections."""
+    kept: list[str] = []
+    inside = False
+    for line in inspect.cleandoc(text).splitlines()[1:]:
+        if _SECTION.match(line):
+            inside = True
+        elif line and not line[0].isspace():
+            inside = False
+        if not inside:
+            kept.append(line)
+    return [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", "\n".join(kept)) if paragraph.strip()]
+
 
 KINDS = ("method", "model", "dataset", "task", "recipe", "section")
 
@@ -36,41 +154,27 @@ REGISTRIES: Mapping[str, registry.Registry] = {
     "dataset": registry.datasets,
     "task": registry.tasks,
 }
-DEFAULT = "fedvqa_scenes"
-"""The recipe of `confed run` without arguments."""
+DEFAULT = "fedvqa_scenes"  # the recipe of `confed run` without arguments
 _SECTION_OF = {"method": "algorithm", "model": "model", "dataset": "data", "task": "task"}
 
 
 @dataclass(frozen=True)
 class Description:
-    """What there is to say of one thing.
-
-    Attributes:
-        name: as recipes have it.
-        label: as tables have it; empty where that is the name.
-        source: the paper; empty where there is none.
-        text: paragraphs about notation, equations and use.
-        section: of a recipe in which the settings stand.
-        shared: names of those that all methods have, described as the section "algorithm".
-        recipes: packaged recipes with it.
-        facts: what else there is, by name.
-    """
-
     kind: str
-    name: str
+    name: str  # as recipes have it
     summary: str
-    label: str = ""
+    label: str = ""  # as tables have it; empty where that is the name
     group: str = ""
-    source: str = ""
-    text: Sequence[str] = ()
-    section: str = ""
+    source: str = ""  # the paper; empty where there is none
+    text: Sequence[str] = ()  # paragraphs about notation, equations and use
+    section: str = ""  # of a recipe in which the settings stand
     settings: Sequence[Setting] = ()
-    shared: Sequence[str] = ()
+    shared: Sequence[str] = ()  # names of those that all methods have, described as the section "algorithm"
     differences: Sequence[Difference] = ()
-    recipes: Sequence[str] = ()
+    recipes: Sequence[str] = ()  # packaged recipes with it
     tasks: Sequence[str] = ()
     examples: Sequence[str] = ()
-    facts: Mapping[str, str] | None = None
+    facts: Mapping[str, str] | None = None  # what else there is, by name
 
 
 def names() -> dict[str, list[str]]:
@@ -189,16 +293,13 @@ def _model(name: str) -> Description:
     if not example:
         family = [n for n in registry.models.names() if registry.models[n].__module__ == entry.__module__]
         alike = [one for one in packaged() if one.models[""] in family]
-        recipe = min(alike, key=lambda one: len(one.missing)) if alike else _default()
+        default = next(one for one in packaged() if one.name == DEFAULT)
+        recipe = min(alike, key=lambda one: len(one.missing), default=default)
         kept = recipe.content.get("model", {}).get("trainable")  # stays where the model changes
         learns = next((setting.kind for setting in settings(entry) if setting.name == "trainable"), "")
         other = ["model.trainable=all"] if kept and learns and f'"{kept}"' not in learns else []
         example = _command(recipe, f"model.name={name}", *other)
     return _constructed("model", name, entry, recipes, [example])
-
-
-def _default() -> Packaged:
-    return next(recipe for recipe in packaged() if recipe.name == DEFAULT)
 
 
 def _dataset(name: str) -> Description:

@@ -66,8 +66,7 @@ def server(
         bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
     ] = False,
     deliver: Annotated[
-        bool,
-        typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated."),
+        bool, typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated.")
     ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")
@@ -252,7 +251,7 @@ def client(
 
 def _led(source: str, overrides: list[str], method: str | None, card: Path | None) -> "Recipe":
     """A recipe of one run, with a card in place of its data where there is one."""
-    from confed.deployment.data_card import with_card
+    from confed.deployment.provision import with_card
 
     loaded = single_recipe(source, overrides, method)
     tell_asks(loaded, source)
@@ -287,10 +286,7 @@ def single_recipe(source: str, overrides: list[str], method: str | None) -> "Rec
 def check_signed(
     folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = ""
 ) -> "Manifest":
-    """Check of the coordinator's signature of this site's recipe, card and key.
-
-    What is not signed is a ValueError that says what to do.
-    """
+    """Check of the coordinator's signature of this site's recipe, card and key."""
     from confed.deployment.manifest import check_site, public_half, verified
 
     manifest = verified(folder, _certificate(authority))

@@ -44,7 +44,7 @@ def join(
 ) -> None:  # fmt: skip
     """Site of a federation over FLARE: ``confed client --engine flare``."""
     need_flare()
-    from confed.deployment.flare.site import join
+    from confed.deployment.flare.server import join
 
     join(
         recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations, once=once,
@@ -69,7 +69,6 @@ def provision(folder: Path, federation: "Federation") -> None:
 
 
 def need_flare() -> None:
-    """Check that FLARE is installed."""
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:

@@ -34,7 +34,6 @@ class StatusPage:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Progress callback."""
         if isinstance(event, SiteStates):
             self._show_sites(event.sites)
         elif isinstance(event, Caution):
@@ -58,7 +57,6 @@ class StatusPage:
             self._live.update(self._table(sites), refresh=True)
 
     def line(self, text: str) -> None:
-        """One line."""
         if not self._quiet:
             self._console.print(escape(text), soft_wrap=True, highlight=False)
 

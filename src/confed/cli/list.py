@@ -207,8 +207,7 @@ def list_things(
         console.print("also: confed list models | tasks | datasets | recipes | runs")
 
 
-_LABEL = 14
-"""Columns of labels; longer ones are broken."""
+_LABEL = 14  # columns of labels; longer ones are broken
 
 
 def _print_group(console: Console, rows: Sequence[Mapping[str, Any]], wide: int, labels: int) -> None:
@@ -289,7 +288,7 @@ def _model(source: str, settings: Sequence[str]) -> dict[str, dict[str, str]]:
 
     from confed.models.hf.description import describe
     from confed.recipes.overrides import apply_overrides
-    from confed.recipes.sections import named_section
+    from confed.recipes.recipe import named_section
 
     content: dict[str, Any] = {"model": {"name": "hf", "source": source}}
     apply_overrides(content, settings)

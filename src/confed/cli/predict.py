@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, print_json, say
+from confed.cli.app import Json, app, plain, print_json, print_table, say
 from confed.cli.completion import complete_folder
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def predict(
     choice: Annotated[list[str] | None, typer.Option(help="A choice, for tasks with choices; repeatable.")] = None,
     text: Annotated[str | None, typer.Option(help="A text, for models that label texts.")] = None,
     known: Annotated[
-        list[str] | None,
-        typer.Option(help="For label models: known labels, such as 'sky=yes,car=no'; repeatable."),
+        list[str] | None, typer.Option(help="For label models: known labels, such as 'sky=yes,car=no'; repeatable.")
     ] = None,
     page: Annotated[
         Path | None, typer.Option(help="Write an HTML page with the labels and the attention of each.")
@@ -98,7 +98,6 @@ _OPTIONS |= {"known": "--known", "attention": "--page", "top": "--top"}
 
 
 def _check_question(image: Path | None, question: list[str] | None) -> None:
-    """Check that there is a picture and one question."""
     if question is not None and len(question) > 1:
         raise ValueError(f"this run's models answer one question at a time: give one --question, got {len(question)}")
     if image is None or question is None:
@@ -192,7 +191,7 @@ def export(
     personal models are written and uploaded only with --personal. The token is that of HF_TOKEN or `hf auth login`.
     """
     from confed.inference.export import export as write
-    from confed.inference.merge import export_merged
+    from confed.inference.export import export_merged
 
     if hub is None and (private or personal):
         raise ValueError(f"{'--private' if private else '--personal'} goes with --hub OWNER/NAME")
@@ -251,7 +250,7 @@ def _asked(folder: Path, client: str | None) -> "tuple[FinishedRun, str | None]"
 
 def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
     """The run and the client whose model answers: in a site's private folder the site's own, if there is one."""
-    from confed.deployment.site_models import site_of
+    from confed.deployment.site import site_of
     from confed.inference.finished_run import FinishedRun, run_of
 
     if (site := site_of(folder)) is not None:
@@ -260,3 +259,51 @@ def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
     if run != folder:
         say(f"this is a study: taken is {escape(str(run))}; the folder of another run takes that one")
     return run, client
+
+
+@app.command(rich_help_panel="Use and examine")
+def evaluate(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A finished run, or a study (its main method's first seed).", autocompletion=complete_folder
+        ),
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A key of the data section, such as root=DIR, or name=... for other data; repeatable."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="global, personal:<client> or all; repeatable.", show_default="global")
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="A second run, compared on the same examples.")] = None,
+    examples: Annotated[
+        Literal["all", "test"],
+        typer.Option(help="Of new data: all but what the run learned from, or those that the data hold out as tests."),
+    ] = "all",
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. [default: RUN/evaluations/<number>]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a finished run's models on other data, with the run's metric and a paired test."""
+    from confed.inference.evaluate import evaluate as tried_on
+    from confed.inference.evaluate import write_evaluation
+    from confed.inference.finished_run import run_of
+    from confed.report.tables.table import to_rich
+
+    run = run_of(folder)
+    evaluation = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
+    files = write_evaluation(evaluation, out or _next(run / "evaluations"))
+    if as_json:
+        print_json({**plain(evaluation.content()), "files": {name: str(path) for name, path in files.items()}})
+        return
+    print_table(to_rich(evaluation.table()))
+    where = escape(str(files["evaluation.json"].parent))
+    Console().print(f"written: {where}", soft_wrap=True, highlight=False)
+
+
+def _next(root: Path) -> Path:
+    """The first of the folders 1, 2, ... that does not exist."""
+    number = 1
+    while (root / str(number)).exists():
+        number += 1
+    return root / str(number)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape as markup
 
-from confed.cli.app import FAILED, Json, app, console, interruptible, plain, print_json, print_table
-from confed.cli.global_options import is_quiet
+from confed.cli.app import FAILED, Json, app, console, interruptible, is_quiet, plain, print_json, print_table
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from confed.cli.app import Json, app, complain, console, interruptible, show, tell_asks
+from confed.cli.app import Json, app, complain, console, interruptible, is_quiet, show, tell_asks
 from confed.cli.completion import complete_folder, complete_key, complete_method
-from confed.cli.global_options import is_quiet
 from confed.cli.plan import Plan, rows_of_study, show_plan
 from confed.cli.study import RecipeName, finish, show_sweep
 from confed.system.collector import collector_at_rest

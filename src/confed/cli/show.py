@@ -15,11 +15,9 @@ from confed.cli.app import Json, app, print_json
 from confed.cli.completion import complete_anything
 
 if TYPE_CHECKING:
-    from confed.cli.description import Description
-    from confed.cli.docstrings import Setting
+    from confed.cli.description import Description, Setting
 
-WIDEST = 100
-"""Columns that texts take at most: longer lines are hard to read."""
+WIDEST = 100  # columns that texts take at most: longer lines are hard to read
 
 
 @app.command(rich_help_panel="Start")
@@ -39,8 +37,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Everything about one method, model, dataset, task or recipe: settings, an example, papers, differences."""
+    from confed.cli.catalogue import packaged
     from confed.cli.description import describe_name
-    from confed.cli.packaged import packaged
     from confed.recipes.recipe import read_text
 
     description = describe_name(name, "recipe" if toml and not kind else kind)

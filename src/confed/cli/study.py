@@ -18,6 +18,7 @@ from confed.cli.app import (
     console,
     default_workers,
     interruptible,
+    is_quiet,
     plain,
     print_json,
     print_table,
@@ -25,7 +26,6 @@ from confed.cli.app import (
     show,
 )
 from confed.cli.completion import complete_method, complete_recipe
-from confed.cli.global_options import is_quiet
 from confed.federation.file_names import name_of_file, path_of
 
 if TYPE_CHECKING:
@@ -86,11 +86,7 @@ def tuned_values(
 
 
 def finish(folder: Path, workers: int | None, as_json: bool) -> None:
-    """Execution of what is missing in a run, study or sweep folder; its tables and report are written and shown.
-
-    A failed run of a study that grows and Ctrl-C end with a typer.Exit, where nothing at all could be run there is a
-    ValueError, or a RuntimeError if a run failed on the way.
-    """
+    """Execution of what is missing in a run, study or sweep folder; its tables and report are written and shown."""
     from confed.api.progress import Display
     from confed.results.folder import kind_of
     from confed.studies.runner import resume
@@ -261,10 +257,7 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
 def show_sweep(
     root: Path, as_json: bool, errors: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Tables and figures of a sweep's finished runs, written and printed.
-
-    No finished run is a ValueError.
-    """
+    """Tables and figures of a sweep's finished runs, written and printed."""
     from confed.report.tables.sweep import write_sweep
     from confed.report.tables.table import to_rich
     from confed.results.sweep import read_sweep

@@ -9,16 +9,7 @@ from confed.cli.app import Json, app, complain, default_workers
 from confed.cli.cluster import Before, On, Slurm, Submit, carry_out, check_cluster, with_address
 from confed.cli.completion import complete_key
 from confed.cli.plan import Plan, rows_of_study, show_plan
-from confed.cli.study import (
-    Margin,
-    Methods,
-    RecipeName,
-    Seeds,
-    Tuned,
-    Workers,
-    judged_by,
-    tuned_values,
-)
+from confed.cli.study import Margin, Methods, RecipeName, Seeds, Tuned, Workers, judged_by, tuned_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,10 +31,7 @@ def sweep(
         list[str] | None,
         typer.Option("--with", help="A setting that changes along, with as many values: run.rounds=6,7,8. Repeatable."),
     ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Values of data.split, a curve each: iid,dirichlet."),
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Values of data.split, a curve each: iid,dirichlet.")] = None,
     models: Annotated[
         str | None,
         typer.Option(help="A line in the figure with each of these models: all (of the recipe), or names a,b,c."),

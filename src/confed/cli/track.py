@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import Json, app, plain, print_json, say
+from confed.cli.app import Json, app, is_quiet, plain, print_json, say
 from confed.cli.completion import complete_folder
-from confed.cli.global_options import is_quiet
 from confed.tracking.backends import BACKENDS
 
 _PLACES = "; ".join(f"{name}: {backend.place}" for name, backend in BACKENDS.items())
@@ -44,23 +43,23 @@ def track(
     Runs know nothing of it: their files are read, while they run (--follow) or later. What the tool has already is not
     sent twice. Reports hold sample pictures: --no-files keeps them here.
     """
-    from confed.deployment.site_models import site_of
+    from confed.deployment.site import site_of
     from confed.tracking.follow import track as tracking
     from confed.tracking.records import Names
 
     site = site_of(folder)
     place = site[0] if site else folder
     names = Names(project, group, name or (site[1] if site else ""))
-    found = []
+    tracked = []
     for sent in tracking(place, to, at=at, names=names, files=files, follow=follow, every=every):
-        found.append(sent)
+        tracked.append(sent)
         if not as_json and not is_quiet():
             new = f"{sent.values:,} new values" if sent.values else "no new values"
             say(f"{escape(sent.name)}: {sent.state}, round {sent.round}, {new}")
     if as_json:
-        print_json(plain({"folder": str(place), "to": to, "runs": [asdict(sent) for sent in found]}))
-    elif found:
-        show = BACKENDS[to].show.format(where=found[-1].where, project=found[-1].project)
-        say(escape(f"{to}: project {found[-1].project}, {found[-1].where}" + (f"; see `{show}`" if show else "")))
+        print_json(plain({"folder": str(place), "to": to, "runs": [asdict(sent) for sent in tracked]}))
+    elif tracked:
+        show = BACKENDS[to].show.format(where=tracked[-1].where, project=tracked[-1].project)
+        say(escape(f"{to}: project {tracked[-1].project}, {tracked[-1].where}" + (f"; see `{show}`" if show else "")))
     else:
         say("no run has begun here")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from confed.deployment.provision import Federation, provision
-from confed.deployment.site_models import KEPT
+from confed.deployment.site import KEPT
 from confed.recipes.recipe import Recipe
 from confed.registry import GRANTS
 from confed.runs.build import prepare
@@ -22,7 +22,6 @@ Party = subprocess.Popen[bytes]
 
 
 def free_port() -> int:
-    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -28,26 +28,16 @@ from confed.system.events import Note, Progress, ignore
 from confed.system.release import VERSION
 
 Mark = Literal["good", "mind", "bad"]
-LOOKED_AT = 2000
-"""Pictures that are opened, spread over all of a client's, at most."""
-SOON = 14
-"""Days before its end from which a certificate is spoken of."""
+LOOKED_AT = 2000  # pictures that are opened, spread over all of a client's, at most
+SOON = 14  # days before its end from which a certificate is spoken of
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check.
-
-    Attributes:
-        what: the thing that was checked.
-        mark: whether a run can go on with it: yes; yes, but mind it; no.
-        advice: what to do; empty where there is nothing to do.
-    """
-
-    what: str
-    mark: Mark
+    what: str  # the thing that was checked
+    mark: Mark  # whether a run can go on with it: yes; yes, but mind it; no
     text: str
-    advice: str = ""
+    advice: str = ""  # what to do; empty where there is nothing to do
 
 
 # The server ---------------------------------------------------------------------------------------------------

@@ -10,12 +10,10 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.messages import Message
 from confed.federation.state import ServerState
 
-Values = Mapping[str, float]
-"""Metric -> value, of one view at one site."""
+Values = Mapping[str, float]  # metric -> value, of one view at one site
 
 
 def model_digest(servers: Mapping[str, ServerState]) -> str:
-    """Digest of the values that servers hold."""
     parts = [[name, digest(b"", seal(Message(server.params)))] for name, server in sorted(servers.items())]
     return digest(json.dumps(parts).encode(), b"")
 

@@ -8,8 +8,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from confed.deployment.data_card import with_card
-from confed.deployment.provision import read_sites
+from confed.deployment.provision import read_sites, with_card
 from confed.deployment.server import run_server
 from confed.deployment.site import open_site, signatures_by_list, signer_by_list, site_recipe
 from confed.engines.flower.transport import FlowerTransport, client_app, server_app

@@ -24,29 +24,21 @@ from confed.federation.reading import FAULTS, read_bounded
 
 MANIFEST = "federation.json"
 SIGNATURE = f"{MANIFEST}.sig"
-FORMAT = 2
-"""Version of the file's content; version 1 had no serial number, which counts as 0."""
+FORMAT = 2  # version of the file's content; version 1 had no serial number, which counts as 0
 _HEADING = b"confed federation manifest 1\n"
 """Comes before what is signed, so that no signature of the authority's for another purpose can be one of a manifest."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of a signed manifest: what all parties of a federation can rely on.
+    """Content of a signed manifest: what all parties of a federation can rely on."""
 
-    Attributes:
-        sites: site -> its public key in OpenSSH's format.
-        recipe: SHA-256 of the recipe's file.
-        card: of the card's file; empty where there is none.
-        wheel: the wheel file to install -> its SHA-256; empty where the coordinator handed out none.
-        serial: number of the manifest, from 1; higher for each new one, so that sites can refuse an older one
-            (:mod:`confed.deployment.manifest`).
-    """
-
-    sites: Mapping[str, str]
-    recipe: str
-    card: str = ""
+    sites: Mapping[str, str]  # site -> its public key in OpenSSH's format
+    recipe: str  # SHA-256 of the recipe's file
+    card: str = ""  # of the card's file; empty where there is none
+    # the wheel file to install -> its SHA-256; empty where the coordinator handed out none
     wheel: Mapping[str, str] = field(default_factory=dict[str, str])
+    # number of the manifest, from 1; higher for each new one, so that sites can refuse an older one (manifest)
     serial: int = 0
 
     def to_bytes(self) -> bytes:

@@ -13,47 +13,68 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from confed.data.card_files import read_card
+from confed.data.card_files import Card, merged, read_card
+from confed.data.card_files import digest_of as digest_of_card
+from confed.datasets.card import card_of
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
 from confed.federation.reading import read_bounded
 from confed.recipes.recipe import Recipe
 from confed.runs.build import load_data
+from confed.runs.dataset import load_dataset
 from confed.system.release import VERSION
+
+CARD = "card"  # registered name of data at other sites; also the key of [data] for a card in whose terms data are put
+
+
+def card_of_recipe(recipe: Recipe) -> Card:
+    """The card of a recipe's data."""
+    data = recipe.sections["data"]
+    return card_of(load_dataset(json.dumps(data, default=str), recipe.run.seed), str(data["name"]))
+
+
+def write_card(card: Card, out: Path) -> None:
+    text = card.to_json().encode()
+    if out.exists() and (not out.is_file() or out.read_bytes() != text):
+        raise ValueError(f"{out} is there already, and no card is overwritten: give --out another name, or remove it")
+    write_atomically(out, text)
+
+
+def merge_cards(files: Sequence[Path]) -> Card:
+    """One card for the data of several sites; see :func:`confed.data.card_files.merged`."""
+    return merged([read_card(file) for file in files])
+
+
+def with_card(recipe: Recipe, file: Path) -> Recipe:
+    """A recipe for a server without data: the card takes the place of the section ``[data]``."""
+    card, name = read_card(file), recipe.sections["data"]["name"]
+    if name != card.data:
+        raise ValueError(f"{file} is a card of the data {card.data!r}, and the recipe's are {name!r}")
+    data = {"name": CARD, "file": str(file.resolve()), "digest": digest_of_card(file)}
+    return replace(recipe, sections={**recipe.sections, "data": data})
+
 
 AUTHORITY = "authority"
 """Folder of the authority's private key, beside those of the parties; the coordinator keeps it offline."""
-SITES = "sites.json"
-"""The server's list: site -> its public key, in OpenSSH's format."""
+SITES = "sites.json"  # the server's list: site -> its public key, in OpenSSH's format
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Parameters of a new federation.
-
-    Attributes:
-        sites: names of the clients, one site each.
-        host: how sites reach the server: a name or an address.
-        recipe: the resolved recipe, TOML.
-        days: how long certificates are good.
-        card: a card of the data (:mod:`confed.deployment.data_card`), handed to all; None for none.
-        wheel: the wheel file of confed that sites install, handed to them; None for none.
-    """
-
-    sites: tuple[str, ...]
-    host: str
+    sites: tuple[str, ...]  # names of the clients, one site each
+    host: str  # how sites reach the server: a name or an address
     port: int
-    recipe: str
-    days: int = 365
-    card: Path | None = None
-    wheel: Path | None = None
+    recipe: str  # the resolved recipe, TOML
+    days: int = 365  # how long certificates are good
+    card: Path | None = None  # a card of the data (data_card), handed to all; None for none
+    wheel: Path | None = None  # the wheel file of confed that sites install, handed to them; None for none
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) != len(self.sites):
@@ -164,10 +185,7 @@ def sign_again(server: Path, private: Path, card: Path | None = None, serial: in
 
 
 def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
-    """Names of the clients in a recipe's data or in a card; None where the data are not here.
-
-    A faulty card is a ValueError.
-    """
+    """Names of the clients in a recipe's data or in a card; None where the data are not here."""
     if card is not None:
         return list(read_card(card).clients)
     try:
@@ -243,18 +261,18 @@ def _certificates(folder: Path, authority: Path, federation: Federation) -> byte
     root_identity = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
     root = root.add_extension(root_identity, critical=False).sign(root_key, hashes.SHA384())
     names = [_alternative(name) for name in dict.fromkeys((federation.host, "localhost", "127.0.0.1"))]
-    own = begun(named(federation.host), key.public_key(), end)
-    own = own.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    own = own.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    own = own.add_extension(_usage(authority=False), critical=True)
-    own = own.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    certificate = begun(named(federation.host), key.public_key(), end)
+    certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = certificate.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    certificate = certificate.add_extension(_usage(authority=False), critical=True)
+    certificate = certificate.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(root_identity)
-    own = own.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
+    certificate = certificate.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
     for path, secret in ((authority / "ca.key", root_key), (folder / "server.key", key)):
         _secret(path, secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     vouching = root.public_bytes(Encoding.PEM)
     write_atomically(folder / "ca.crt", vouching)
-    write_atomically(folder / "server.crt", own.public_bytes(Encoding.PEM))
+    write_atomically(folder / "server.crt", certificate.public_bytes(Encoding.PEM))
     return vouching
 
 

@@ -59,24 +59,17 @@ if TYPE_CHECKING:
 
 # Divergence check: jumps and non-finite values of a run's mean training loss ----------------------------------
 
-FACTOR = 10.0
-"""How many times the largest of the last losses a loss must be to count as a jump."""
-
-LAST = 5
-"""Rounds that a loss is compared with."""
+FACTOR = 10.0  # how many times the largest of the last losses a loss must be to count as a jump
+LAST = 5  # rounds that a loss is compared with
 
 
 class LossCourse:
-    """Mean training losses of a run's rounds.
-
-    Attributes:
-        broken: the last loss known was a jump.
-        sound: the round to go back to then; None where no checkpoint is left from before the jump.
-    """
+    """Mean training losses of a run's rounds."""
 
     def __init__(self) -> None:
         self._last: list[float] = []
-        self.broken = False
+        self.broken = False  # the last loss known was a jump
+        # the round to go back to then; None where no checkpoint is left from before the jump
         self.sound: int | None = None
 
     def note(self, losses: Mapping[str, float], round: int, kept: Sequence[int]) -> str | None:
@@ -109,22 +102,17 @@ class LossCourse:
 
 
 class SiteRunner(Runner):
-    """One run whose clients are sites.
+    """One run whose clients are sites."""
 
-    Attributes:
-        whole: whether models are evaluated.
-        absent: unseen places of whose examples the server holds none.
-        examples: client -> the numbers of examples that it says it has, also where it counts as one with fewer.
-        left_out: client -> role -> the numbers of examples that its site leaves out, as pictures cannot be read there.
-        expected: the sites of the federation, also those that never came; they are what a mean is over.
-        newcomers: late sites, which are handed the final model and evaluated, and no others; None for a run.
-    """
-
-    whole = True
-    absent: Sequence[str] = ()
+    whole = True  # whether models are evaluated
+    absent: Sequence[str] = ()  # unseen places of whose examples the server holds none
+    # client -> the numbers of examples that it says it has, also where it counts as one with fewer
     examples: Mapping[str, Mapping[str, int]] = {}
+    # client -> role -> the numbers of examples that its site leaves out, as pictures cannot be read there
     left_out: Mapping[str, Mapping[str, int]] = {}
+    # the sites of the federation, also those that never came; they are what a mean is over
     expected: Sequence[str] = ()
+    # late sites, which are handed the final model and evaluated, and no others; None for a run
     newcomers: Sequence[str] | None = None
 
     def __init__(
@@ -138,7 +126,6 @@ class SiteRunner(Runner):
         self.membership: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
-        """See :class:`confed.runs.run.Runner`."""
         try:
             return super().run()
         except RuntimeError as error:
@@ -170,8 +157,6 @@ class SiteRunner(Runner):
             self.progress(Caution(jump + ("" if sound is None else f"; {self._way_back(sound)}")))
 
     def executor(self, workspace: Workspace) -> InProcess | Workers | Remote:
-        """The sites."""
-        del workspace
         return self.remote
 
     def simulation(self, store: Store, executor: "InProcess | Workers | Remote | RayActors") -> Simulation:
@@ -257,7 +242,7 @@ class SiteRunner(Runner):
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         self.remote.begin(max(self.checkpoints.rounds(), default=0), self.checkpoints.rounds() or (0,))
         servers, start = super()._start(simulation, workspace)
-        # A damaged checkpoint may have been left aside for an older one.
+        # a damaged checkpoint may have been left aside for an older one.
         self.remote.begin(start, self.checkpoints.rounds() or (0,))
         if self.newcomers is not None and start < self.setup.rounds:
             raise ValueError(
@@ -322,9 +307,7 @@ class SiteRunner(Runner):
 
 # Server of a federation across machines -----------------------------------------------------------------------
 
-REPLIES = ".replies"
-"""What the name of the folder beside the run folder ends with in which replies wait for their turn."""
-
+REPLIES = ".replies"  # what the name of the folder beside the run folder ends with in which replies wait for their turn
 ELSEWHERE = ("pretrained", "vocabulary")
 """Options of models that say where files lie; what is in the files is compared, not where they are."""
 
@@ -372,7 +355,7 @@ def run_server(
         )
     recipe = recipe.with_run(gallery=0, workers=1)
     if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
-        # A round that is done again would show a second model with other noise, which no ledger counts.
+        # a round that is done again would show a second model with other noise, which no ledger counts.
         recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
     setup, run_data = prepare(recipe)
     setup = replace(setup, signatures=signatures)
@@ -454,15 +437,15 @@ def _led(
 ) -> dict[str, Any]:
     """Waits for the sites and runs the rounds with them."""
     root = folder.root
-    known = _members(root)
+    earlier = _members(root)
     if coming:
         remote.sites.gather(coming, wait)
     if newcomers is None:
-        connected = {info.id: info for info in remote.sites.gather(expected, 0.0 if known or coming else wait)}
+        connected = {info.id: info for info in remote.sites.gather(expected, 0.0 if earlier or coming else wait)}
     else:
         connected = {name: remote.sites.clients[name] for name in newcomers}
     # Weights and shares stay those that the run began with, whatever a site says later.
-    members = [{**connected, **known}[name] for name in expected if name in connected or name in known]
+    members = [{**connected, **earlier}[name] for name in expected if name in connected or name in earlier]
     said = {**_left_out(root), **remote.sites.left_out}
     left_out = {name: said[name] for name in expected if said.get(name)}
     _write_members(root, members, left_out)

@@ -1,5 +1,14 @@
-"""Site of a federation across machines: from a recipe and a client's name to a site that answers requests."""
+"""Site of a federation across machines: from a recipe and a client's name to a site that answers requests.
 
+Run folder of a site after a federation: the final global model and the site's own, ready to use.
+
+``private/run`` holds ``recipe.toml`` (with this site's data), ``models/global``, ``models/personal/<site>`` and a
+``summary.json`` without results, so that :mod:`confed.inference.ask` and :mod:`confed.inference.export` take it as
+any other run's.
+"""
+
+import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -9,17 +18,91 @@ from confed.data.examples import FederatedDataset
 from confed.deployment.manifest import MANIFEST, verified
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import common_ground
-from confed.deployment.site_models import KEPT, write_site_run
+from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 from confed.federation.client import SignatureCheck, Signer
+from confed.federation.client_info import ClientInfo
+from confed.federation.file_names import file_name
 from confed.federation.params import Params
 from confed.federation.state import ClientState
 from confed.privacy.evaluation_policy import EvaluationPolicy
-from confed.privacy.secure_sum.signatures import Authority, ListedKeys, PublicKeys, VouchedKeys
+from confed.privacy.secure_sum.signatures import ListedKeys, PublicKeys, VouchedKeys
 from confed.recipes.recipe import Recipe, load_recipe
+from confed.results.folder import RunFolder
 from confed.runs.build import check_device, prepare
 from confed.runs.grants import check_grants
+from confed.runs.summary import versions
 from confed.system.events import Note, Progress, ignore
+
+KEPT = "run"  # the run folder's name in a site's private folder
+
+
+def write_site_run(
+    private: Path, recipe: Recipe, setup: Setup, client: ClientInfo, shared: Params, state: ClientState
+) -> Path:
+    """Write the run folder of a site; it appears only when it is complete.
+
+    An earlier one of the same recipe is replaced, and one of another recipe set aside as ``run-2``, ``run-3`` ...
+    """
+    target, unfinished = private / KEPT, private / f"{KEPT}.part"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    folder = RunFolder.create(unfinished, recipe.to_toml())
+    given = setup.algorithm.initial_private(shared)
+    if setup.algorithm.global_model != "none":
+        folder.write_tensors(folder.models / "global" / "trained.safetensors", {**shared, **given})
+    if setup.keep_personal:
+        kept, own = state.tensors.get("private", {}), state.tensors.get("personal")
+        # As in the simulator: who never took part has what the server would send.
+        personal = {**shared, **kept, **given} if own is None else {**kept, **own}
+        folder.write_tensors(folder.models / "personal" / file_name(client.id) / "trained.safetensors", personal)
+    folder.write_json(
+        folder.summary,
+        {
+            "algorithm": recipe.sections["algorithm"]["name"],
+            "label": setup.algorithm.title,
+            "recipe": recipe.name,
+            "seed": setup.seed,
+            "rounds": setup.rounds,
+            "clients": [client.id],
+            "site": client.id,
+            "global_model": setup.algorithm.global_model,
+            "versions": versions(),
+            "notes": ["models of one site of a federation across machines; results are in the server's run folder"],
+        },
+    )
+    _make_room(target, folder.recipe.read_bytes())
+    unfinished.replace(target)
+    return target
+
+
+def _make_room(target: Path, recipe: bytes) -> None:
+    """Removes an earlier run folder of the same recipe, and sets aside that of another one."""
+    if not target.exists():
+        return
+    before = target / "recipe.toml"
+    if before.is_file() and before.read_bytes() != recipe:
+        number = 2
+        while (aside := target.with_name(f"{target.name}-{number}")).exists():
+            number += 1
+        target.replace(aside)
+    else:
+        shutil.rmtree(target)
+
+
+def site_of(private: Path) -> tuple[Path, str] | None:
+    """The run folder in a site's private folder, and the site's name; None where this is no such folder."""
+    if not private.is_dir() or (private / "recipe.toml").is_file():
+        return None
+    summary = private / KEPT / "summary.json"
+    if summary.is_file() and "site" in (content := json.loads(summary.read_text(encoding="utf-8"))):
+        return private / KEPT, str(content["site"])
+    if (private / "audit.jsonl").is_file() and (private / "state").is_dir():
+        raise ValueError(
+            f"{private} is a site's folder without final models yet: they come with the last evaluation of the run (a "
+            "server that keeps a part of the model sends none without --whole)"
+        )
+    return None
+
 
 ASK_FOR_IT = "`confed server --deliver` hands the final model of a finished run to late sites"
 
@@ -71,7 +154,7 @@ def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
     if (kit / MANIFEST).is_file():
         signed = verified(kit, (kit / "startup" / "rootCA.pem").read_bytes()).sites
         for client, flare in listed.items():
-            # A client's name that the coordinator signed stands for that site and no other.
+            # a client's name that the coordinator signed stands for that site and no other.
             if flare not in signed or (client in signed and flare != client) or list(listed.values()).count(flare) > 1:
                 raise ValueError(
                     f"{kit / SITES} must name a different site for every client, among those that the coordinator "
@@ -83,11 +166,6 @@ def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
 def signatures_by_list(recipe: Recipe, listed: Mapping[str, str]) -> SignatureCheck | None:
     """A server's check of the signatures in secure aggregation, by the coordinator's list; None without a sum."""
     return None if recipe.construct("algorithm").secure_sum is None else PublicKeys(listed)
-
-
-def signatures_by_kit(recipe: Recipe, kit: Path, names: Mapping[str, str]) -> SignatureCheck | None:
-    """A server's check of the signatures in secure aggregation, by FLARE's certificates; None without a sum."""
-    return None if recipe.construct("algorithm").secure_sum is None else Authority(kit / "startup", names)
 
 
 def open_site(

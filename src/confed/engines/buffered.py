@@ -36,18 +36,13 @@ Delays = Literal["half-normal", "exponential", "examples", "equal"]
 
 @dataclass(frozen=True)
 class Buffered:
-    """Settings of asynchronous rounds.
+    """Settings of asynchronous rounds."""
 
-    Attributes:
-        size: K, updates that the server waits for before it makes a step.
-        staleness: a, by which an update that is τ steps old counts (1 + τ)^-a.
-        delays: what a client's training time is: "half-normal", the absolute value of a standard normal number, or
-            "exponential", drawn anew each time; "examples", proportional to its number of training examples, with a
-            mean of 1 over the clients that have begun; "equal", 1.
-    """
-
-    size: int
-    staleness: float = 0.5
+    size: int  # K, updates that the server waits for before it makes a step
+    staleness: float = 0.5  # a, by which an update that is τ steps old counts (1 + τ)^-a
+    # what a client's training time is: "half-normal", the absolute value of a standard normal number, or
+    # "exponential", drawn anew each time; "examples", proportional to its number of training examples, with a mean of
+    # 1 over the clients that have begun; "equal", 1
     delays: Delays = "half-normal"
 
     def scale(self, staleness: int) -> float:
@@ -89,29 +84,18 @@ def check_buffered(
 
 
 class Arrival(NamedTuple):
-    """An update that reaches the server.
+    """An update that reaches the server."""
 
-    Attributes:
-        client: number of the client in the population.
-        version: number of the server's steps before the client began.
-        time: when it arrives, in mean training times.
-    """
-
-    client: int
-    version: int
-    time: float
+    client: int  # number of the client in the population
+    version: int  # number of the server's steps before the client began
+    time: float  # when it arrives, in mean training times
 
 
 class UpdateSource(Protocol):
-    """What an asynchronous round asks about updates: drawn times in the simulator, sites that answer elsewhere.
+    """What an asynchronous round asks about updates: drawn times in the simulator, sites that answer elsewhere."""
 
-    Attributes:
-        settings: of the asynchronous rounds.
-        concurrency: M, clients that train at any time.
-    """
-
-    settings: Buffered
-    concurrency: int
+    settings: Buffered  # of the asynchronous rounds
+    concurrency: int  # M, clients that train at any time
 
     def offer(self, round: int, server: ServerState) -> None:
         """Tells the model that clients begin with after so many rounds."""
@@ -207,10 +191,6 @@ class BufferedRound:
 
     Models that clients in training began with are kept among the server's slots, so that checkpoints hold them; the
     method does not see them.
-
-    Attributes:
-        server: its state as the method knows it.
-        staleness: client -> number of rounds since the model that it began with.
     """
 
     def __init__(
@@ -222,8 +202,9 @@ class BufferedRound:
         round: int,
         rounds: int,
     ) -> None:
-        self.server, self._earlier = without_earlier(server)
+        self.server, self._earlier = without_earlier(server)  # its state as the method knows it
         self._algorithm, self._settings = algorithm, arrivals.settings
+        # client -> number of rounds since the model that it began with
         self.staleness = {population.info(a.client).id: round - a.version for a in arrivals[round]}
         self._round = round
         self._needed = arrivals.needed(round + 1) if round + 1 < rounds else frozenset[int]()
@@ -280,8 +261,7 @@ def begun_call(algorithm: Algorithm, server: ServerState, client: ClientInfo) ->
     return begun
 
 
-_EARLIER = "earlier"
-"""Prefix of the slots that hold earlier states of a server."""
+_EARLIER = "earlier"  # prefix of the slots that hold earlier states of a server
 
 
 def without_earlier(server: ServerState) -> tuple[ServerState, dict[int, ServerState]]:

@@ -1,29 +1,313 @@
 """Executors: replies to calls, computed in this process, in worker processes or on other machines."""
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from inspect import isroutine
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
 
-from confed.engines.device_data import counts_of, keep_data
-from confed.engines.features import WRITTEN_AFTER, keep_features
-from confed.engines.perform import Setup, Workspace, answer
+import torch
+from torch import Tensor, nn
+
+from confed.engines.perform import Setup, Workspace, accepted, answer, check_secrets, client_of
+from confed.engines.ray.speed import fingerprint
 from confed.engines.timeline import Timeline
-from confed.engines.together import FEW, answer_together
-from confed.federation.device_tables import DeviceCounts
-from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training
-from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
-from confed.federation.messages import Call, Reply
+from confed.federation.algorithm import Algorithm
+from confed.federation.client import Client, Session
+from confed.federation.device_tables import DeviceCounts, DeviceTables
+from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_setting
+from confed.federation.evaluation import asked_examples, evaluated
+from confed.federation.feature_store import FeatureFiles, FeatureStore
+from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
+from confed.federation.messages import Call, Message, Reply
+from confed.federation.params import Params, Scope, copy_into
+from confed.federation.randomness import derive, isolated, refuse_random_numbers
+from confed.federation.stacked import evaluate_stacked, train_stacked
 from confed.federation.stacked_passes import StackedPasses
-from confed.federation.state import Store
+from confed.federation.stages import Staged, frozen_stages, staged_part
+from confed.federation.state import ClientState, Store
+from confed.federation.train import needs_two, trained
+
+WRITTEN_AFTER = 1.0  # seconds of computing after which features are written to files; what takes less is computed again
+
+
+def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> FrozenFeatures | FeatureCounts:
+    """Keeps features of the frozen layers of a process's model from now on."""
+    settings = setup.features
+    if settings is None:
+        return FeatureCounts(reason="run.features is 'off'")
+    if setup.compile:
+        return FeatureCounts(reason="run.compile is true: a compiled pass has no stages")
+
+    def files(kept: FrozenFeatures) -> FeatureFiles | None:
+        if settings.folder is None:
+            return None
+        staged = staged_part(workspace.model)
+        assert staged is not None
+        address = _address(staged[1], kept.cut)
+        if not address:
+            kept.note("a part of the model has no source file, so that features are kept for this run alone")
+            return None
+        return FeatureFiles(settings.folder / address, settings.disk, kept.note)
+
+    kept = attach(workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance)
+    return kept if isinstance(kept, FrozenFeatures) else FeatureCounts(reason=kept)
+
+
+def attach(
+    model: nn.Module,
+    frozen: frozenset[str],
+    memory: int,
+    files: Callable[[FrozenFeatures], FeatureFiles | None] = lambda _: None,
+    tolerance: float = 0.0,
+) -> FrozenFeatures | str:
+    """Keeps what a model's frozen stages make from now on, or says why that is not done."""
+    staged = staged_part(model)
+    if staged is None:
+        return f"{type(model).__name__} does not say which stages its pass has"
+    start, stages = staged
+    assert isinstance(stages, nn.Module)
+    names = [name for name in stages.state_dict(keep_vars=True) if f"{start}{name}" not in frozen]
+    cut = min(frozen_stages(stages, names), len(stages.stages) - 1)
+    if not cut:
+        return f"the first stage ({stages.stages[0].name}) is trained"
+    held = [tensor for _, _, tensor in tensors_before(stages, cut)]
+    if any(tensor.device.type != "cpu" for tensor in held):
+        return "only on a processor are features kept"
+    kept = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
+    kept.store.files = files(kept)
+    stages.frozen_features = kept
+    return kept
+
+
+def added(counts: Iterable[FeatureCounts]) -> FeatureCounts:
+    """Counts of all processes of a run."""
+    total = FeatureCounts()
+    for each in counts:
+        total.stage = total.stage or each.stage
+        total.reason = total.reason or each.reason
+        total.computed += each.computed
+        total.reused += each.reused
+        total.held += each.held
+        total.exact &= each.exact
+        total.difference = max(total.difference, each.difference)
+        total.notes += [note for note in each.notes if note not in total.notes]
+    return total
+
+
+@runtime_checkable
+class _Configuration(Protocol):
+    """A model's configuration, as the library ``transformers`` has it."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def _address(model: Staged, cut: int) -> str:
+    """Digest of all that decides what the first stages of a model make of an example; "" where that is not known."""
+    assert isinstance(model, nn.Module)
+    files = {getattr(sys.modules.get(type(module).__module__), "__file__", None) for module in model.modules()}
+    sources = [file for file in files if file is not None]
+    if len(sources) < len(files):
+        return ""  # a class of a notebook, say, which may have another pass next time
+    arithmetic = [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    arithmetic += [torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic]
+    made_by = [fingerprint(torch.get_num_threads()), version("pillow"), arithmetic]
+    stages = [stage.name for stage in model.stages[:cut]]
+    # What a processor makes of pictures is decided by its settings, which the variant stands for.
+    hasher = sha256(json.dumps([made_by, stages, model.stage_variant]).encode())
+    for file in sorted(sources):
+        hasher.update(Path(file).read_bytes())
+    described = [f"{name} {type(module).__name__} {_settings(module)}" for name, module in model.named_modules()]
+    hasher.update("\n".join(described).encode())
+    for _, key, tensor in tensors_before(model, cut):
+        hasher.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        array: Any = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+        hasher.update(array)
+    return hasher.hexdigest()[:32]
+
+
+def _settings(module: nn.Module) -> str:
+    """The plain values among a module's attributes, which are no part of its tensors, and its configuration."""
+    of_torch = {"training", "frozen_features", *vars(nn.Module())}
+    return json.dumps({name: _plain(value) for name, value in vars(module).items() if name not in of_torch})
+
+
+def _plain(value: object) -> object:
+    """A value as JSON; of what is no value its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast("Sequence[object]", value)]
+    if isinstance(value, _Configuration):  # which leaves out how attention is computed
+        attention = vars(value).get("_attn_implementation_internal")
+        return {"attention": str(attention), **cast("dict[str, object]", _plain(value.to_dict()))}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        entries = cast("dict[object, object]", value)
+        return {str(key): _plain(entry) for key, entry in sorted(entries.items(), key=lambda pair: str(pair[0]))}
+    return value.__qualname__ if isinstance(value, type) or isroutine(value) else type(value).__qualname__
+
+
+def keep_data(setup: Setup, workspace: Workspace, processes: int = 1) -> None:
+    """Has a process's clients read their examples from the device from now on, where there is another than the CPU."""
+    device = torch.device(workspace.device)
+    if setup.device_data and device.type != "cpu":
+        workspace.examples = DeviceTables(device, setup.device_data // processes)
+
+
+def counts_of(setup: Setup, workspace: Workspace) -> DeviceCounts:
+    """What lies on a process's device, or why nothing does."""
+    if workspace.examples is not None:
+        return workspace.examples.counts
+    return DeviceCounts(reason="run.device is 'cpu'" if setup.device_data else "run.device_data is 0")
+
+
+def added_up(counts: Iterable[DeviceCounts]) -> DeviceCounts:
+    each = list(counts)
+    reasons = [process.reason for process in each if process.reason]
+    return DeviceCounts(
+        sum(process.held for process in each), sum(process.left for process in each), reasons[0] if reasons else ""
+    )
+
+
+FEW = "fewer than two have a model of their own"  # no reason for a note: there is nothing to stack
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def answer_together(
+    setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int, passes: StackedPasses
+) -> list[Reply] | str:
+    """Replies of several clients that are trained, or whose own models are evaluated, at once."""
+    action = calls[0].action
+    together = _fit if action == "fit" else _evaluate
+    before = [store.load(call.client.id) for call in calls]
+    after = [state.copy() for state in before]
+    try:
+        with isolated(derive(setup.seed, round, calls[0].client.id, action)):
+            messages = together(setup, workspace, calls, after, round, passes)
+    except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if isinstance(messages, str):
+        return messages
+    return [
+        accepted(call, message, old, new, store, setup.local.lr)
+        for call, message, old, new in zip(calls, messages, before, after, strict=True)
+    ]
+
+
+def _evaluate(
+    setup: Setup,
+    workspace: Workspace,
+    calls: Sequence[Call],
+    states: Sequence[ClientState],
+    round: int,
+    passes: StackedPasses,
+) -> list[Message] | str:
+    """The global model is evaluated client by client: it is one model, and its batches are large already."""
+    if reason := unstacked_setting(setup.local, only=("precision", "eval_batch_size")):
+        return reason
+    asked = [call.message.scalars.get("personal", True) for call in calls]
+    with_personal = [i for i, state in enumerate(states) if asked[i] and "personal" in state.tensors]
+    if len(with_personal) < 2:
+        return FEW
+    task = setup.task_of(calls[with_personal[0]].client.id)
+    if any(setup.task_of(calls[i].client.id) is not task for i in with_personal):
+        return "clients have tasks of their own"
+    workspace.set_task(task)
+    clients = [client_of(setup, workspace, calls[i], states[i], round) for i in with_personal]
+    if any(client.scopes is not clients[0].scopes for client in clients):
+        return "clients have tensors of their own"
+    batches, limit = zip(
+        *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
+    )
+    values = _loaded(clients, [states[i].tensors["personal"] for i in with_personal])
+    workspace.model.eval()
+    examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
+    with refuse_random_numbers():
+        personal = dict(zip(with_personal, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
+    replies: list[Message] = []
+    for i, (call, state) in enumerate(zip(calls, states, strict=True)):
+        workspace.set_task(setup.task_of(call.client.id))
+        alone = Message(call.message.tensors, {**call.message.scalars, "personal": False})
+        shared = setup.algorithm.evaluate(client_of(setup, workspace, call, state, round), alone)
+        mine = evaluated({"personal": personal[i]} if i in personal else {})
+        replies.append(Message({**shared.tensors, **mine.tensors}, {**shared.scalars, **mine.scalars}))
+    return replies
+
+
+def _fit(
+    setup: Setup,
+    workspace: Workspace,
+    calls: Sequence[Call],
+    states: Sequence[ClientState],
+    round: int,
+    passes: StackedPasses,
+) -> list[Message] | str:
+    if reason := unstacked_setting(setup.local):
+        return reason
+    first = setup.task_of(calls[0].client.id)
+    if any(setup.task_of(call.client.id) is not first for call in calls):
+        return "clients have tasks of their own"
+    workspace.set_task(first)
+    clients = [
+        client_of(setup, workspace, call, state, round, Session()) for call, state in zip(calls, states, strict=True)
+    ]
+    if any(client.scopes is not clients[0].scopes for client in clients):
+        return "clients have tensors of their own"
+    values = _loaded(clients, [call.message.tensors for call in calls])
+    if not trained(clients[0]):
+        return "nothing is trained"
+    if reason := _unstacked_model(clients[0]):
+        return reason
+    replies: list[Message] = []
+    plain = type(setup.algorithm).objective is Algorithm.objective
+    with refuse_random_numbers():
+        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
+    for client, (client_values, loss) in zip(clients, trained_values, strict=True):
+        client.tensors = {**workspace.tensors, **client_values}
+        client.remember()
+        # As an upload, without a copy: nobody else has these tensors.
+        shared = {name: client.tensors[name].detach().cpu() for name in client.names(Scope.SHARED)}
+        message = Message(shared, {"loss": loss})
+        check_secrets(client, message)
+        replies.append(message)
+    return replies
+
+
+def _unstacked_model(client: Client) -> str:
+    """Why a client's model, which is in training mode from now on, cannot be stacked; "" where it can."""
+    client.model.train()
+    for module in client.model.modules():
+        if isinstance(module, _DROPOUTS):
+            if module.p > 0:
+                return "the model has dropout, whose random numbers would be others"
+            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
+    return "the model normalises over the examples of a batch, or the loss compares them" if needs_two(client) else ""
+
+
+def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
+    """Values of all tensors that clients of equal scopes may have their own of; the workspace gets all others."""
+    starts = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
+    scopes = clients[0].scopes
+    client_names = [name for name in starts[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]
+    common = [name for name in starts[0] if name not in client_names]
+    copy_into([clients[0].tensors[name] for name in common], [starts[0][name] for name in common])
+    device = next(iter(clients[0].tensors.values())).device
+    loaded: list[dict[str, Tensor]] = []
+    for values in starts:
+        loaded.append({name: values[name].to(device) for name in client_names})
+    return loaded
 
 
 class Executor(Protocol):
-    """Computes replies to calls, in their order; processes or machines may do it ahead of time.
+    """Computes replies to calls, in their order; processes or machines may do it ahead of time."""
 
-    Attributes:
-        timeline: where it writes down when clients were at work.
-    """
-
-    timeline: Timeline
+    timeline: Timeline  # where it writes down when clients were at work
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Replies in the order of the calls; the store holds the clients' states."""
@@ -34,25 +318,19 @@ class Executor(Protocol):
 class Closable(Protocol):
     """An executor with processes or connections to release."""
 
-    def close(self) -> None:
-        """Release of these."""
-        ...
+    def close(self) -> None: ...
 
 
 class InProcess:
-    """Answers calls in this process, when they are asked for: one by one, or those of several clients at once.
-
-    Attributes:
-        unbatchable_reason: with ``batch_clients``, why clients were trained one by one, the first reason; "" where none
-            were.
-        unbatchable_evaluation_reason: the same of the evaluation of own models.
-    """
+    """Answers calls in this process, when they are asked for: one by one, or those of several clients at once."""
 
     def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
         self._setup = setup
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
+        # with batch_clients, why clients were trained one by one, the first reason; "" where none were
         self.unbatchable_reason = unbatchable_training(setup.algorithm) if setup.batch_clients > 1 else ""
+        # the same of the evaluation of own models
         self.unbatchable_evaluation_reason = unbatchable_evaluation(setup.algorithm) if setup.batch_clients > 1 else ""
         self._together = 1 if self.unbatchable_reason else setup.batch_clients
         self._evaluated_together = 1 if self.unbatchable_evaluation_reason else setup.batch_clients
@@ -60,7 +338,6 @@ class InProcess:
         self._passes = StackedPasses(self.workspace.model)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """See :class:`Executor`."""
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
             keep_data(self._setup, self.workspace)
@@ -103,12 +380,12 @@ class InProcess:
     @property
     def notes(self) -> list[str]:
         """What was done one by one although ``batch_clients`` asks for several at once, a sentence each."""
-        found = {
+        written = {
             "clients were trained": self.unbatchable_reason,
             "own models were evaluated": self.unbatchable_evaluation_reason,
         }
         stacks = self._setup.batch_clients > 1
-        return [f"run.batch_clients: {what} one by one: {why}" for what, why in found.items() if stacks and why]
+        return [f"run.batch_clients: {what} one by one: {why}" for what, why in written.items() if stacks and why]
 
     @property
     def features(self) -> FeatureCounts:

@@ -251,51 +251,25 @@ def check_finite(name: str, server: ServerState) -> None:
 
 # Simulator: the loop over rounds, with all clients on this machine --------------------------------------------
 
-__all__ = [
-    "Executor",
-    "InProcess",
-    "Ledger",
-    "Members",
-    "Participation",
-    "Population",
-    "RoundRecord",
-    "Setup",
-    "Simulation",
-    "Traffic",
-    "Workspace",
-    "check_finite",
-    "perform",
-    "simulate",
-]  # fmt: skip
+__all__ = ["Executor", "Members", "Population", "perform"]
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Record of one round.
+    """Record of one round."""
 
-    Attributes:
-        round: its number, from 1.
-        servers: every server's state after it.
-        losses: client -> mean training loss.
-        bytes_up: client -> bytes it sent.
-        bytes_down: client -> bytes it received.
-        seconds: wall-clock time of the round without evaluation.
-        traffic: action -> its calls and bytes.
-        timeline: when clients and servers were at work, for the first spans of the first round.
-        clock: of asynchronous rounds: when the round ended, in mean training times; None of synchronous ones.
-        staleness: of asynchronous rounds: client -> the number of rounds since the model that it began with.
-    """
-
-    round: int
-    servers: Mapping[str, ServerState]
-    losses: Mapping[str, float]
+    round: int  # its number, from 1
+    servers: Mapping[str, ServerState]  # every server's state after it
+    losses: Mapping[str, float]  # client -> mean training loss
     errors: Mapping[str, str]
-    bytes_up: Mapping[str, int]
-    bytes_down: Mapping[str, int]
-    seconds: float
-    traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
-    timeline: Sequence[Span] = ()
+    bytes_up: Mapping[str, int]  # client -> bytes it sent
+    bytes_down: Mapping[str, int]  # client -> bytes it received
+    seconds: float  # wall-clock time of the round without evaluation
+    traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])  # action -> its calls and bytes
+    timeline: Sequence[Span] = ()  # when clients and servers were at work, for the first spans of the first round
+    # of asynchronous rounds: when the round ended, in mean training times; None of synchronous ones
     clock: float | None = None
+    # of asynchronous rounds: client -> the number of rounds since the model that it began with
     staleness: Mapping[str, int] = field(default_factory=dict[str, int])
 
 

@@ -13,8 +13,7 @@ from confed.federation.ownership import MODALITIES
 from confed.federation.randomness import sample_cohort
 from confed.federation.specs import task_spec
 
-MOST = 10_000
-"""Number of clients among which every kind of client is assumed to occur."""
+MOST = 10_000  # number of clients among which every kind of client is assumed to occur
 
 
 class Membership:

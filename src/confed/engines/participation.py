@@ -9,8 +9,7 @@ from confed.federation.protocols import ClientData
 
 # Population of a federation: its registered clients -----------------------------------------------------------
 
-_LISTED = 50
-"""Clients that an error names at most."""
+_LISTED = 50  # clients that an error names at most
 
 
 def listed(names: Sequence[str]) -> str:
@@ -22,9 +21,7 @@ def listed(names: Sequence[str]) -> str:
 class Population(Protocol):
     """The registered clients; infos and data are made on demand, so that millions cost nothing."""
 
-    def __len__(self) -> int:
-        """How many clients there are."""
-        ...
+    def __len__(self) -> int: ...
 
     def info(self, number: int) -> ClientInfo:
         """Who client ``number`` is."""
@@ -54,14 +51,12 @@ class Members:
         return len(self._names)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`Population`."""
         name = self._names[number]
         size = len(self._data[name]) if self._sizes is None else int(self._sizes[number])
         owned = self._modalities if isinstance(self._modalities, tuple) else self._modalities.get(name, ())
         return ClientInfo(name, size, owned, self._heads.get(name, ""))
 
     def data(self, client_id: str) -> ClientData:
-        """See :class:`Population`."""
         if client_id not in self._data:
             raise ValueError(f"no client is called {client_id!r}; there are {listed(self._names)}")
         return self._data[client_id]
@@ -77,13 +72,11 @@ class Participation:
     A client takes part from round ``joins`` on and until the round before ``leaves``, rounds counted from 1. Before
     and after, the federation does not know it: it is in no cohort, in no count of clients and in no evaluation of a
     round. What it left behind may still be looked at (:meth:`Simulation.examine`).
-
-    Attributes:
-        joins: client -> the first round in which it may take part.
-        leaves: client -> the first round in which it no longer does.
     """
 
+    # client -> the first round in which it may take part
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
+    # client -> the first round in which it no longer does
     leaves: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def holds(self, client_id: str, round: int) -> bool:

@@ -128,7 +128,7 @@ class Setup:
         tasks: client or observer -> its own task.
         public: examples that every client holds besides its own, for methods that need some.
         features: how features of frozen layers are kept in the simulator; None where they are not.
-        batch_clients: how many clients are trained at once in this process (:mod:`confed.engines.together`).
+        batch_clients: how many clients are trained at once in this process (:mod:`confed.engines.executor`).
         compile: whether models are compiled when they first compute.
         device_data: bytes of a GPU's memory for clients' examples, in all processes of the simulator together.
         signatures: at the server of a federation across machines: check of the signatures of members of secure

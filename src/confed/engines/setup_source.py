@@ -14,22 +14,16 @@ class SetupSource:
     """Function call that makes a run's :class:`Setup`, as text that another process can carry out.
 
     A setup holds data and functions, which only pickle could send. What is sent instead is this: names and JSON.
-
-    Attributes:
-        function: ``"module:function"``, which every process can import.
-        arguments: its keywords; JSON values.
     """
 
-    function: str
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    function: str  # "module:function", which every process can import
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])  # its keywords; JSON values
 
     def to_json(self) -> str:
-        """The source as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "SetupSource":
-        """The source that :meth:`to_json` wrote."""
         return cls(**json.loads(text))
 
     def setup(self) -> Setup:

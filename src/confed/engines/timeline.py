@@ -5,40 +5,24 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-SPANS = 240
-"""How many spans a run writes down."""
+SPANS = 240  # how many spans a run writes down
 
 
 @dataclass(frozen=True)
 class Span:
-    """One party at work.
-
-    Attributes:
-        party: a server's name or a client's id.
-        what: the action that was computed, or whose reply was.
-        start: seconds since the round began.
-        end: seconds since the round began.
-    """
-
-    party: str
-    what: str
-    start: float
-    end: float
+    party: str  # a server's name or a client's id
+    what: str  # the action that was computed, or whose reply was
+    start: float  # seconds since the round began
+    end: float  # seconds since the round began
 
 
 @dataclass
 class Timeline:
-    """Spans until there are enough of them; all processes of a machine read the same clock.
+    """Spans until there are enough of them; all processes of a machine read the same clock."""
 
-    Attributes:
-        most: spans that are kept.
-        began: reading of the clock at the beginning of the round.
-        spans: those kept so far.
-    """
-
-    most: int
-    began: float = field(default_factory=time.perf_counter)
-    spans: list[Span] = field(default_factory=list[Span])
+    most: int  # spans that are kept
+    began: float = field(default_factory=time.perf_counter)  # reading of the clock at the beginning of the round
+    spans: list[Span] = field(default_factory=list[Span])  # those kept so far
 
     @contextmanager
     def span(self, party: str, what: str) -> Generator[None]:

@@ -41,7 +41,6 @@ class Ledger:
         return Ledger(dict(self.up), dict(self.down), dict(self.actions))
 
     def count(self, call: Call, reply: Reply) -> None:
-        """Counts one call and its reply."""
         name, down = call.client.id, size(call.message)
         up = size(reply.message) if reply.error is None else 0
         self.down[name] = self.down.get(name, 0) + down
@@ -59,8 +58,7 @@ except ImportError:  # Windows
     resource = None
 
 
-_noted = 0.0
-"""Processor seconds of children that have ended, where the system does not keep them."""
+_noted = 0.0  # processor seconds of children that have ended, where the system does not keep them
 
 
 def cpu_seconds() -> float:

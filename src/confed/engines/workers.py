@@ -27,10 +27,8 @@ from typing import Literal
 
 import torch
 
-from confed.engines.call_bytes import Encoded, answer_bytes, call_head, join, read_answer, split
-from confed.engines.call_queue import CallQueue, Homes
-from confed.engines.device_data import added_up, counts_of, keep_data
-from confed.engines.features import WRITTEN_AFTER, added, keep_features
+from confed.engines.call_bytes import CallQueue, Encoded, Homes, answer_bytes, call_head, join, read_answer, split
+from confed.engines.executor import WRITTEN_AFTER, added, added_up, counts_of, keep_data, keep_features
 from confed.engines.perform import Setup, Workspace
 from confed.engines.setup_source import SetupSource
 from confed.engines.timeline import Timeline
@@ -123,23 +121,14 @@ def start_method(wanted: StartMethod = "auto") -> Literal["fork", "spawn"]:
 
 
 class Workers:
-    """Answers calls in ``count`` processes; see :class:`confed.engines.executor.Executor`.
-
-    Attributes:
-        start: how they were started.
-    """
+    """Answers calls in ``count`` processes; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(
-        self,
-        setup: Setup,
-        count: int,
-        threads: int = 1,
-        start: StartMethod = "auto",
-        source: SetupSource | None = None,
+        self, setup: Setup, count: int, threads: int = 1, start: StartMethod = "auto", source: SetupSource | None = None
     ) -> None:
         if count < 1:
             raise ValueError(f"there must be at least one worker, got {count}")
-        self.start = start_method(start)
+        self.start = start_method(start)  # how they were started
         if self.start == "spawn" and source is None:
             raise ValueError("worker processes that are spawned need a source from which they can make the setup")
         self._setup, self._threads, self._source = setup, threads, source
@@ -170,7 +159,6 @@ class Workers:
         return added_up(self._device_data.values())
 
     def close(self) -> None:
-        """Ends the processes."""
         if not self._closed:
             note_children(self.processes())
         self._closed = True

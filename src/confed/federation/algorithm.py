@@ -17,14 +17,13 @@ from confed.federation.params import Mean, Params, Rules, Scope, layout, pick
 from confed.federation.protection import HOOKS, HOOKS_AT_CLIENT, Protection, is_declared, keeps_protections
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import check_fields
-from confed.federation.renamed import check_names
 from confed.federation.reports import LOSS, Report
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
-from confed.federation.traits import GlobalModel, Traits
+from confed.federation.traits import GlobalModel, Traits, check_names
 from confed.federation.update_privacy import UpdatePrivacy
 
 __all__ = ["Algorithm", "Protection", "action", "keeps_protections"]

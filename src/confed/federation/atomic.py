@@ -6,18 +6,11 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-_LOCK = "lock.json"
-"""See :mod:`confed.system.folder_lock`, which this package may not import."""
+_LOCK = "lock.json"  # see folder_lock, which this package may not import
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, sync: bool = False, mode: int = 0o666) -> None:
     """Atomic write: under a temporary name, then renamed; a reader sees the old file or the new one, never a part.
-
-    Args:
-        path: the file.
-        data: its content, or pieces of it, of which one is in memory at a time.
-        sync: whether it is on disk when this returns.
-        mode: of the file, less what the umask forbids.
 
     After an :class:`OSError`, as after any other that comes between, the temporary file is removed.
     """
@@ -42,12 +35,7 @@ def private_folder(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path, pattern: str = "**/.*.tmp") -> None:
-    """Removal of temporary files that killed processes left.
-
-    Args:
-        folder: where no other process is writing: this one has locked it.
-        pattern: which files and folders; those of locks, and of this process, stay.
-    """
+    """Removal of temporary files that killed processes left."""
     suffix = f".{os.getpid()}.tmp"
     for path in list(folder.glob(pattern)):
         if path.name.endswith(suffix) or path.name.startswith(f".{_LOCK}."):

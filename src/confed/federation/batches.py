@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
 # Data augmentation of training batches: pictures mirrored at random -------------------------------------------
 
-MIRRORED = "mirrored"
-"""Key of a batch: which of its examples are mirrored, bool (B,)."""
-
-PICTURES = ("image", "image2")
-"""Keys of a batch that hold pictures, (B, 3, H, W); both of a pair are turned alike."""
+MIRRORED = "mirrored"  # key of a batch: which of its examples are mirrored, bool (B,)
+PICTURES = ("image", "image2")  # keys of a batch that hold pictures, (B, 3, H, W); both of a pair are turned alike
 
 
 def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:

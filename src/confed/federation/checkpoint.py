@@ -24,9 +24,7 @@ from confed.federation.params import Params
 from confed.federation.reading import FAULTS
 from confed.federation.state import ServerState
 
-__all__ = [
-    "Checkpoints", "CorruptCheckpoint", "DirectoryStore", "private_folder", "remove_unfinished", "write_atomically",
-]  # fmt: skip
+__all__ = ["private_folder", "remove_unfinished"]
 
 
 PACKED = 2**18
@@ -35,30 +33,18 @@ PACKED = 2**18
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint.
+    """One checkpoint."""
 
-    Attributes:
-        round: number of finished rounds.
-        servers: every server's state.
-        history_bytes: how much of the history is its own.
-        states: the files of client states that it relies on (:meth:`DirectoryStore.needed`), set when it is written;
-            None in checkpoints of earlier versions of confed, of which a missing file is not noticed.
-    """
-
-    round: int
-    servers: Mapping[str, ServerState]
-    history_bytes: int
+    round: int  # number of finished rounds
+    servers: Mapping[str, ServerState]  # every server's state
+    history_bytes: int  # how much of the history is its own
+    # the files of client states that it relies on (needed), set when it is written; None in checkpoints of earlier
+    # versions of confed, of which a missing file is not noticed
     states: Mapping[str, str] | None = None
 
 
 class Checkpoints:
-    """The checkpoints of a run, newest last.
-
-    Args:
-        root: the directory ``checkpoint/`` of a run folder.
-        keep: how many of the newest to keep.
-        always: rounds whose checkpoints are kept besides.
-    """
+    """The checkpoints of a run, newest last."""
 
     def __init__(self, root: Path, keep: int = 2, always: Collection[int] = ()) -> None:
         if keep < 1:
@@ -85,11 +71,7 @@ class Checkpoints:
         return sealed
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """As :meth:`save`, without telling the store.
-
-        Raises:
-            OSError: the checkpoint cannot be written; nothing of it stays.
-        """
+        """As :meth:`save`, without telling the store."""
         target = self.root / f"round-{checkpoint.round:06d}"
         temporary = self.root / f".{target.name}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -136,11 +118,7 @@ class Checkpoints:
         return [round for round in rounds if round in self.always or round in rounds[-self.keep :]]
 
     def load(self, round: int) -> Checkpoint:
-        """One checkpoint, verified.
-
-        Raises:
-            CorruptCheckpoint: names the file that is missing or damaged.
-        """
+        """One checkpoint, verified."""
         folder = self.root / f"round-{round:06d}"
         path = folder / "checkpoint.json"
         try:
@@ -156,14 +134,7 @@ class Checkpoints:
             raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {str(error)[:300]}") from error
 
     def latest(self, history_bytes: int | None = None) -> tuple[Checkpoint, list[str]]:
-        """The newest sound checkpoint, and what was wrong with newer ones; the store is rewound to it.
-
-        Args:
-            history_bytes: how long the history is; a checkpoint that belongs to a longer one is not sound.
-
-        Raises:
-            CorruptCheckpoint: there is no sound checkpoint.
-        """
+        """The newest sound checkpoint, and what was wrong with newer ones; the store is rewound to it."""
         problems: list[str] = []
         for round in reversed(self.rounds()):
             try:
@@ -184,13 +155,7 @@ class Checkpoints:
         raise CorruptCheckpoint(f"no sound checkpoint in {self.root}: {detail}")
 
     def copy(self, round: int, target: Path, without: Collection[str] = ()) -> None:
-        """Copies one checkpoint with the states that belong to it into another run's ``checkpoint/``.
-
-        Args:
-            round: the checkpoint's.
-            target: the other directory.
-            without: clients whose states are not copied.
-        """
+        """Copies one checkpoint with the states that belong to it into another run's ``checkpoint/``."""
         self.store.copy(round, target / "clients", without)
         name = f"round-{round:06d}"
         shutil.rmtree(target / name, ignore_errors=True)

@@ -21,10 +21,6 @@ class CheckpointWriter:
 
     Ctrl-C may come at any moment, so what both threads use is :class:`queue.SimpleQueue`: the locks of other queues and
     of semaphores stay taken for good where an interrupt comes just after they were.
-
-    Args:
-        checkpoints: where they are written.
-        waiting: how many may be unfinished; saving one more waits for the first of them.
     """
 
     def __init__(self, checkpoints: Checkpoints, waiting: int = 1) -> None:

@@ -12,17 +12,11 @@ from confed.federation.protocols import ClientData, Movable
 
 @dataclass(frozen=True)
 class DeviceCounts:
-    """What lies on the device.
+    """What lies on the device."""
 
-    Attributes:
-        held: bytes of tables there.
-        left: bytes of tables that had no room there; their batches are moved one by one.
-        reason: why nothing is kept there; "" where something may be.
-    """
-
-    held: int = 0
-    left: int = 0
-    reason: str = ""
+    held: int = 0  # bytes of tables there
+    left: int = 0  # bytes of tables that had no room there; their batches are moved one by one
+    reason: str = ""  # why nothing is kept there; "" where something may be
 
 
 class DeviceTables:
@@ -30,11 +24,6 @@ class DeviceTables:
 
     A table that several clients share is there once. The copy of a table that nobody holds any more, as of users
     whose examples are made when they are asked for, is given up with it.
-
-    Args:
-        device: where the copies are.
-        budget: bytes of all of them together.
-        move: copies a tensor to the device; by default ``tensor.to(device)``.
     """
 
     def __init__(self, device: torch.device, budget: int, move: Callable[[Tensor], Tensor] | None = None) -> None:

@@ -23,19 +23,14 @@ from confed.federation.wire import decode_state, encode_state
 
 # Small client states of a round in one file, appended one after the other -------------------------------------
 
-SUFFIX = ".states"
-"""Ending of the files; their names are versions."""
-
+SUFFIX = ".states"  # ending of the files; their names are versions
 _HEAD = Struct("<4sHQ")
 """Kind of a record, and bytes of the client's name and of the state; of a seal the checksum of the heads before it."""
 
 _STATE, _SEAL = b"stat", b"seal"
 
-_OWNER = 0o600
-"""Mode of the files: only the owner may read what belongs to clients."""
-
-Place = tuple[int, int]
-"""Offset and length of a state in its file."""
+_OWNER = 0o600  # mode of the files: only the owner may read what belongs to clients
+Place = tuple[int, int]  # offset and length of a state in its file
 
 
 class CutPack(Exception):
@@ -47,9 +42,6 @@ class StatePacks:
 
     Space of states that nobody needs is given back when they are half of a file, by writing the others anew, one after
     the other: one state is in memory at a time.
-
-    Args:
-        root: the folder; made by whoever writes the first state.
     """
 
     def __init__(self, root: Path) -> None:
@@ -77,11 +69,7 @@ class StatePacks:
         return self.root / f"{version:06d}{SUFFIX}"
 
     def load(self, client: str, version: int) -> bytes:
-        """A state's bytes.
-
-        Raises:
-            CutPack: they are not there.
-        """
+        """A state's bytes."""
         with suppress(OSError, LookupError):
             if (content := self._bytes(client, version)) is not None:
                 return content
@@ -114,13 +102,7 @@ class StatePacks:
             self._unsealed = False
 
     def drop(self, client: str, version: int, later: Callable[[Callable[[], None]], None]) -> None:
-        """Removes a version of a client's state.
-
-        Args:
-            client: whose.
-            version: which.
-            later: calls a function when no checkpoint on disk needs the state any more, perhaps in another thread.
-        """
+        """Removes a version of a client's state."""
         self._versions[client].remove(version)
         later(partial(self._dropped.append, (version, client)))
 
@@ -161,11 +143,7 @@ class StatePacks:
         self._rewrite(version, {client: data})
 
     def check(self, version: int) -> None:
-        """Check that the files up to a version have the records that they had when they were sealed.
-
-        Raises:
-            CutPack: one is not, or cannot be read.
-        """
+        """Check that the files up to a version have the records that they had when they were sealed."""
         for path in sorted(self.root.glob(f"*{SUFFIX}")):
             if path.stem.isdecimal() and int(path.stem) <= version:
                 heads, sealed = 0, False
@@ -327,12 +305,7 @@ def newest_until(versions: Iterable[int], most: int) -> int:
 
 
 class CheckpointManifest:
-    """Clients whose newest state lies in each file, kept up to date at a constant cost per saved state.
-
-    Args:
-        states: of each client, its id and the name of the file with its newest state; files of their own that clients
-            have of one version count together, under a pattern.
-    """
+    """Clients whose newest state lies in each file, kept up to date at a constant cost per saved state."""
 
     def __init__(self, states: Iterable[tuple[str, str]] = ()) -> None:
         self._files: dict[str, tuple[int, int]] = {}
@@ -361,12 +334,7 @@ class CheckpointManifest:
 
 
 def missing(needed: Mapping[str, str], found: Mapping[str, str]) -> tuple[str, str] | None:
-    """A file that has not the states that a checkpoint needs, and what is wrong with it; None if all have them.
-
-    Args:
-        needed: as :meth:`CheckpointManifest.record` was when the checkpoint was written.
-        found: the same of what there is now.
-    """
+    """A file that has not the states that a checkpoint needs, and what is wrong with it; None if all have them."""
     want, present = _clients(needed), _clients(found)
     # Older states of clients whose newest are missing count in their files: those with too few are the culprits.
     for name in sorted({*needed, *found}, key=lambda name: (present[name] - want[name], name)):
@@ -387,7 +355,7 @@ def _clients(record: Mapping[str, str]) -> Counter[str]:
 
 # Client states on disk: verified, with versions ---------------------------------------------------------------
 
-__all__ = ["CorruptCheckpoint", "DirectoryStore", "private_folder", "remove_unfinished", "write_atomically"]
+__all__ = ["remove_unfinished"]
 
 
 class CorruptCheckpoint(Exception):
@@ -400,22 +368,13 @@ class DirectoryStore:
     A version is the number of rounds finished when the state's round is over. A run killed in the middle of
     a round leaves newer versions behind; :meth:`rewind` removes them, so that a client resumes from exactly
     the state that the server's checkpoint belongs to.
-
-    Args:
-        root: the directory; made if missing.
-        packed: bytes of a state up to which it goes into the file of its round
-            (:mod:`confed.federation.directory_store`), and not into one of its own. Either is read in any case.
-
-    Attributes:
-        version: set by :meth:`begin`; :meth:`save` writes it, and :meth:`load` does not look beyond it.
-        kept: versions of the checkpoints that must stay loadable.
-        later: calls a function that removes what no checkpoint needs, once that is so; by default at once.
     """
 
     def __init__(self, root: Path, packed: int = 0) -> None:
         self.root, self.packed = root, packed
-        self.version = 0
-        self.kept: Sequence[int] = ()
+        self.version = 0  # set by begin; save writes it, and load does not look beyond it
+        self.kept: Sequence[int] = ()  # versions of the checkpoints that must stay loadable
+        # calls a function that removes what no checkpoint needs, once that is so; by default at once
         self.later: Callable[[Callable[[], None]], None] = at_once
         self._packs = StatePacks(root)
         self._files: bool | None = None
@@ -473,12 +432,7 @@ class DirectoryStore:
         return version, status.st_ino, status.st_size, status.st_mtime_ns
 
     def needed(self, version: int) -> dict[str, str]:
-        """The files with the clients' newest states that are not newer than a version.
-
-        Returns:
-            Name of a file, or pattern of files of one version -> clients and checksum
-            (:meth:`confed.federation.directory_store.CheckpointManifest.record`).
-        """
+        """The files with the clients' newest states that are not newer than a version."""
         if version != self.version:  # a run that is stopped in the middle of a round saves the round before
             return self._found(version).record()
         if self._needed is None:
@@ -495,11 +449,6 @@ class DirectoryStore:
 
     def scrub(self, client_id: str, group: str, before: int) -> None:
         """Removes a group of tensors, and the scalar of its name, from a client's older versions.
-
-        Args:
-            client_id: whose.
-            group: of tensors in the client's state.
-            before: versions from this one on stay as they are.
 
         A damaged file is a :class:`CorruptCheckpoint`.
         """
@@ -524,15 +473,7 @@ class DirectoryStore:
                     path.unlink()
 
     def verify(self, version: int, needed: Mapping[str, str] | None = None) -> None:
-        """Check of every client's state of that version.
-
-        Args:
-            version: the number of finished rounds.
-            needed: what :meth:`needed` returned when the checkpoint was written; None where it was not noted.
-
-        Raises:
-            CorruptCheckpoint: names the file that is missing or damaged.
-        """
+        """Check of every client's state of that version."""
         try:
             self._packs.check(version)
         except (CutPack, OSError) as error:
@@ -544,13 +485,7 @@ class DirectoryStore:
                 self._state(client, max(versions))
 
     def copy(self, version: int, target: Path, without: Collection[str] = ()) -> None:
-        """Copies every client's newest state that is not newer than ``version`` into another directory.
-
-        Args:
-            version: the number of finished rounds.
-            target: the other store's directory.
-            without: clients whose states are not copied.
-        """
+        """Copies every client's newest state that is not newer than ``version`` into another directory."""
         other, packs = DirectoryStore(target), dict[int, list[str]]()
         for client in self.clients():
             versions = [v for v in self._versions(client) if v <= version]

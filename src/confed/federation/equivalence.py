@@ -29,21 +29,14 @@ WAYS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Declared results of one field or hook; whatever is not said otherwise has equal bits.
+    """Declared results of one field or hook; whatever is not said otherwise has equal bits."""
 
-    Attributes:
-        stacked: result of stacked training, for the values that it follows.
-        stacks: the values that stacked training follows; None for all. Any other is trained one by one.
-        buffered: result of asynchronous rounds with nothing late.
-        asked: False where nothing that happens in a round depends on it.
-        reason: why a way steps aside or refuses, as the end of a sentence.
-    """
-
-    stacked: Result = "within 1e-5"
+    stacked: Result = "within 1e-5"  # result of stacked training, for the values that it follows
+    # the values that stacked training follows; None for all. Any other is trained one by one.
     stacks: tuple[Any, ...] | None = None
-    buffered: Result = "equal bits"
-    asked: bool = True
-    reason: str = ""
+    buffered: Result = "equal bits"  # result of asynchronous rounds with nothing late
+    asked: bool = True  # False where nothing that happens in a round depends on it
+    reason: str = ""  # why a way steps aside or refuses, as the end of a sentence
 
     def result(self, way: str, value: Any = None) -> Result:
         """The cell of one way of execution, for one value of a field."""
@@ -159,12 +152,7 @@ def unbatchable_evaluation(algorithm: Algorithm) -> str:
 
 
 def unstacked_setting(local: Local, only: Sequence[str] | None = None) -> str:
-    """Why stacked training does not follow settings of local training, as the end of a sentence; "" where it does.
-
-    Args:
-        local: the settings.
-        only: the fields that matter; None for all. A field that nobody has declared matters always.
-    """
+    """Why stacked training does not follow settings of local training, as the end of a sentence; "" where it does."""
     names = [field.name for field in fields(local) if only is None or field.name in only or field.name not in LOCAL]
     return _unfollowed(local, LOCAL, "local", names)
 

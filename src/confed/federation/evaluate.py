@@ -53,19 +53,7 @@ def evaluate(
 
 
 class Tally:
-    """Sums and weights of a task's metrics, batch by batch.
-
-    Args:
-        task: what to count.
-        limit: :attr:`full` from so many examples on; None for never.
-        scores: see :func:`evaluate`.
-        counts: see :func:`evaluate`.
-        records: see :func:`evaluate`.
-        measures: see :func:`evaluate`.
-
-    Attributes:
-        tallies: metric -> sum over the examples, and their weight.
-    """
+    """Sums and weights of a task's metrics, batch by batch."""
 
     def __init__(
         self,
@@ -76,7 +64,7 @@ class Tally:
         records: list[Mapping[str, Tensor]] | None = None,
         measures: Sequence[Measure] = (),
     ) -> None:
-        self.tallies: Tallies = {}
+        self.tallies: Tallies = {}  # metric -> sum over the examples, and their weight
         self._task, self._limit, self._seen = task, limit, 0
         self._scores, self._counts, self._records = scores, counts, records
         self._measures = measures

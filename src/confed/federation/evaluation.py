@@ -34,7 +34,7 @@ class Evaluation:
 
         Scalars of the message: ``split`` ("validation" or "test"), ``limit`` (number of examples, 0 = all), and
         ``personal``: False where the engine knows what the personal model scores, which is then left out; ``at_once``:
-        the engine may evaluate own models of several clients in one pass (:mod:`confed.engines.together`).
+        the engine may evaluate own models of several clients in one pass (:mod:`confed.engines.executor`).
         Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``. Tensors of the reply, where the task
         counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """
@@ -81,12 +81,7 @@ class Evaluation:
         passes = int(message.scalars["passes"]) if "passes" in message.scalars else None
         with expected_passes(client.model, passes):
             tallies = evaluate(
-                client.model,
-                client.task,
-                batches,
-                precision=client.local.precision,
-                scores=scores,
-                records=records,
+                client.model, client.task, batches, precision=client.local.precision, scores=scores, records=records,
                 measures=client.measures if message.scalars.get("measures") else (),
             )
         scalars: dict[str, Scalar] = {}
@@ -107,11 +102,7 @@ def asked_examples(client: Client, message: Message) -> tuple[Callable[[int], It
 
 
 def evaluated(found: Mapping[str, tuple[Tallies, Params]]) -> Message:
-    """A reply of ``evaluate``.
-
-    Args:
-        found: view ("global", "personal") -> tallies, and counts where the task has some.
-    """
+    """A reply of ``evaluate``."""
     scalars: dict[str, Scalar] = {}
     tensors: dict[str, Tensor] = {}
     for view, (tallies, counts) in found.items():
@@ -137,10 +128,7 @@ def read_tallies(scalars: Mapping[str, Scalar], view: str) -> dict[str, tuple[fl
     """The tallies of one view out of the scalars of an ``evaluate`` reply."""
     prefix, ending = f"{view}:", ":sum"
     return {
-        name[len(prefix) : -len(ending)]: (
-            float(value),
-            float(scalars[f"{name[: -len(ending)]}:weight"]),
-        )
+        name[len(prefix) : -len(ending)]: (float(value), float(scalars[f"{name[: -len(ending)]}:weight"]))
         for name, value in scalars.items()
         if name.startswith(prefix) and name.endswith(ending)
     }

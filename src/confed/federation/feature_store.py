@@ -6,11 +6,12 @@ left aside, and one sentence says so.
 """
 
 import json
+import math
 import mmap
 import os
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -19,27 +20,23 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
-from torch import Tensor
+from torch import Tensor, nn
+
+from confed.federation.batches import rows
+from confed.federation.protocols import Batch, FromRows
+from confed.federation.stages import Staged
 
 # Files of rows by the digest of their example: safetensors ----------------------------------------------------
 
-VERSION = "confed features 1"
-"""What a file must be; another version is not read."""
-
-DIGEST_BYTES = 16
-"""Length of an example's digest."""
+VERSION = "confed features 1"  # what a file must be; another version is not read
+DIGEST_BYTES = 16  # length of an example's digest
 
 
 class Field(NamedTuple):
-    """One tensor of a state.
+    """One tensor of a state."""
 
-    Attributes:
-        dtype: of the tensor.
-        shape: of the rows of one example.
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    dtype: torch.dtype  # of the tensor
+    shape: tuple[int, ...]  # of the rows of one example
 
     @property
     def bytes(self) -> int:
@@ -47,24 +44,11 @@ class Field(NamedTuple):
         return self.dtype.itemsize * prod(self.shape)
 
 
-Layout = tuple[Field, ...]
-"""The tensors of a state."""
+Layout = tuple[Field, ...]  # the tensors of a state
 
 
 class Shard:
-    """One file.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        layout: of its rows.
-        digests: of its examples.
-        fields: tensors of the layout, mapped and not read yet.
-
-    Raises:
-        ValueError: it is cut, of another version, or its parts do not fit each other.
-    """
+    """One file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,6 +59,7 @@ class Shard:
                 if metadata.get("format") != VERSION:
                     raise ValueError(f"expected the format {VERSION!r}, got {metadata.get('format')!r}")
                 count = len(file.keys()) - 3
+                # tensors of the layout, mapped and not read yet
                 self.fields: list[Tensor] = [file.get_tensor(f"field.{number}") for number in range(count)]
                 digests: Tensor = file.get_tensor("digests")
                 self._checks: Tensor = file.get_tensor("checks")
@@ -87,8 +72,8 @@ class Shard:
         if digests.shape != (n, DIGEST_BYTES) or digests.dtype != torch.uint8 or shapes != {n} or not n:
             raise ValueError("its parts have different numbers of rows")
         flat = digests.numpy().tobytes()
-        self.digests = [flat[i : i + DIGEST_BYTES] for i in range(0, len(flat), DIGEST_BYTES)]
-        self.layout: Layout = tuple(Field(t.dtype, tuple(t.shape[1:])) for t in self.fields)
+        self.digests = [flat[i : i + DIGEST_BYTES] for i in range(0, len(flat), DIGEST_BYTES)]  # of its examples
+        self.layout: Layout = tuple(Field(t.dtype, tuple(t.shape[1:])) for t in self.fields)  # of its rows
         self._sound = torch.zeros(n, dtype=torch.bool)
 
     def sound(self, rows: Sequence[int]) -> bool:
@@ -106,20 +91,11 @@ class Shard:
 
 
 class FeatureFiles:
-    """The files of one folder.
-
-    Args:
-        folder: where they are; made when the first is written.
-        limit: bytes that they may take together with their neighbours, the other folders beside this one.
-        say: called with a sentence on what is left aside or cannot be done.
-
-    Attributes:
-        entries: digest -> file and row.
-    """
+    """The files of one folder."""
 
     def __init__(self, folder: Path, limit: int, say: Callable[[str], None]) -> None:
         self.folder, self.limit, self._say = folder, limit, say
-        self.entries: dict[bytes, tuple[Shard, int]] = {}
+        self.entries: dict[bytes, tuple[Shard, int]] = {}  # digest -> file and row
         self._seen = set[str]()
         self._modified = -1
         self._writes = True
@@ -206,14 +182,7 @@ class FeatureFiles:
 
 
 def room_for(folder: Path, size: int, limit: int, keep: Path) -> bool:
-    """Whether ``size`` more bytes fit below a limit, once the folders that were used longest ago are removed.
-
-    Args:
-        folder: has a folder for each set of weights.
-        size: bytes to be written.
-        limit: bytes that all of them may take.
-        keep: the folder that stays.
-    """
+    """Whether ``size`` more bytes fit below a limit, once the folders that were used longest ago are removed."""
     total, folders = 0, list[tuple[float, int, Path]]()
     for each in folder.iterdir():
         if each.is_dir():
@@ -244,15 +213,10 @@ def _check(fields: Sequence[Tensor], row: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where the rows of an example are kept.
+    """Where the rows of an example are kept."""
 
-    Attributes:
-        block: memory or a file.
-        row: number within it.
-    """
-
-    block: "Memory | Shard"
-    row: int
+    block: "Memory | Shard"  # memory or a file
+    row: int  # number within it
 
 
 def row_bytes(layout: Layout) -> int:
@@ -261,12 +225,7 @@ def row_bytes(layout: Layout) -> int:
 
 
 class Memory:
-    """Rows of one layout in memory that is reserved at once and taken when it is written.
-
-    Args:
-        layout: of the rows.
-        capacity: most rows.
-    """
+    """Rows of one layout in memory that is reserved at once and taken when it is written."""
 
     def __init__(self, layout: Layout, capacity: int) -> None:
         self.layout, self.capacity, self.count = layout, capacity, 0
@@ -292,12 +251,7 @@ class Memory:
 
 
 class FeatureStore:
-    """Rows by digest.
-
-    Args:
-        memory: bytes to be used at most for all layouts.
-        files: where rows go for other processes and later runs, and when memory is used up; None for nowhere.
-    """
+    """Rows by digest."""
 
     def __init__(self, memory: int, files: FeatureFiles | None = None) -> None:
         self.memory, self.files = memory, files
@@ -359,7 +313,8 @@ class FeatureStore:
 
     def add(self, digests: Sequence[bytes], layout: Layout, rows: Sequence[Tensor], origin: int) -> bool:
         """Keeps rows of examples that are not kept yet; False where there is no room left."""
-        new = {d: i for i, d in reversed(list(enumerate(digests))) if d not in self._places and not self._has_file(d)}
+        filed = self.files.entries if self.files is not None else {}
+        new = {d: i for i, d in reversed(list(enumerate(digests))) if d not in self._places and d not in filed}
         if not new:
             return True
         if len(new) < len(digests):
@@ -394,11 +349,7 @@ class FeatureStore:
         self.used = 0
 
     def save(self, circumstances: Sequence[str]) -> bool:
-        """Writes rows that no file has yet; False where nothing can be written.
-
-        Args:
-            circumstances: text of each origin.
-        """
+        """Writes rows that no file has yet; False where nothing can be written."""
         if self.files is None:
             return False
         for layout, memory in self._memories.items():
@@ -411,9 +362,6 @@ class FeatureStore:
                 return False
             self._unsaved[layout] = memory.count
         return True
-
-    def _has_file(self, digest: bytes) -> bool:
-        return self.files is not None and digest in self.files.entries
 
     def _make_room(self, size: int) -> bool:
         """Memory is emptied where all that it holds is in files."""
@@ -428,3 +376,134 @@ def _reserved(size: int) -> mmap.mmap:
     if sys.platform == "win32":
         return mmap.mmap(-1, max(size, 1))
     return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+Constants = tuple[type | None, tuple[int | None, ...]]  # type of a state, and its whole numbers where it has no tensors
+
+
+class Seen(Mapping[str, Tensor]):
+    """A batch that notes which of its keys are read or asked for."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch, self.read = batch, set[str]()
+
+    def __getitem__(self, key: str) -> Tensor:
+        self.read.add(key)
+        return self._batch[key]
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            self.read.add(key)
+        return key in self._batch
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batch)
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+
+def tensors_before(model: nn.Module, cut: int) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """The tensors that the first ``cut`` stages read, with the dictionary of their module and their key in it."""
+    assert isinstance(model, Staged)
+    stages = model.stages[:cut]
+    within: Any = model
+    for prefix, held in within.named_modules():
+        for container in (held._parameters, held._buffers):
+            for key, tensor in container.items():
+                name = f"{prefix}.{key}" if prefix else key
+                if tensor is not None and any(stage.reads(name) for stage in stages):
+                    yield container, key, tensor
+
+
+def count(batch: Batch) -> int:
+    """Number of examples; of a table's rows without reading one."""
+    return len(batch.rows) if isinstance(batch, FromRows) else rows(batch)
+
+
+def shapes(inputs: Iterable[str], batch: Batch) -> Hashable:
+    """Types and shapes of an example's tensors."""
+    tensors = {key: batch[key] for key in inputs if key in batch}
+    return tuple((key, str(tensor.dtype), tuple(tensor.shape[1:])) for key, tensor in tensors.items())
+
+
+def digests(inputs: Iterable[str], batch: Batch, kind: Hashable) -> Iterator[bytes]:
+    """What stands for each example: a digest of everything that the stages may read of it."""
+    common = sha256(repr(kind).encode())
+    number = count(batch)
+    arrays = [batch[key].contiguous().view(number, -1).view(torch.uint8).numpy() for key in inputs if key in batch]
+    for row in range(number):
+        digest = common.copy()
+        for array in arrays:
+            digest.update(array[row])
+        yield digest.digest()[:DIGEST_BYTES]
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    """The tensors of a state."""
+    return [state] if isinstance(state, Tensor) else [item for item in state if isinstance(item, Tensor)]
+
+
+def layout_of(tensors: Sequence[Tensor]) -> Layout:
+    """The layout of tensors (B, ...)."""
+    return tuple(Field(t.dtype, tuple(t.shape[1:])) for t in tensors)
+
+
+def packed(state: Any, number: int) -> tuple[list[Tensor], Constants] | None:
+    """A state as tensors (B, ...), and what of it is no tensor; None where that cannot be."""
+    tensors = tensors_in(state)
+    # Layers may round differently where values lie otherwise in memory.
+    if any(len(tensor) % number or not tensor.is_contiguous() for tensor in tensors):
+        return None
+    each = tuple(len(tensor) // number for tensor in tensors)
+    parts = [
+        t.detach() if n == 1 else t.detach().view(number, n, *t.shape[1:]) for t, n in zip(tensors, each, strict=True)
+    ]
+    if isinstance(state, Tensor):
+        return parts, (None, each)
+    whole = tuple(None if isinstance(item, Tensor) else int(item) for item in state)
+    return parts, (state.__class__, (*whole, *each))
+
+
+def unpacked(tensors: Sequence[Tensor], constants: Constants) -> Any:
+    """The state of which :func:`packed` made these parts."""
+    kind, numbers = constants
+    each = numbers[-len(tensors) :]
+    whole = [t if n == 1 else t.flatten(0, 1) for t, n in zip(tensors, each, strict=True)]
+    if kind is None:
+        return whole[0]
+    parts = iter(whole)
+    return kind(*(next(parts) if number is None else number for number in numbers[: -len(tensors)]))
+
+
+def stacked(found: Sequence[Any]) -> tuple[Any, Any]:
+    """States of batches of one shape as one, with a dimension in front, and what ``vmap`` maps over: 0 or None."""
+    first = found[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(found)), 0
+    columns = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in zip(*found, strict=True)]
+    return first.__class__(*columns), first.__class__(*(0 if isinstance(p, Tensor) else None for p in first))
+
+
+def joined(found: Sequence[Any]) -> Any:
+    """States of several batches as that of one batch with all their examples; see :func:`stacked`."""
+    first = found[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(found))
+    return first.__class__(
+        *(torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in zip(*found, strict=True))
+    )
+
+
+def gap(kept: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
+    """Largest difference over the largest value; 0 for equal bits alone."""
+    worst = 0.0
+    for a, b in zip(kept, plain, strict=True):
+        if torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)):
+            continue
+        if not a.is_floating_point():
+            return math.inf
+        apart = float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30))
+        # -0 and 0 are equal numbers and no equal bits; NaN is as far from everything as can be.
+        worst = max(worst, math.inf if math.isnan(apart) else max(apart, 5e-324))
+    return worst

@@ -13,21 +13,16 @@ from itertools import product
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-LONGEST = 200
-"""Bytes of a file name; file systems have 255, of which endings and temporary names take some."""
-
+LONGEST = 200  # bytes of a file name; file systems have 255, of which endings and temporary names take some
 _KEPT = frozenset("-_.+,=@() ")
 _PORTS = frozenset(map("".join, product(("com", "lpt"), "0123456789¹²³")))
-_DEVICES = _PORTS | {"con", "prn", "aux", "nul"}
-"""Names that Windows gives to devices, with any ending."""
+_DEVICES = _PORTS | {"con", "prn", "aux", "nul"}  # names that Windows gives to devices, with any ending
 
 
-_MOST = 100
-"""Characters of a name or a title."""
+_MOST = 100  # characters of a name or a title
 _INVISIBLE = frozenset(["Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"])
 """Unicode's control characters, marks of direction and other formats, no characters, surrogates, line separators."""
-_RESERVED = frozenset('/\\:*?"<>|')
-"""Characters that separate parts of paths, or that Windows keeps for itself."""
+_RESERVED = frozenset('/\\:*?"<>|')  # characters that separate parts of paths, or that Windows keeps for itself
 _JOINERS = "\u200c\u200d"  # formats that spelling needs
 
 
@@ -111,12 +106,7 @@ def name_of_file(file: str) -> str:
 
 
 def path_of(parent: Path, name: str) -> Path:
-    """Where the file or folder of a name lies, or is to lie; one that was written under the plain name is found too.
-
-    Args:
-        parent: the folder that it is in.
-        name: of a client, a row or a server.
-    """
+    """Where the file or folder of a name lies, or is to lie; one that was written under the plain name is found too."""
     safe = file_name(name)
     for old in dict.fromkeys((quote(name, safe="", errors="surrogatepass"), name)):
         # Earlier versions wrote the name as it is, or percent-encoded; only a single plain component is looked at.

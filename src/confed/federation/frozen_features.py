@@ -24,9 +24,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from confed.federation import feature_states as states
-from confed.federation.feature_states import Constants, Seen, count, tensors_before
-from confed.federation.feature_store import FeatureStore, Layout, Place, row_bytes
+from confed.federation import feature_store as states
+from confed.federation.feature_store import (
+    Constants,
+    FeatureStore,
+    Layout,
+    Place,
+    Seen,
+    count,
+    row_bytes,
+    tensors_before,
+)
 from confed.federation.protocols import Batch, FromRows
 from confed.federation.stages import Staged
 
@@ -35,82 +43,46 @@ from confed.federation.stages import Staged
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """How features of frozen layers are kept.
+    """How features of frozen layers are kept."""
 
-    Attributes:
-        memory: bytes in the memory of one process.
-        folder: cache folder on disk; None for memory alone.
-        disk: bytes that the cache folder may hold.
-        tolerance: relative difference between features from batches of different sizes that counts as none.
-    """
-
-    memory: int
-    folder: Path | None = None
-    disk: int = 0
-    tolerance: float = 0.0
+    memory: int  # bytes in the memory of one process
+    folder: Path | None = None  # cache folder on disk; None for memory alone
+    disk: int = 0  # bytes that the cache folder may hold
+    tolerance: float = 0.0  # relative difference between features from batches of different sizes that counts as none
 
 
 @dataclass
 class FeatureCounts:
-    """What was computed and what was saved, by one process.
+    """What was computed and what was saved, by one process."""
 
-    Attributes:
-        stage: the last frozen stage; empty where nothing is kept.
-        computed: examples that went through the frozen stages.
-        reused: examples that did not have to.
-        held: bytes in memory.
-        exact: whether all that was used had the very bits that would have been computed.
-        difference: largest relative difference that was accepted.
-        reason: why nothing is kept, or no longer.
-        notes: what was found on the way.
-    """
-
-    stage: str = ""
-    computed: int = 0
-    reused: int = 0
-    held: int = 0
-    exact: bool = True
-    difference: float = 0.0
-    reason: str = ""
-    notes: list[str] = field(default_factory=list[str])
+    stage: str = ""  # the last frozen stage; empty where nothing is kept
+    computed: int = 0  # examples that went through the frozen stages
+    reused: int = 0  # examples that did not have to
+    held: int = 0  # bytes in memory
+    exact: bool = True  # whether all that was used had the very bits that would have been computed
+    difference: float = 0.0  # largest relative difference that was accepted
+    reason: str = ""  # why nothing is kept, or no longer
+    notes: list[str] = field(default_factory=list[str])  # what was found on the way
 
 
 # Outputs of frozen layers, computed once per example: rounds --------------------------------------------------
 
-__all__ = ["FeatureCounts", "FeatureSettings", "FrozenFeatures", "tensors_before"]
 
-PATIENCE = 8
-"""Batches in vain after which circumstances are given up, and batches after which costs are compared."""
-
-FEW = 8
-"""The first batch is tried in at most so many further orders: backwards, and moved on by fewer places than this."""
-
-SLOWER = 3
-"""Comparisons of costs in a row, that were in favour of computing, after which nothing is kept."""
-
-STALE = 1e-3
-"""Difference that is no rounding: what a file holds was not made by these weights."""
+PATIENCE = 8  # batches in vain after which circumstances are given up, and batches after which costs are compared
+FEW = 8  # the first batch is tried in at most so many further orders: backwards, and moved on by fewer places than this
+SLOWER = 3  # comparisons of costs in a row, that were in favour of computing, after which nothing is kept
+STALE = 1e-3  # difference that is no rounding: what a file holds was not made by these weights
 
 
 class FrozenFeatures:
-    """What the first stages of a model made of examples.
-
-    Args:
-        model: the model; its first ``cut`` stages are frozen.
-        cut: number of stages.
-        store: where rows are kept.
-        tolerance: relative difference up to which other circumstances count as the same; 0: the same bits.
-
-    Attributes:
-        counts: what was saved.
-        passes: how often the examples that come now are read in all; None where this is not known.
-    """
+    """What the first stages of a model made of examples."""
 
     def __init__(self, model: nn.Module, cut: int, store: FeatureStore, *, tolerance: float = 0.0) -> None:
         assert isinstance(model, Staged)
         self.cut, self.store, self.tolerance = cut, store, tolerance
+        # how often the examples that come now are read in all; None where this is not known
         self.passes: int | None = None
-        self.counts = FeatureCounts(stage=model.stages[cut - 1].name)
+        self.counts = FeatureCounts(stage=model.stages[cut - 1].name)  # what was saved
         self._inputs = dict.fromkeys(chain.from_iterable(stage.inputs for stage in model.stages[:cut]))
         self._held = list(tensors_before(model, cut))
         self._versions = [container[key]._version for container, key, _ in self._held]
@@ -132,13 +104,7 @@ class FrozenFeatures:
         """A copy of a model keeps nothing: its frozen tensors may become others."""
 
     def start(self, model: Staged, batch: Batch, last: int) -> tuple[Any, int]:
-        """Where the pass of a batch begins: the state after ``cut`` stages and ``cut``, or None and 0.
-
-        Args:
-            model: the model.
-            batch: examples.
-            last: stage at which the caller stops.
-        """
+        """Where the pass of a batch begins: the state after ``cut`` stages and ``cut``, or None and 0."""
         if self._given is not None and self._given[0] is batch and self.cut <= last:
             return self._given[1], self.cut
         if self.counts.reason or self.cut > last or not count(batch) or not self._plain(model, batch):

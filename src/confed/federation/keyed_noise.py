@@ -21,8 +21,7 @@ from torch import Tensor
 from confed.federation.randomness import normal, normal_of
 
 _DOMAIN = "confed noise at a site, 1"
-_SECRET = 32
-"""Bytes of a secret."""
+_SECRET = 32  # bytes of a secret
 
 
 class KeyedNoise:
@@ -58,8 +57,7 @@ class KeyedNoise:
         return normal_of(bits, clean.shape, dtype)
 
 
-Noise = torch.Generator | KeyedNoise | None
-"""Where noise comes from: a seed, a secret, or the operating system."""
+Noise = torch.Generator | KeyedNoise | None  # where noise comes from: a seed, a secret, or the operating system
 
 
 def noise_for(clean: Tensor, rng: Noise, dtype: torch.dtype, *scale: float) -> Tensor:

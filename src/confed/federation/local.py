@@ -1,13 +1,16 @@
 """Local training of a client in one round: optimiser, learning-rate schedule, batches, precision."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
 
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_fields
 
-Augment = Literal["none", "flip"]
-"""What happens to training pictures."""
+Augment = Literal["none", "flip"]  # what happens to training pictures
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,7 @@ class Local:
         return self.iterations or self.epochs * epoch
 
     def progress(self, round: float, rounds: int, epoch: int, taken: int) -> float:
-        """Share of the schedule that is over.
-
-        Args:
-            round: number of rounds that are over, with the share of the present one.
-            rounds: rounds of the run.
-            epoch: steps of an epoch.
-            taken: updates made so far in the round.
-        """
+        """Share of the schedule that is over."""
         return taken / (self.horizon * epoch) if self.horizon else round / rounds
 
     def factor(self, progress: float) -> float:
@@ -106,13 +102,56 @@ class Local:
         return 1.0
 
     def travelled(self, round: int, rounds: int, steps: int) -> float:
-        """The sum of the learning rates of a round's steps.
-
-        Args:
-            round: number of finished rounds.
-            rounds: rounds of the run.
-            steps: of one client in the round.
-        """
+        """The sum of the learning rates of a round's steps."""
         epoch = max(1, steps // self.epochs)
         done = (self.progress(round + step / steps, rounds, epoch, step) for step in range(steps))
         return self.lr * sum(map(self.factor, done))
+
+
+SCALE = "scale"  # key of a parameter group: the factor on local.lr of its tensors
+
+
+def make_optimizer(
+    parameters: Sequence[Tensor], local: Local, scales: Sequence[float] | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser that ``local`` describes; vectors are not decayed.
+
+    "adamw8bit" keeps moments of tensors with fewer than 4,096 values in 32 bits, and needs the library bitsandbytes.
+    """
+    each = [1.0] * len(parameters) if scales is None else scales
+    groups: list[dict[str, Any]] = []
+    for scale in dict.fromkeys(each):
+        scaled = [p for p, factor in zip(parameters, each, strict=True) if factor == scale]
+        # Biases and norms are vectors; decaying them is not what any of the papers mean by weight decay.
+        matrices, vectors = [p for p in scaled if p.ndim > 1], [p for p in scaled if p.ndim <= 1]
+        groups += [
+            {"params": group, "weight_decay": decay, "lr": local.lr * scale, SCALE: scale}
+            for group, decay in ((matrices, local.weight_decay), (vectors, 0.0))
+            if group
+        ]
+    if local.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum)
+    if local.optimizer == "adamax":
+        return torch.optim.Adamax(groups, lr=local.lr, betas=local.betas)
+    if local.optimizer == "adamw8bit":
+        from bitsandbytes.optim.adamw import AdamW8bit
+
+        return AdamW8bit(groups, lr=local.lr, betas=local.betas)
+    kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=local.lr, betas=local.betas, fused=True)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Learning rate of every group: this one, times the group's own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group[SCALE]
+
+
+def scheduled_step(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], local: Local, progress: float
+) -> None:
+    """One step with the gradients there are, clipped, at the rate after a share ``progress`` of the run's steps."""
+    set_rates(optimizer, local.lr * local.factor(progress))
+    if local.clip is not None:
+        nn.utils.clip_grad_norm_(list(parameters), local.clip)
+    optimizer.step()

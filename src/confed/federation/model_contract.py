@@ -139,11 +139,7 @@ def model_faults(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def check_model_kept(name: str, model: nn.Module) -> None:
-    """Check that a model keeps the contract.
-
-    Raises:
-        ValueError: it does not; one line with the model's name and what is wrong.
-    """
+    """Check that a model keeps the contract."""
     for _, fault in model_faults(model):
         raise ValueError(f"the model {name!r} cannot be trained: {fault}")
 
@@ -165,12 +161,7 @@ def on_trial(model: nn.Module) -> Generator[None]:
 
 
 def reading_fault(model: nn.Module, batch: Batch) -> str:
-    """What is wrong with a model's answer to a batch, as the end of a sentence; "" where nothing is.
-
-    Args:
-        model: the model; it is left as it was.
-        batch: a few examples as tensors.
-    """
+    """What is wrong with a model's answer to a batch, as the end of a sentence; "" where nothing is."""
     rows = len(next(iter(batch.values())))
     try:
         with on_trial(model):

@@ -17,8 +17,7 @@ KEYS = {
     "series": ("series", "series_length"),
 }
 """Modality -> the keys that it has in a batch; whatever else a batch holds belongs to none."""
-MODALITIES = tuple(KEYS)
-"""All modalities, in the order in which they are listed everywhere."""
+MODALITIES = tuple(KEYS)  # all modalities, in the order in which they are listed everywhere
 
 
 def modalities_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -29,12 +28,7 @@ def modalities_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def unowned(names: Iterable[str], modalities: Sequence[str]) -> set[str]:
-    """The names of the tensors that belong to modalities which a client does not have.
-
-    Args:
-        names: tensor names.
-        modalities: what the client's examples contain; empty for everything.
-    """
+    """The names of the tensors that belong to modalities which a client does not have."""
     absent = tuple(f".embed.{m}." for m in MODALITIES if m not in modalities) if modalities else ()
     unowned_names: set[str] = set()
     for name in names:
@@ -49,13 +43,7 @@ def owned(batch: Batch) -> tuple[str, ...]:
 
 
 def narrowed(batches: Iterable[Batch], modalities: Sequence[str], *, complete: bool = False) -> Iterator[Batch]:
-    """Batches of which only some modalities are left, as far as there is something left.
-
-    Args:
-        batches: each of one set of modalities.
-        modalities: what may stay.
-        complete: batches that lack one of these are left out, too.
-    """
+    """Batches of which only some modalities are left, as far as there is something left."""
     for batch in batches:
         present = [name for name in owned(batch) if name in modalities]
         if present and not (complete and len(present) < len(modalities)):

@@ -21,8 +21,7 @@ class Scope(StrEnum):
     SERVER = "server"  # lives on a server only
 
 
-Rules = Mapping[str, Scope]
-"""Ordered globs over tensor names; the first that matches decides."""
+Rules = Mapping[str, Scope]  # ordered globs over tensor names; the first that matches decides
 
 
 def is_change(name: str, changes: Sequence[str]) -> bool:

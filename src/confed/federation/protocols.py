@@ -30,8 +30,7 @@ class Output(NamedTuple):
     features: Tensor
 
 
-Forward = Callable[[Batch], Output]
-"""A model seen as a function of a batch."""
+Forward = Callable[[Batch], Output]  # a model seen as a function of a batch
 
 
 @runtime_checkable

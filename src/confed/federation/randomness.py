@@ -45,11 +45,7 @@ def isolated(seed: int) -> Generator[None]:
 
 @contextmanager
 def refuse_random_numbers() -> Generator[None]:
-    """Block for several clients at once, of which none has a stream of torch's global generators.
-
-    Raises:
-        RuntimeError: something drew from them.
-    """
+    """Block for several clients at once, of which none has a stream of torch's global generators."""
     before = _global_states()
     yield
     if not all(map(torch.equal, before, _global_states())):
@@ -78,21 +74,15 @@ def normal(shape: Sequence[int], rng: torch.Generator | None, dtype: torch.dtype
 
 
 def normal_of(bits: bytes, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Standard normal numbers made from uniform bits, by the inverse of the normal distribution function.
-
-    Args:
-        bits: 8 bytes for every number, of which 52 bits are used.
-        shape: of the result.
-        dtype: floating point.
-    """
+    """Standard normal numbers made from uniform bits, by the inverse of the normal distribution function."""
     if not bits:
         return torch.zeros(tuple(shape), dtype=dtype)
     drawn = torch.frombuffer(bytearray(bits), dtype=torch.int64)
     # In the open interval: the half keeps both ends out.
     uniform = ((drawn >> 12) & (2**52 - 1)).double().add_(0.5).mul_(2.0**-52)
     special: Any = torch.special  # its functions have no types
-    found: Tensor = special.ndtri(uniform)
-    return found.reshape(tuple(shape)).to(dtype)
+    numbers: Tensor = special.ndtri(uniform)
+    return numbers.reshape(tuple(shape)).to(dtype)
 
 
 def sample_cohort(

@@ -51,10 +51,8 @@ class Range:
 NOT_NEGATIVE = Range(0)
 POSITIVE = Range(0, above=True)
 AT_LEAST_ONE = Range(1)
-SHARE = Range(0, 1)
-"""From nothing to all."""
-BELOW_ONE = Range(0, 1, below=True)
-"""A factor of decay, or a share that leaves something."""
+SHARE = Range(0, 1)  # from nothing to all
+BELOW_ONE = Range(0, 1, below=True)  # a factor of decay, or a share that leaves something
 
 
 def check_fields(instance: Any, where: str) -> None:

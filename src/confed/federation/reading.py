@@ -7,9 +7,7 @@ from typing import Any, cast
 
 MOST_JSON = 256 * 2**20
 """Bytes of a JSON or TOML file of a run, a study or an export; parsed it takes about ten times as much memory."""
-MOST_HEADER = 16 * 2**20
-"""Bytes of the header of a safetensors file."""
-
+MOST_HEADER = 16 * 2**20  # bytes of the header of a safetensors file
 FAULTS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, ArithmeticError, NotImplementedError)
 """What readers of JSON, TOML, CSV and safetensors raise of content in another form than they expect."""
 

@@ -41,9 +41,7 @@ class Flag:
         return "" if isinstance(value, bool) else f"must be true or false, got {str(value)[:80]!r}"
 
 
-Report = Mapping[str, Number | Flag]
-"""Name of a scalar -> what it must be."""
-
+Report = Mapping[str, Number | Flag]  # name of a scalar -> what it must be
 LOSS = Number(-1e12, 1e12)
 """A mean loss. Far above what any training reaches, and far enough below infinity for sums over clients."""
 

@@ -38,8 +38,7 @@ from torch import Tensor
 from confed.federation.params import Mean, Params
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_fields
 
-Rule = Literal["clip", "median", "trimmed", "krum", "multi_krum"]
-"""A way to aggregate."""
+Rule = Literal["clip", "median", "trimmed", "krum", "multi_krum"]  # a way to aggregate
 
 
 @dataclass(frozen=True)
@@ -80,17 +79,7 @@ class RobustMean:
     def of(
         self, updates: Iterable[tuple[Params, float]], start: Params, *, precision: torch.dtype, clients: int = 0
     ) -> dict[str, Tensor]:
-        """The robust mean.
-
-        Args:
-            updates: every client's values x_k and its weight, in client order.
-            start: w; what stays where too few clients sent a tensor.
-            precision: of the mean where one is taken.
-            clients: how many there are in the federation, 0 if that is not known.
-
-        Raises:
-            ValueError: the federation has fewer clients than the rule needs.
-        """
+        """The robust mean."""
         if 0 < clients < self.needed:
             raise ValueError(
                 f"the robust mean {self.rule!r} with malicious = {self.malicious} needs at least {self.needed} "
@@ -140,16 +129,7 @@ def distance(one: Params, other: Params) -> Tensor:
 
 
 def clipped(update: Params, start: Params, most: float) -> dict[str, Tensor]:
-    """Norm bounding: an update of at most a given length, w + d min(1, c / |d|).
-
-    Args:
-        update: a client's values x_k.
-        start: the values it started from, w.
-        most: c.
-
-    Raises:
-        ValueError: c is not positive.
-    """
+    """Norm bounding: an update of at most a given length, w + d min(1, c / |d|)."""
     if not most > 0:
         raise ValueError(f"the largest norm of an update must be positive, got {most}")
     norm = float(distance(update, start).sqrt())
@@ -172,15 +152,7 @@ def median(updates: Sequence[Params]) -> dict[str, Tensor]:
 
 
 def trimmed_mean(updates: Sequence[Params], trim: int) -> dict[str, Tensor]:
-    """Coordinate-wise trimmed mean: without the smallest and the largest values.
-
-    Args:
-        updates: of K clients.
-        trim: f, how many values are left out on either side.
-
-    Raises:
-        ValueError: nothing would be left, or the updates do not hold the same tensors.
-    """
+    """Coordinate-wise trimmed mean: without the smallest and the largest values."""
     if trim < 0 or 2 * trim >= len(updates):
         raise ValueError(f"trim must leave a value of {len(updates)} clients, got {trim} on either side")
     return _by_value(updates, trim)
@@ -192,15 +164,7 @@ def krum(updates: Sequence[Params], liars: int) -> int:
 
 
 def krum_order(updates: Sequence[Params], liars: int) -> list[int]:
-    """Positions of the updates by their Krum score, the most central first.
-
-    Args:
-        updates: of K clients.
-        liars: f, how many clients may lie.
-
-    Raises:
-        ValueError: K < f + 3, so that no neighbours are left, or the updates do not hold the same tensors.
-    """
+    """Positions of the updates by their Krum score, the most central first."""
     k, near = len(updates), len(updates) - liars - 2
     _check(updates)
     if liars < 0 or near < 1:

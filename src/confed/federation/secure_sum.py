@@ -19,11 +19,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-COARSEST = 8
-"""Fewest bits after the binary point: with fewer, updates would be lost in rounding."""
-
-LEAST = 3
-"""So many clients must send a tensor: of two, each knows the other's from the sum."""
+COARSEST = 8  # fewest bits after the binary point: with fewer, updates would be lost in rounding
+LEAST = 3  # so many clients must send a tensor: of two, each knows the other's from the sum
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,7 @@ class SecureSum:
         return max(LEAST, self.colluders + 2)
 
     def needed(self, cohort: int) -> int:
-        """How many of a cohort must stay.
-
-        Raises:
-            ValueError: the cohort is too small for its colluders, or the threshold is not more than half of both
-                together, or more than all of the cohort: a server that tells clients different stories could take
-                a client's masks off.
-        """
+        """How many of a cohort must stay."""
         if cohort < self.least:
             raise ValueError(
                 f"algorithm.secure_sum with colluders = {self.colluders} needs at least {self.least} clients in a "
@@ -85,14 +76,7 @@ class SecureSum:
         return threshold
 
     def fraction(self, weights: int) -> int:
-        """f, the number of bits after the binary point.
-
-        Args:
-            weights: the sum of the cohort's weights.
-
-        Raises:
-            ValueError: so few bits are left that updates would be lost in rounding.
-        """
+        """f, the number of bits after the binary point."""
         # Rounding moves each value by half a unit at most, hence the 1.
         f = self.bits - 1 - math.ceil(math.log2((self.reach + 1) * weights))
         if f < COARSEST:

@@ -17,11 +17,8 @@ from confed.federation.params import Params
 from confed.federation.ranges import BELOW_ONE, POSITIVE, check_fields
 from confed.federation.state import ServerState
 
-FIRST, SECOND = "server/momentum", "server/second"
-"""The slots in which the moments are kept."""
-
-STATISTICS = ("running_mean", "running_var")
-"""How torch names the running statistics of normalisation layers."""
+FIRST, SECOND = "server/momentum", "server/second"  # the slots in which the moments are kept
+STATISTICS = ("running_mean", "running_var")  # how torch names the running statistics of normalisation layers
 
 
 @dataclass(frozen=True)

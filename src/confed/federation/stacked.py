@@ -4,10 +4,14 @@ Kernels of small models are too short to fill a core or a GPU, and most of a ste
 k-th steps of several clients are computed together over stacked parameters (:mod:`confed.federation.stacked_passes`).
 Every client keeps its own batches, in its own order, its own optimiser state and its own number of steps; results are
 those of training one by one but for rounding, as the kernels for stacked matrices sum in another order.
+
+Evaluation of several clients' own models at once: their tensors stacked, one forward pass per step for all.
+
+Results are those of one model after the other but for rounding (:mod:`confed.federation.stacked`).
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +21,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from confed.federation.batches import to_device
+from confed.federation.evaluate import Tallies, Tally
 from confed.federation.params import combined
 from confed.federation.protocols import Batch, LossPerExample, Output, Task
 from confed.federation.stacked_passes import StackedPasses
@@ -39,16 +44,6 @@ def train_stacked(
     them at once where the task gives the loss of each example. What torch cannot map over clients (it draws random
     numbers, which would be others than one by one, or decides by values) is a ``RuntimeError``, and so is a tensor that
     only some batches train. A client without training examples is a ``ValueError``.
-
-    Args:
-        clients: with one model and one setting of local training; the model is in training mode.
-        values: each client's initial values of all tensors that it does not share with the others for good.
-        objective: of a client, with one loss per batch.
-        passes: of the clients' model.
-        task: the clients' task where its loss is the objective; None where the method has another one.
-
-    Returns:
-        Each client's values, as views of the stacks, and its mean loss.
     """
     for client in clients:
         check_examples(client)
@@ -134,12 +129,7 @@ class _Losses:
             client.tensors, client.model = client_values, cast(nn.Module, _NoModel())
 
     def __call__(
-        self,
-        group: Sequence[int],
-        tensors: Mapping[str, Tensor],
-        output: Output,
-        batch: Batch,
-        each: Sequence[Batch],
+        self, group: Sequence[int], tensors: Mapping[str, Tensor], output: Output, batch: Batch, each: Sequence[Batch]
     ) -> Tensor:
         """The losses of a group of K clients, (K,), from outputs and examples end to end, and client by client."""
         example_losses = None if self._task is None else self._task.example_losses(output, batch)
@@ -235,7 +225,7 @@ def alike(batches: Mapping[int, Batch]) -> list[list[int]]:
 
 
 class _Steps:
-    """Steps of the optimisers of several clients, as :func:`confed.federation.optimizer.make_optimizer` makes them."""
+    """Steps of the optimisers of several clients, as :func:`confed.federation.local.make_optimizer` makes them."""
 
     def __init__(self, client: "Client", stack: Mapping[str, Tensor]) -> None:
         self.local = client.local
@@ -311,3 +301,35 @@ def _clipped(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     squares = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients.values()])
     factors = (most / (squares.sum(dim=0).sqrt() + 1e-6)).clamp(max=1.0)
     return {name: g * factors.view(-1, *[1] * (g.ndim - 1)) for name, g in gradients.items()}
+
+
+def evaluate_stacked(
+    values: Sequence[Mapping[str, Tensor]],
+    batches: Sequence[Iterable[Batch]],
+    task: Task,
+    passes: StackedPasses,
+    limit: int | None = None,
+) -> list[tuple[Tallies, dict[str, Tensor]]]:
+    """Sums and weights of the task's metrics of each client's model on that client's batches.
+
+    What torch cannot map over clients is a ``RuntimeError``.
+    """
+    stack = combined(torch.stack, values)
+    device = next(iter(stack.values())).device
+    everyone, streams = list(range(len(values))), [iter(examples) for examples in batches]
+    counts = [dict[str, Tensor]() for _ in everyone]
+    tallies = [Tally(task, limit, counts=of_client) for of_client in counts]
+    with torch.no_grad():
+        while pending := {
+            i: to_device(batch, device)
+            for i in everyone
+            if not tallies[i].full and (batch := next(streams[i], None)) is not None
+        }:
+            for group in alike(pending):
+                examples = [pending[i] for i in group]
+                group_values = stack if group == everyone else {name: tensor[group] for name, tensor in stack.items()}
+                output = passes(group_values, examples, task)[1]
+                parts = zip(*(client_output.chunk(len(group)) for client_output in output), strict=True)
+                for i, client_output, batch in zip(group, parts, examples, strict=True):
+                    tallies[i].add(Output(*client_output), batch)
+    return [(tally.tallies, of_client) for tally, of_client in zip(tallies, counts, strict=True)]

@@ -20,27 +20,19 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from confed.federation.feature_states import joined, stacked
+from confed.federation.feature_store import joined, stacked
 from confed.federation.params import combined
 from confed.federation.protocols import Batch, Output
 from confed.federation.stages import staged_part
 
 # Linear and normalising layers of several clients on one common batch -----------------------------------------
 
-Layers = Mapping[str, nn.Linear | nn.LayerNorm]
-"""Name of a layer in its model -> the layer."""
-
-TOLERANCE = 1e-4
-"""Largest difference of outputs of a common batch and of one by one, over the largest value."""
+Layers = Mapping[str, nn.Linear | nn.LayerNorm]  # name of a layer in its model -> the layer
+TOLERANCE = 1e-4  # largest difference of outputs of a common batch and of one by one, over the largest value
 
 
 def layers_of(model: nn.Module, names: Sequence[str]) -> Layers | None:
-    """The linear layers and layer normalisations that the named tensors belong to; None where one belongs to another.
-
-    Args:
-        model: the model.
-        names: of tensors that clients have their own of.
-    """
+    """The linear layers and layer normalisations of the named tensors; None where a tensor belongs to another layer."""
     within: Any = model  # its modules have no types
     modules, layers = dict[str, nn.Module](within.named_modules()), dict[str, nn.Linear | nn.LayerNorm]()
     for name in names:
@@ -57,13 +49,7 @@ def layers_of(model: nn.Module, names: Sequence[str]) -> Layers | None:
 
 @contextmanager
 def stacked_layers(layers: Layers, own: Mapping[str, Tensor], clients: int) -> Generator[None]:
-    """Layers that take a batch of the examples of K clients, end to end, while the block runs.
-
-    Args:
-        layers: whose tensors clients have their own of.
-        own: the stacked tensors, (K, ...), by the names they have in the model.
-        clients: K.
-    """
+    """Layers that take a batch of the examples of K clients, end to end, while the block runs."""
     for name, layer in layers.items():
         # What clients do not have their own of is the same for all; a layer may have no weights, or no biases.
         common: dict[str, Tensor | None] = dict(layer.named_parameters(recurse=False))
@@ -85,17 +71,12 @@ def stacked_layers(layers: Layers, own: Mapping[str, Tensor], clients: int) -> G
 
 
 def reads_apart(common: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether outputs of a common batch are those of each client's own, but for rounding.
-
-    Args:
-        common: the outputs, each with the rows of all clients end to end.
-        alone: each client's outputs.
-    """
+    """Whether outputs of a common batch are those of each client's own, but for rounding."""
     for both in zip(common, *alone, strict=True):
-        found, wanted = both[0], torch.cat(both[1:])
-        if found.shape != wanted.shape:
+        common_rows, wanted = both[0], torch.cat(both[1:])
+        if common_rows.shape != wanted.shape:
             return False
-        apart, most = (found - wanted).abs().max(), wanted.abs().max()
+        apart, most = (common_rows - wanted).abs().max(), wanted.abs().max()
         if not bool(apart <= TOLERANCE * most.clamp_min(1e-30)):  # of NaN, too
             return False
     return True
@@ -145,11 +126,7 @@ def _normalised(layer: nn.LayerNorm, clients: int, weight: Tensor | None, bias: 
 
 
 class StackedPasses:
-    """Passes of several clients' batches through their models; kept features are looked up before.
-
-    Args:
-        model: the clients' model.
-    """
+    """Passes of several clients' batches through their models; kept features are looked up before."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -163,11 +140,6 @@ class StackedPasses:
         """The examples of K clients as one batch, and their outputs, all with K B rows: client by client.
 
         Frozen layers that draw random numbers, and what torch cannot map over clients, are a ``RuntimeError``.
-
-        Args:
-            own: the clients' stacked tensors, (K, ...).
-            each: their batches, of equal shapes.
-            task: what the model was told to answer.
         """
         batch = combined(torch.cat, each)
         states = self._states(each)
@@ -213,7 +185,7 @@ class StackedPasses:
                 return functional_call(self.model, own, (batch,))
 
         mapped = vmap(one, in_dims=cast("Any", (0, 0, dims)), randomness="error")(dict(own), whole, state)
-        return Output(*(part.flatten(0, 1) for part in mapped))
+        return Output(*(rows_of_clients.flatten(0, 1) for rows_of_clients in mapped))
 
     def _layers(
         self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None

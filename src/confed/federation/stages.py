@@ -88,14 +88,7 @@ class Staged(Protocol):
         ...
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """Stages ``first`` to ``last - 1``.
-
-        Args:
-            state: the state before stage ``first``; anything where that is 0.
-            first: number of a stage.
-            last: number of the stage that is not reached; the state after the last stage is the model's output.
-            batch: the examples.
-        """
+        """Stages ``first`` to ``last - 1``."""
         ...
 
 
@@ -111,10 +104,6 @@ def expected_passes(model: nn.Module, passes: int | None) -> Generator[None]:
     """Declaration for the time of some passes of how often their examples are read in all.
 
     States of examples that are read too seldom for that to save anything are not kept.
-
-    Args:
-        model: the model; a part of it may be what has stages.
-        passes: number of passes over the same examples; None where this is not known.
     """
     staged = None if passes is None else staged_part(model)
     kept = None if staged is None else staged[1].frozen_features
@@ -144,12 +133,7 @@ def staged_part(model: nn.Module) -> tuple[str, Staged] | None:
 
 
 def frozen_stages(model: Staged, trained: Collection[str]) -> int:
-    """Number of stages in front of the first one that reads a trained tensor.
-
-    Args:
-        model: the model.
-        trained: names of the tensors, as in the model's state, that anything may change.
-    """
+    """Number of stages in front of the first one that reads a trained tensor."""
     for number, stage in enumerate(model.stages):
         if any(stage.reads(name) for name in trained):
             return number

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from confed.federation.batches import rows, to_device, training_batches
 from confed.federation.evaluate import Tallies, evaluate
-from confed.federation.local import Local
-from confed.federation.optimizer import make_optimizer, scheduled_step, set_rates
+from confed.federation.local import Local, make_optimizer, scheduled_step, set_rates
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind
 from confed.federation.specs import Contrasting, WeighsBatches
@@ -24,25 +23,7 @@ from confed.federation.teacher import global_features, global_logits, once_per_r
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-__all__ = [
-    "Objective",
-    "Tallies",
-    "check_examples",
-    "epoch_steps",
-    "evaluate",
-    "global_features",
-    "global_logits",
-    "make_optimizer",
-    "needs_two",
-    "once_per_round",
-    "scheduled_step",
-    "step_batches",
-    "teacher",
-    "to_device",
-    "train",
-    "trained",
-    "travelled",
-]
+__all__ = ["Tallies", "evaluate", "global_features", "global_logits", "once_per_round", "scheduled_step", "teacher"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -72,11 +53,7 @@ def travelled(client: "Client") -> float:
 
 
 def check_examples(client: "Client") -> None:
-    """Check that a client has training examples.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Check that a client has training examples."""
     if len(client.data) == 0:
         raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
 
@@ -144,14 +121,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
 def step_batches(
     client: "Client", order: str = "order", epochs: int | None = None, pairs: bool = False
 ) -> Iterator[list[Batch]]:
-    """Batches of each step of a round, those whose gradients are accumulated together.
-
-    Args:
-        client: whose examples.
-        order: names the random stream that shuffles them.
-        epochs: passes over them; None for what ``client.local`` says.
-        pairs: whether batches of one example are left out.
-    """
+    """Batches of each step of a round, those whose gradients are accumulated together."""
     local = client.local
 
     def of_epoch(epoch: int) -> Iterator[list[Batch]]:

@@ -57,8 +57,7 @@ Adjacency = Literal["replace", "zero-out"]
 STATISTICS = ("running_mean", "running_var")
 """How torch names the running statistics of normalisation layers, which are no parameters."""
 
-COARSE = 2.0**-8
-"""Share by which an update is shortened further for its rounding, at most."""
+COARSE = 2.0**-8  # share by which an update is shortened further for its rounding, at most
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,6 @@ class UpdatePrivacy:
         Integers (counters of batches) are those of ``start``: they tell nothing then.
 
         A name of ``sent`` that is not in ``start``, or has another shape there, is a ValueError.
-
-        Args:
-            sent: x_k.
-            start: w, for every name of ``sent`` that is no change.
-            rng: for the noise, None for the operating system's; not drawn from where ``noise`` is 0. Names are drawn
-                in the order of ``sent``.
-            changes: globs of tensors that are changes already: they are clipped towards zero, not towards ``start``.
-            among: at the server, name -> the number of clients that share its noise; at the client there are none.
         """
         origins = {name: origin(name, tensor, start, changes) for name, tensor in sent.items()}
         moved = {n: sent[n].double() - origins[n].double() for n in _floating(sent)}
@@ -184,17 +175,7 @@ def _floating(params: Params) -> list[str]:
 
 
 def origin(name: str, tensor: Tensor, start: Params, changes: Sequence[str]) -> Tensor:
-    """Where the update of a tensor that a client sends begins: what it received, or zero if it sends a change.
-
-    Args:
-        name: of the tensor.
-        tensor: what is sent.
-        start: what was received.
-        changes: globs of tensors that are changes already.
-
-    Raises:
-        ValueError: nothing of that name and shape was received.
-    """
+    """Where the update of a tensor that a client sends begins: what it received, or zero if it sends a change."""
     if is_change(name, changes):
         return torch.zeros_like(tensor)
     received_tensor = start.get(name)

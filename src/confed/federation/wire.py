@@ -21,8 +21,7 @@ _DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-STORABLE = tuple(_DTYPES)
-"""Dtypes that messages, states and files hold."""
+STORABLE = tuple(_DTYPES)  # dtypes that messages, states and files hold
 _encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # making an encoder takes longer
 # safetensors lays tensors out by decreasing rank of their dtype, then by name.
 _RANK = {t: r for r, t in enumerate(["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64"])}
@@ -104,7 +103,7 @@ def _unpacked(packed: Mapping[str, Tensor], metadata: dict[str, str]) -> ClientS
     begins = dict.fromkeys(packed, 0)
     for group, name, dtype, shape in index:
         end = begins[dtype] + math.prod(shape)
-        # A copy each: a tensor that is kept must not keep all the others.
+        # a copy each: a tensor that is kept must not keep all the others.
         groups[group][name] = packed[dtype][begins[dtype] : end].reshape(shape).clone()
         begins[dtype] = end
     if any(begins[dtype] != len(values) for dtype, values in packed.items()):
@@ -115,11 +114,7 @@ def _unpacked(packed: Mapping[str, Tensor], metadata: dict[str, str]) -> ClientS
 def size(message: Message) -> int:
     """Bytes of ``encode(message)``, computed from the header alone."""
     shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in message.tensors.items())
-    return _payload(shapes, _scalars(message.scalars))
-
-
-def _scalars(scalars: Mapping[str, Scalar]) -> str:
-    return json.dumps(dict(scalars)) if scalars else ""
+    return _payload(shapes, json.dumps(dict(message.scalars)) if message.scalars else "")
 
 
 @lru_cache(maxsize=256)
@@ -130,11 +125,7 @@ def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tu
         count = dtype.itemsize
         for extent in shape:
             count *= extent
-        header[name] = {
-            "dtype": _DTYPES[dtype],
-            "shape": list(shape),
-            "data_offsets": [offset, offset + count],
-        }
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + count]}
         offset += count
     return len(_encoded(header).encode()), offset
 

@@ -13,8 +13,7 @@ from confed.data.chat import Conversation, Said
 from confed.data.examples import channels_first
 from confed.data.intake.opening import PictureSource, read_picture
 from confed.data.pictures import resize
-from confed.inference.finished_run import FinishedRun
-from confed.inference.trained_model import TrainedModel
+from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.losses.label_states import UNKNOWN
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
@@ -80,14 +79,11 @@ class Talk:
 
 # A page about one picture or text: the labels that a model gives it -------------------------------------------
 
-SHOWN = 24
-"""Labels on a page, unless more are predicted."""
-
+SHOWN = 24  # labels on a page, unless more are predicted
 Found = Mapping[str, Any]
 
 
 def write_page(file: Path, found: Found, image: Path | str | None, text: str | None) -> None:
-    """Writes :func:`render` to a file."""
     picture = None if image is None else png(shrunk(read_picture(image)))
     name = "a text" if image is None else Path(image).name
     file.write_text(render(found, picture, text, name), encoding="utf-8")
@@ -238,7 +234,6 @@ def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]
 
 
 def _batch(trained: TrainedModel, image: PictureSource | None, text: str | None) -> dict[str, Tensor]:
-    """One example as the model reads it."""
     if trained.image_size:
         if text is not None:
             raise ValueError("this model reads pictures: leave the text out")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,20 +29,16 @@ from confed.federation.evaluation import read_tallies
 from confed.federation.messages import Call, Message
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore
-from confed.inference.evaluation_tests import (
-    Tried,
-    blind_notes,
-    by_model,
-    comparable_pairs,
-    corrected_tests,
-    left_out,
-    paired_test,
-)
-from confed.inference.finished_run import FinishedRun
-from confed.inference.trained_model import unknown_words
+from confed.inference.finished_run import FinishedRun, unknown_words
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
+from confed.metrics.statistics import holm
+from confed.metrics.stratified import flip_interval, sign_flip
 from confed.models.tokenizer import CountsShortened
 from confed.recipes.recipe import load_recipe
+from confed.report.tables.control_marks import SIGN
+from confed.results.records import is_blind
+from confed.results.summary import Summary
+from confed.results.views import View
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_markdown
 from confed.results.folder import RunFolder
 from confed.results.run_files import NAMES, TRUTH, name_hashes
@@ -52,36 +48,135 @@ from confed.runs.encode import RunData, encoded
 from confed.runs.modality_subsets import restriction
 from confed.tasks.vqa import summarise
 
+_NAMED_PLACES = 5  # places that a note names
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One model on one place's test examples."""
+
+    run: str  # the run's folder, as it was given
+    model: str
+    place: str  # client or unseen place of the new data
+    metric: str  # name of the headline metric
+    values: Mapping[str, float]
+    correct: Tensor  # each example's score, float32 (N,)
+    prediction: Tensor  # what was answered, as the run's predictions have it
+    names: Tensor  # hashes of the examples' names, int64 (N,)
+    # positions of the right answers, -1 for one that the model cannot give, int64 (N,); None of labels
+    truth: Tensor | None
+
+
+Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
+
+
+def by_model(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
+    """Results in groups of one model, in order."""
+    tried_by_model: dict[str, list[Tried]] = {}
+    for one in tried:
+        tried_by_model.setdefault(one.model, []).append(one)
+    return tried_by_model
+
+
+def comparable_pairs(tried: Sequence[Tried]) -> int:
+    """The number of pairs of models, of all runs, that a test could compare: the family of tests of an evaluation."""
+    groups: dict[tuple[str, str], list[Tried]] = {}
+    for one in tried:
+        groups.setdefault((one.run, one.model), []).append(one)
+    return sum(bool(_common(a, b)) for a, b in combinations(groups.values(), 2))
+
+
+def corrected_tests(tests: Sequence[Mapping[str, Any]], family: int) -> list[dict[str, Any]]:
+    """The tests with ``p_holm`` beside ``p``, corrected for the choice of the smallest of a family of so many."""
+    adjusted = holm({str(i): test["p"] for i, test in enumerate(tests)}, tests=family).adjusted if tests else {}
+    return [{**test, "p_holm": adjusted[str(i)]} for i, test in enumerate(tests)]
+
+
+def blind_notes(summaries: tuple[Summary, Summary], models: Sequence[str]) -> list[str]:
+    """A warning where, in both runs, models of a kind did not beat their controls on the runs' own data."""
+    views = {View.SEEN if model == "global" else View.PERSONAL for model in models}
+    notes: list[str] = []
+    for view in sorted(views):
+        if all(is_blind(summary, view) for summary in summaries):
+            why = "neither model is shown to use its input (their own controls); their difference says little"
+            notes.append(f"{SIGN} The {view.evaluated} models of the two runs: {why}")
+    return notes
+
+
+def _unpaired(a: "Tried", b: "Tried") -> str:
+    """Why two models' scores at a place are no pairs; "" where they are."""
+    if a.metric != b.metric:
+        return f"the metrics differ ({a.metric}, not {b.metric})"
+    if not len(a.names) or not len(b.names):
+        return "a model saw only some of the examples"
+    return "" if a.names.equal(b.names) else "the examples differ"
+
+
+def left_out(pairs: Pairs) -> list[str]:
+    """Notes on places and on whole pairs of models that are in no test."""
+    notes: list[str] = []
+    apart = 0
+    for a, b in pairs:
+        other = {t.place: t for t in b}
+        common = [(t, other[t.place]) for t in a if t.place in other]
+        apart += not common
+        why = {x.place: text for x, y in common if (text := _unpaired(x, y))}
+        for text in sorted({*why.values()}):
+            places = [place for place, reason in why.items() if reason == text]
+            more = f" and {len(places) - _NAMED_PLACES} more places" if len(places) > _NAMED else ""
+            names = " and ".join(_pair_names(a, b))
+            notes.append(f"{names} are not compared on {', '.join(map(repr, places[:_NAMED_PLACES]))}{more}: {text}")
+    if apart:
+        notes.append(f"{apart} of {len(pairs)} pairs of models have no place in common and are not compared")
+    return notes
+
+
+def _pair_names(a: Sequence[Tried], b: Sequence[Tried]) -> list[str]:
+    return [f"{t.model} of {t.run}" if a[0].run != b[0].run else t.model for t in (a[0], b[0])]
+
+
+def _common(a: Sequence[Tried], b: Sequence[Tried]) -> list[tuple[Tried, Tried]]:
+    """Results of two models on the places where both have the same examples."""
+    other = {t.place: t for t in b}
+    return [(t, other[t.place]) for t in a if t.place in other and not _unpaired(t, other[t.place])]
+
+
+def paired_test(a: Sequence[Tried], b: Sequence[Tried]) -> dict[str, Any]:
+    """One model against another on the places that both were tried on; empty without any."""
+    pairs = _common(a, b)
+    if not pairs:
+        return {}
+    strata = [(x.correct.double() - y.correct.double()).numpy()[None] for x, y in pairs]
+    interval, signs = flip_interval(strata), sign_flip(strata)
+    names = _pair_names(a, b)
+    return {
+        "a": names[0], "b": names[1], "places": [x.place for x, _ in pairs], "difference": signs.difference,
+        "low": interval and interval.low, "high": interval and interval.high, "p": signs.p, "won": signs.won,
+        "lost": signs.lost,
+    }  # fmt: skip
+
+
 PERSONAL = "personal:"
 Used = Literal["all", "test"]
 """Which examples of new data are tests: all that the run has not learned from, or those that the data hold out."""
 CAPS = ("max_train", "max_test")
 """Keys of data that thin examples out; of new data they count only where they are given with it."""
-_PART = "\0"
-"""Between a client and the role of its other examples, in the names of places within this module."""
-_NAMED = 5
-"""Answers and words that a note names."""
+_PART = "\0"  # between a client and the role of its other examples, in the names of places within this module
+_NAMED = 5  # answers and words that a note names
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What :func:`evaluate` found.
+    """What :func:`evaluate` found."""
 
-    Attributes:
-        data: the new section ``[data]``.
-        tried: a line per run, model and place.
-        tests: differences of means over places, each with ``a``, ``b``, ``places``, ``difference``, ``low`` and
-            ``high`` (95 % interval of the sign flips; None with too few examples), ``p`` (two-sided stratified sign
-            flips), ``p_holm`` (after Holm's correction over ``family``), ``won`` and ``lost`` examples.
-        notes: what did not fit, and how it counts.
-        family: the number of pairs of models that could be tested.
-    """
-
-    data: Mapping[str, Any]
-    tried: tuple[Tried, ...]
+    data: Mapping[str, Any]  # the new section [data]
+    tried: tuple[Tried, ...]  # a line per run, model and place
+    # differences of means over places, each with a, b, places, difference, low and high (95 % interval of the sign
+    # flips; None with too few examples), p (two-sided stratified sign flips), p_holm (after Holm's correction over
+    # family), won and lost examples
     tests: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[str, ...] = field(default=())
-    family: int = 0
+    notes: tuple[str, ...] = field(default=())  # what did not fit, and how it counts
+    family: int = 0  # the number of pairs of models that could be tested
 
     def content(self) -> dict[str, Any]:
         """As ``evaluation.json`` has it."""
@@ -131,11 +226,7 @@ def evaluate(
     against: Path | None = None,
     examples: Used = "all",
 ) -> Evaluation:
-    """Accuracy of finished models on other data.
-
-    A folder without a finished run, a model that does not exist, or data that do not fit the run's model are refused
-    with a ValueError that says what does not fit.
-    """
+    """Accuracy of finished models on other data."""
     if examples not in get_args(Used):
         raise ValueError(f"examples must be one of {', '.join(get_args(Used))}, got {examples!r}")
     first = _Trial(folder)

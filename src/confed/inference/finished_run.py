@@ -1,25 +1,143 @@
 """Folders of finished runs and their models."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from confed.data.encode import Tokenizer
+from confed.data.examples import channels_first
 from confed.data.labelled import LabelDataset
+from confed.data.intake.opening import PictureSource, read_picture
+from confed.data.pictures import Fit, resize
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file
-from confed.federation.protocols import Batch
+from confed.federation.protocols import Batch, Output
 from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import ServerState
-from confed.inference.trained_model import TrainedModel
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of, read_jsonl, run_folders
 from confed.results.summary import Summary
 
-Role = Literal["train", "validation", "test"]
-"""What examples of a client are for."""
+_STRANGE = ("ꙮ", "𐍈")  # letters that no vocabulary has: their token is the one for unknown words
+
+
+def unknown_words(tokenizer: Any, words: Iterable[str]) -> list[str]:
+    """Those of some words that a tokenizer reads as unknown, each once; none of one that reads bytes."""
+    distinct = list(dict.fromkeys(words))
+    if not distinct:
+        return []
+    ids, _ = tokenizer([_STRANGE[0], " ".join(_STRANGE), _STRANGE[1], *distinct])
+    once, twice, other, *rows = ids.tolist()
+    if once != other:
+        return []
+    unknown = {token for token in once if twice.count(token) > once.count(token)}  # not those around every text
+    return [word for word, row in zip(distinct, rows, strict=True) if unknown & {*row}]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with everything that turns a picture and a question into answers."""
+
+    model: nn.Module  # the network, in evaluation mode
+    tokenizer: Tokenizer  # what it reads questions with
+    answers: tuple[str, ...]  # an answer's text by its label
+    image_size: int  # pixels per side of the pictures that it was trained on
+    # the head that answers: "answers"; "nlvr2", which judges a statement about two pictures; "entailment", which
+    # judges one about a picture; "choice", which chooses among texts that come with the question
+    head: str = "answers"
+    # for a network that reads regions, what makes them from a picture, empty if unknown; else None
+    encoder: str | None = None
+    fit: Fit = "squeeze"  # how a picture becomes a square
+
+    def __call__(self, batch: Batch) -> Output:
+        """The network on a batch, without gradients; its docstring says what batches hold."""
+        with torch.inference_mode():
+            return self.model(batch)
+
+    def ask(
+        self,
+        image: PictureSource,
+        question: str,
+        top: int = 3,
+        *,
+        image2: PictureSource | None = None,
+        choices: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The most probable answers to a question about a picture."""
+        _check_question(question, self.head, image2, choices)
+        if top < 1:
+            raise ValueError(f"top must be at least 1, got {top}")
+        text, mask = self.tokenizer([question])
+        batch = {**self.seen(image), "text": text, "text_mask": mask}
+        if image2 is not None:
+            batch["image2"] = self._picture(image2)
+        offered = self.answers
+        if choices:
+            offered = tuple(choices)
+            texts, masks = self.tokenizer([f"{question} {choice}" for choice in choices])
+            batch |= {"choices": texts[None], "choices_mask": masks[None]}
+        # a head may give more scores than this client has answers: as many as the client with the most needs.
+        # Similarities are no logits: the temperature that the model was trained with makes them some.
+        temperature = model_spec(self.model).temperature
+        output = self(batch)
+        if not output.logits.is_floating_point():  # written freely
+            decoder: Any = self.tokenizer
+            return {"answers": [{"answer": decoder.decode(output.logits)[0].strip()}], "unknown_words": []}
+        scores = (output.logits[0, : len(offered)].float() / temperature).softmax(0)
+        best = scores.topk(min(top, len(offered)))
+        return {
+            "answers": [
+                {"answer": offered[int(label)], "probability": round(float(p), 6)}
+                for p, label in zip(best.values, best.indices, strict=True)
+            ],
+            "unknown_words": self.unknown_words(" ".join([question, *choices])),
+        }
+
+    def unknown_words(self, question: str) -> list[str]:
+        """The words of a question that the tokenizer turns into its token for unknown words."""
+        if model_spec(self.model).converses:  # its tokens are of any text
+            return []
+        return unknown_words(self.tokenizer, re.findall(r"[^\W_]+", question))
+
+    def seen(self, file: PictureSource) -> dict[str, Tensor]:
+        """What the network reads of a picture: itself, or its regions."""
+        if self.encoder is None:
+            return {"image": self._picture(file)}
+        from confed.models.grid_features import regions_of
+
+        features, boxes = regions_of(read_picture(file), self.encoder)[np.zeros(1, dtype=np.int64)]
+        return {"regions": torch.from_numpy(features), "boxes": torch.from_numpy(boxes)}
+
+    def _picture(self, file: PictureSource) -> Tensor:
+        table = channels_first(resize(read_picture(file), self.image_size, self.fit)[None])
+        assert isinstance(table, Tensor)
+        return table
+
+
+def _check_question(question: str, head: str, image2: object, choices: Sequence[str]) -> None:
+    """Checks that a question comes with the inputs that the head reads."""
+    if not question.strip():
+        raise ValueError(f"question must contain at least a word, got {question!r}")
+    if (head == "nlvr2") != (image2 is not None):
+        raise ValueError(
+            "this model judges statements about two pictures: give a second one (--picture2)"
+            if head == "nlvr2"
+            else f"this model reads one picture (its head is {head!r}): leave the second one out"
+        )
+    if head == "choice" and len(choices) < 2:
+        raise ValueError(f"this model chooses among texts: give at least two (--choice, repeated), got {len(choices)}")
+    if head != "choice" and choices:
+        raise ValueError(f"this model has a fixed answer set (its head is {head!r}): leave the choices out")
+
+
+Role = Literal["train", "validation", "test"]  # what examples of a client are for
 
 
 def run_of(folder: Path) -> Path:
@@ -35,17 +153,13 @@ def run_of(folder: Path) -> Path:
 
 
 class FinishedRun:
-    """The folder of a finished run, and its models one after the other.
-
-    Attributes:
-        summary: its results.
-        owners: the clients that have a model of their own, in the federation's order.
-    """
+    """The folder of a finished run, and its models one after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.summary = finished_summary(folder)
         self.recipe: Recipe = load_recipe(RunFolder(folder).recipe)
+        # the clients that have a model of their own, in the federation's order
         self.owners = [name for name in self.summary.clients if self._personal(name).is_file()]
         self._materials: Any = None
 
@@ -65,7 +179,6 @@ class FinishedRun:
         return self.summary.global_model == "with own parts"
 
     def check(self, client: str | None, *, shared: bool = False) -> None:
-        """Checks that there is a model."""
         label = self.summary.label
         owners = f"clients with one: {', '.join(self.owners)}" if self.owners else "no client has one"
         if (client is None or shared) and not self.global_file.is_file():
@@ -91,10 +204,7 @@ class FinishedRun:
         self.network = self.setup.algorithm.deployed_model(self.workspace.model)
 
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
-        """The global or a personal model; it is valid until the next call, as all share one network.
-
-        A file that is damaged or does not fit the recipe's model is refused with a ValueError.
-        """
+        """The global or a personal model; it is valid until the next call, as all share one network."""
         tensors: dict[str, Tensor] = {}
         if client is not None:
             tensors |= self._read(self._personal(client))
@@ -175,7 +285,6 @@ class FinishedRun:
 
     @property
     def tokenizer(self) -> Any:
-        """The run's tokenizer."""
         return self._materials.tokenizer
 
     def _image_size(self, client: str) -> int:
@@ -223,7 +332,6 @@ class FinishedRun:
 
 
 def finished_summary(folder: Path) -> Summary:
-    """The summary of a finished run."""
     kind = kind_of(folder)
     if kind == "study":
         runs = ", ".join(str(path) for path in run_folders(folder) if (path / "summary.json").is_file())

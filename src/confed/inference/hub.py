@@ -199,20 +199,15 @@ _OURS = ("global/*", "clients/*", "backbone/*")
 """What an earlier export into the same repository may have left and a new one lacks."""
 _READ = ("*.json", "*.safetensors", "*.toml", "*.txt", "*.md", "*.model", "*.jinja")
 """Files that an export may hold; none of them is code."""
-MOST_BYTES = 100 * 2**30
-"""Largest export that is fetched, in bytes."""
+MOST_BYTES = 100 * 2**30  # largest export that is fetched, in bytes
 
 
 @dataclass(frozen=True)
 class HubName:
-    """Name of a model repository.
-
-    Attributes:
-        revision: commit, branch or tag; None for the main branch.
-    """
+    """Name of a model repository."""
 
     repository: str
-    revision: str | None = None
+    revision: str | None = None  # commit, branch or tag; None for the main branch
 
     def __str__(self) -> str:
         return PREFIX + self.repository + ("" if self.revision is None else f"@{self.revision}")
@@ -269,10 +264,7 @@ def publish(folder: Path, name: HubName, *, private: bool = False, message: str 
 
 
 def fetch(name: HubName) -> Path:
-    """Folder of an export of the hub, downloaded into the cache of ``huggingface_hub`` as far as it is not there.
-
-    A missing or gated repository and an unknown revision are a ValueError, a hub that cannot be reached a RuntimeError.
-    """
+    """Folder of an export of the hub, downloaded into the cache of ``huggingface_hub`` as far as it is not there."""
     from huggingface_hub import snapshot_download
 
     with _plainly(name):

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from confed.engines.perform import Workspace
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
-from confed.federation.params import copy_into
+from confed.federation.params import copy_into, matches_any
 from confed.federation.randomness import generator
 from confed.federation.reading import check_entries, check_header, faults_of, read_bounded
 from confed.federation.specs import (
@@ -44,8 +44,7 @@ from confed.federation.specs import (
 )
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
-from confed.inference.finished_run import FinishedRun
-from confed.inference.trained_model import TrainedModel
+from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.models import create_model
 from confed.models.finetuning import Finetunable
 from confed.models.tokenizer import known_words
@@ -57,8 +56,7 @@ from confed.runs.encode import derived_options
 from confed.tasks.contrastive import Contrastive
 
 FACTS = "confed.json"
-SOURCES = ("pretrained", "language", "source")
-"""Options of models that name published weights."""
+SOURCES = ("pretrained", "language", "source")  # options of models that name published weights
 # Keys that the files of an export must have, and the types of their values.
 _FACTS: Mapping[str, type | tuple[type, ...]] = {
     "vocab_size": int, "image_size": int, "heads": list, "tokenizer": dict, "backbone": dict, "extended": bool,
@@ -98,7 +96,7 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     """A model of an exported run whose modules are allowed."""
     facts = read_facts(directory)
     place = _place(directory, facts, client, shared)
-    own = _own_facts(place / "config.json")
+    model_facts = _own_facts(place / "config.json")
     recipe = load_recipe(directory / "recipe.toml")
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     if facts["vocab_size"] != tokenizer.vocab_size:  # before a table of that many rows is made
@@ -106,9 +104,11 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
             f"{directory / FACTS}: vocab_size must be that of the tokenizer beside it, {tokenizer.vocab_size}, got "
             f"{facts['vocab_size']}"
         )
-    answers: tuple[str, ...] = tuple(own["answers"])
-    model: nn.Module = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, known_words(tokenizer))
-    task = task_of(recipe, own["task"], answers, tokenizer)
+    answers: tuple[str, ...] = tuple(model_facts["answers"])
+    model: nn.Module = _built(
+        recipe, facts, len(answers) if model_facts["head"] == "answers" else 1, known_words(tokenizer)
+    )
+    task = task_of(recipe, model_facts["task"], answers, tokenizer)
     if isinstance(task, WrapsModel):
         wrapping = _without_glove(task, directory) if facts["backbone"]["copied"] else task
         model = wrapping.wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
@@ -120,19 +120,14 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     tensors = _read(place, prefix)
     if client is not None and shared:
         common = ServerState(0, _read(directory / "global", prefix))
-        received = algorithm.broadcast(common, ClientInfo(client, 0, head=own["head"])).tensors
+        received = algorithm.broadcast(common, ClientInfo(client, 0, head=model_facts["head"])).tensors
         tensors |= {name: tensor for name, tensor in received.items() if name in tensors}
-    _fill(model, tensors, own["tensors"], str(place))
+    _fill(model, tensors, model_facts["tensors"], str(place))
     if isinstance(model, TaskAware):
         model.begin(task)
     network = algorithm.deployed_model(model.eval())
     return TrainedModel(
-        network,
-        tokenizer,
-        answers,
-        facts["image_size"],
-        own["head"],
-        facts.get("regions", {}).get("encoder"),
+        network, tokenizer, answers, facts["image_size"], model_facts["head"], facts.get("regions", {}).get("encoder"),
         recipe.sections["data"].get("fit", "squeeze"),
     )
 
@@ -143,15 +138,13 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
 def backbone_of(model: nn.Module) -> dict[str, Tensor]:
     """The live tensors of a model without heads and without what a finetuning added, under their plain names."""
     bank = adapter_bank(model)
-    inside = tuple(f".{name}." for name in (bank.names if bank is not None else ()))
+    inside = tuple(f"*.{name}.*" for name in (bank.names if bank is not None else ()))
     heads = tuple(f"{head}." for head in heads_of(model).values())
-    return {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in model.state_dict(keep_vars=True).items()  # digests have tied tensors under all their names
-        if not name.startswith((*heads, "prompts."))
-        and not any(module_name in name for module_name in inside)
-        and not _INJECTED.fullmatch(name)
-    }
+    live: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():  # digests have tied tensors under all their names
+        if not (name.startswith((*heads, "prompts.")) or matches_any(name, inside) or _INJECTED.fullmatch(name)):
+            live[name.replace(".base_layer.", ".")] = tensor
+    return live
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -374,7 +367,6 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def is_exported(folder: Path) -> bool:
-    """Whether a folder is one that ``confed export`` wrote."""
     return (folder / FACTS).is_file()
 
 
@@ -431,7 +423,6 @@ class ExportedRun(FinishedRun):
         return self._loaded[2]
 
     def task(self, client: str | None) -> Any:
-        """What is asked of a model."""
         trained = self.model(client)
         return task_of(self.recipe, self.recipe.sections["task"]["name"], trained.answers, trained.tokenizer)
 

@@ -160,8 +160,8 @@ class MemoryBanks:
             anchors = torch.stack([teacher, student]).float() / self.temperature  # the other side's rows await them
             products = anchors @ self.rows.transpose(1, 2)
             if not self.normalisers.any():
-                known = products.detach().exp() * (chosen | functional.one_hot(index, examples).bool())
-                self.normalisers.copy_(examples * known.sum((1, 2)) / (len(index) + chosen.sum()))
+                trusted = products.detach().exp() * (chosen | functional.one_hot(index, examples).bool())
+                self.normalisers.copy_(examples * trusted.sum((1, 2)) / (len(index) + chosen.sum()))
             scores = (products - self.normalisers.log().view(2, 1, 1)).exp()
             positives = scores.gather(2, index.view(1, -1, 1).expand(2, -1, 1)).squeeze(2)
             return contrast(positives, scores, chosen, examples)
@@ -300,8 +300,7 @@ Direction = Literal["teacher_student", "student_teacher"]
 to the answers it believes in already."""
 
 
-AT_ONCE = 2**22
-"""Logits that are compared at once, 16 MiB in single precision."""
+AT_ONCE = 2**22  # logits that are compared at once, 16 MiB in single precision
 
 
 def divergence(
@@ -382,12 +381,7 @@ class _InParts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        student: Tensor,
-        teacher: Tensor,
-        temperature: float,
-        direction: Direction,
-        parts: tuple[Tensor, ...],
+        ctx: Any, student: Tensor, teacher: Tensor, temperature: float, direction: Direction, parts: tuple[Tensor, ...]
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.promote_types(student.dtype, torch.float32), device=student.device)
         gradient = torch.zeros_like(student) if ctx.needs_input_grad[0] else None

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8, Shaped
 from torch import Tensor
 
-UNKNOWN = -1
-"""The state of a label that the model is not told."""
+UNKNOWN = -1  # the state of a label that the model is not told
 
 # The finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
 # in two's complement: int64 products wrap around, equally on every device.

@@ -58,9 +58,7 @@ class FiltersAnswers(Protocol):
         ...
 
 
-Space = Literal["prob", "logit"]
-"""What is compared in a matchup: probabilities (the paper) or raw logits (an ablation)."""
-
+Space = Literal["prob", "logit"]  # what is compared in a matchup: probabilities (the paper) or raw logits (an ablation)
 Reduction = Literal["sum", "mean", "rows"]
 """Over the ordered pairs of one example: their sum (Eq. 8.14 as printed), their mean, or the mean over rows, of which
 each holds the pairs of one answer with all others.
@@ -82,10 +80,7 @@ Matchup = Literal["logistic", "linear", "arctan", "erf"]
 MATCHUPS: dict[Matchup, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "logistic": (lambda x: torch.sigmoid(2 * x), lambda x, m: 2 * m * (1 - m)),
     "linear": (lambda x: (1 + x) / 2, lambda x, m: torch.full_like(x, 0.5)),
-    "arctan": (
-        lambda x: 0.5 + torch.atan(math.pi / 2 * x) / math.pi,
-        lambda x, m: 0.5 / (1 + (math.pi / 2 * x) ** 2),
-    ),
+    "arctan": (lambda x: 0.5 + torch.atan(math.pi / 2 * x) / math.pi, lambda x, m: 0.5 / (1 + (math.pi / 2 * x) ** 2)),
     "erf": (
         lambda x: (1 + torch.erf(math.sqrt(math.pi) / 2 * x)) / 2,
         lambda x, m: 0.5 * torch.exp(-math.pi / 4 * x**2),

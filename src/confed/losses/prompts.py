@@ -45,10 +45,7 @@ def score_consistency(scores: Float[Tensor, "B K"], handwritten: Float[Tensor, "
 
 
 def text_contrast(
-    shared: Float[Tensor, "K D"],
-    guide: Float[Tensor, "K D"],
-    personal: Float[Tensor, "K D"],
-    temperature: float,
+    shared: Float[Tensor, "K D"], guide: Float[Tensor, "K D"], personal: Float[Tensor, "K D"], temperature: float
 ) -> Float[Tensor, ""]:
     """Contrast of global prompts with handwritten ones (near) and personal ones (far), mean over classes.
 

@@ -22,9 +22,7 @@ from torch import Tensor, nn
 
 from confed.models.layers import seeded_linear
 
-Activation = Literal["relu", "gelu"]
-"""The function between an adapter's two matrices."""
-
+Activation = Literal["relu", "gelu"]  # the function between an adapter's two matrices
 Weights = tuple[Mapping[str, float], ...]
 
 
@@ -59,19 +57,14 @@ class Adapter(nn.Module):
 
 @dataclass(frozen=True)
 class Host:
-    """A place for adapters in a backbone.
+    """A place for adapters in a backbone."""
 
-    Attributes:
-        module: the module whose output, a tensor (..., width), an adapter changes: the one that ends with the
-            block's residual sum; or, with ``after_norm``, the block's last layer normalisation itself, whose input
-            is the residual sum (``BertOutput.LayerNorm``).
-        width: features of that output, D.
-        after_norm: whether the module is that layer normalisation.
-    """
-
+    # the module whose output, a tensor (..., width), an adapter changes: the one that ends with the block's residual
+    # sum; or, with after_norm, the block's last layer normalisation itself, whose input is the residual sum
+    # (BertOutput.LayerNorm)
     module: nn.Module
-    width: int
-    after_norm: bool = False
+    width: int  # features of that output, D
+    after_norm: bool = False  # whether the module is that layer normalisation
 
 
 class AdapterBank:
@@ -141,10 +134,7 @@ class AdapterBank:
         return self._switched(tuple(dict(blend) for blend in weights))
 
     def switch(self, weights: Mapping[str, float]) -> None:
-        """Sets which adapters count outside of all ``with`` blocks.
-
-        Raises ``ValueError``: no adapter has one of the names.
-        """
+        """Sets which adapters count outside of all ``with`` blocks."""
         self.using(weights)
         self._set((dict(weights),))
 
@@ -174,7 +164,6 @@ class AdapterBank:
 
 def _apply(host: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """``y + sum_i w_i A_i(y)``."""
-    del inputs
     return _sum(host, output, output) if any(host.adapter_weights) else output
 
 

@@ -42,34 +42,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AlbefConfig:
-    """Sizes of an ALBEF; the defaults are the published ones.
+    """Sizes of an ALBEF; the defaults are the published ones."""
 
-    Attributes:
-        vocab_size: number of token ids, V.
-        width: features per token, d; feed-forward blocks have 4 d.
-        patch: pixels per side of a patch.
-        visual_layers: blocks of the picture encoder.
-        text_layers: blocks of the question encoder.
-        fusion: its first block that looks at the picture.
-        decoder_layers: blocks of the decoder, at most as many as look at the picture.
-        dropout: dropout probability of every block.
-        mean: of each colour channel.
-        std: of each colour channel.
-    """
-
-    vocab_size: int = 30522
-    width: int = 768
+    vocab_size: int = 30522  # number of token ids, V
+    width: int = 768  # features per token, d; feed-forward blocks have 4 d
     heads: int = 12
     image_size: int = 384
-    patch: int = 16
-    visual_layers: int = 12
-    text_layers: int = 12
-    fusion: int = 6
-    decoder_layers: int = 6
+    patch: int = 16  # pixels per side of a patch
+    visual_layers: int = 12  # blocks of the picture encoder
+    text_layers: int = 12  # blocks of the question encoder
+    fusion: int = 6  # its first block that looks at the picture
+    decoder_layers: int = 6  # blocks of the decoder, at most as many as look at the picture
     positions: int = 512
-    dropout: float = 0.0
-    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    dropout: float = 0.0  # dropout probability of every block
+    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # of each colour channel
+    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)  # of each colour channel
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -113,27 +100,22 @@ class Albef(GenerativeAnswerer):
         self.text_decoder.bert.encoder.layer.load_state_dict(last.state_dict())
 
     def visual_embedding(self, pixels: Tensor) -> Tensor:
-        """See :class:`GenerativeAnswerer`."""
         return self.visual_encoder.embeddings(pixels)
 
     @property
     def visual_blocks(self) -> Any:
-        """See :class:`GenerativeAnswerer`."""
         return self.visual_encoder.layers
 
     @property
     def visual_norm(self) -> nn.Module:
-        """See :class:`GenerativeAnswerer`."""
         return self.visual_encoder.layernorm
 
     @property
     def question_encoder(self) -> Any:
-        """See :class:`GenerativeAnswerer`."""
         return self.text_encoder
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("visual_encoder.embeddings.", *(("visual_encoder.layers.0.",) if self.adapters.names else ()))
 
     def places(self, reduction: int = 16) -> Places:
@@ -145,11 +127,10 @@ class Albef(GenerativeAnswerer):
         """
         width, config = self.config.width, self.config
         texts = {"text_encoder": config.text_layers, "text_decoder.bert": config.decoder_layers}
-        written: list[nn.Module] = []
+        written: list[str] = []
         for encoder_name, n in texts.items():
-            for i in range(n):
-                written.append(self.get_submodule(f"{encoder_name}.encoder.layer.{i}"))
-        norms: list[Any] = [layer.output for layer in written]
+            written += [f"{encoder_name}.encoder.layer.{i}.output" for i in range(n)]
+        norms: list[Any] = [self.get_submodule(name) for name in written]
         return Places(
             heads=(self.answer_head,),
             top=(f"text_decoder.bert.encoder.layer.{config.decoder_layers - 1}.",),
@@ -160,14 +141,7 @@ class Albef(GenerativeAnswerer):
             reduction=reduction,
             lora=("attention.q_proj", "attention.v_proj", "attention.self.query", "attention.self.value"),
             ia3=("attention.k_proj", "attention.v_proj", "attention.self.key", "attention.self.value"),
-            ia3_inputs=(
-                "mlp.fc2",
-                *(
-                    f"{encoder_name}.encoder.layer.{i}.output.dense"
-                    for encoder_name, n in texts.items()
-                    for i in range(n)
-                ),
-            ),
+            ia3_inputs=("mlp.fc2", *(f"{name}.dense" for name in written)),
             prompts={"visual": width},
             prefix="its attention takes no keys and values from outside; 'prompt' does work",
         )
@@ -310,7 +284,6 @@ def rename_albef(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def sizes_of(tensors: Mapping[str, Tensor], heads: int | None = None) -> AlbefConfig:
-    """The sizes that renamed tensors have."""
     embeddings = "visual_encoder.embeddings"
     needed = (
         f"{embeddings}.patch_embeddings.projection.weight",
@@ -391,7 +364,6 @@ def _count(tensors: Mapping[str, Tensor], prefix: str) -> int:
 
 # ALBEF in two sizes, each with its weights --------------------------------------------------------------------
 
-__all__ = ["Albef", "albef", "albef_mini", "fit", "mini_answer_tokenizer", "resized_positions"]
 
 MINI = AlbefConfig(
     width=64, heads=4, image_size=64, visual_layers=2, text_layers=3, fusion=1, decoder_layers=2, positions=16,
@@ -403,8 +375,8 @@ def mini_answer_tokenizer(
     words: Sequence[str], answers: Sequence[str] = (), max_length: int = 16, *, model: str = "albef_mini"
 ) -> AnswerTokenizer:
     """The tokenizer of a mini that writes answers: its pre-training's words, then new ones of questions and answers."""
-    known = tuple(describe(weights_file(model))["words"]) if packaged(model) else mini_words()
-    return AnswerTokenizer(WordTokenizer((*known, *words, *words_of(answers)), max_length))
+    trained_words = tuple(describe(weights_file(model))["words"]) if packaged(model) else mini_words()
+    return AnswerTokenizer(WordTokenizer((*trained_words, *words, *words_of(answers)), max_length))
 
 
 def _bert(
@@ -414,7 +386,6 @@ def _bert(
     max_length: int = 40,
 ) -> AnswerTokenizer:
     """BERT's tokenizer, questions without closing token as ALBEF reads them; its vocabulary is fixed."""
-    del words, answers
     return AnswerTokenizer(bert_tokenizer(vocabulary, max_length), closing=False)
 
 
@@ -449,7 +420,6 @@ def albef_mini(
         peft: options of that finetuning.
         seed: of all fresh values.
     """
-    del answers
     rng = torch.Generator().manual_seed(seed)
     config = dataclasses.replace(MINI, vocab_size=vocab_size, positions=max_length, dropout=dropout)
     model = Albef(config, rng, k)
@@ -495,7 +465,6 @@ def albef(
         peft: options of that finetuning.
         seed: of all fresh values.
     """
-    del answers, vocabulary, max_length
     rng = torch.Generator().manual_seed(seed)
     if pretrained is None:
         model = Albef(AlbefConfig(vocab_size=vocab_size, image_size=image_size, dropout=dropout), rng, k)

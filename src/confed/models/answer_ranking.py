@@ -36,33 +36,18 @@ from confed.models.pretrained import States
 
 
 class Prefix(NamedTuple):
-    """A batch after the part of the model that lies before the first adapter.
+    """A batch after the part of the model that lies before the first adapter."""
 
-    Attributes:
-        hidden: class token and patches, (B, 1 + P, d).
-        text: the question's token ids, (B, L).
-        mask: 1 for its tokens, 0 for padding, (B, L).
-        tokens: tokens of the answers to learn, (B, K, T), or None.
-        counted: which of them there are, bool (B, K); None where all are.
-    """
-
-    hidden: Tensor
-    text: Tensor
-    mask: Tensor
-    tokens: Tensor | None
-    counted: Tensor | None = None
+    hidden: Tensor  # class token and patches, (B, 1 + P, d)
+    text: Tensor  # the question's token ids, (B, L)
+    mask: Tensor  # 1 for its tokens, 0 for padding, (B, L)
+    tokens: Tensor | None  # tokens of the answers to learn, (B, K, T), or None
+    counted: Tensor | None = None  # which of them there are, bool (B, K); None where all are
 
 
 class Question(NamedTuple):
-    """What the decoder reads.
-
-    Attributes:
-        states: the question's tokens after they have seen the picture, shape (B, L, d).
-        mask: added to attention scores: 0 for tokens, very low for padding, shape (B, 1, 1, L).
-    """
-
-    states: Tensor
-    mask: Tensor
+    states: Tensor  # the question's tokens after they have seen the picture, shape (B, L, d)
+    mask: Tensor  # added to attention scores: 0 for tokens, very low for padding, shape (B, 1, 1, L)
 
 
 def attend(crossattention: Any, hidden: Tensor, states: Tensor, mask: Tensor | None) -> Tensor:
@@ -107,10 +92,7 @@ def checked_question(batch: Batch, rows: int, longest: int, model: str) -> tuple
 
 
 def checked_answers(batch: Batch, rows: int) -> tuple[Tensor | None, Tensor | None]:
-    """A batch's answers to learn and which of them there are, as :func:`trimmed` has them; None where there are none.
-
-    Raises ``ValueError``: see :func:`check_answers`.
-    """
+    """A batch's answers to learn and which of them there are, as :func:`trimmed` has them; None where none are."""
     tokens = batch.get("answer_tokens")
     if tokens is not None:
         check_answers(tokens, batch.get("answer_weight"), rows)
@@ -140,8 +122,7 @@ def _last(used: Tensor, least: int) -> int:
 
 OUTSIDE = -1e4
 """Added to the score of candidates whose first token is not among the k most probable: finite, and below all others."""
-_CHUNK = 2**24
-"""Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
+_CHUNK = 2**24  # vocabulary scores held at once while candidates are compared: 64 MiB in single precision
 _TOKENS = 2**15
 """Tokens of candidates that the decoder reads at once: 96 MiB per layer's output at d = 768 in single precision."""
 
@@ -168,10 +149,8 @@ class GenerativeAnswerer(Finetunable):
     :attr:`visual_blocks`, :attr:`visual_norm`, :attr:`question_encoder`.
     """
 
-    answer_head = "text_decoder.cls"
-    """The language-model head: what FedDAT's released ALBEF keeps on each client."""
-    writes = "answers"
-    """Answers are texts, so clients with different answers can share all of the model."""
+    answer_head = "text_decoder.cls"  # the language-model head: what FedDAT's released ALBEF keeps on each client
+    writes = "answers"  # answers are texts, so clients with different answers can share all of the model
     text_decoder: Any
 
     def __init__(
@@ -218,11 +197,7 @@ class GenerativeAnswerer(Finetunable):
         self._candidates = task.candidates if isinstance(task, HasCandidates) else None
 
     def forward(self, batch: Batch) -> Output:
-        """Scores and features; see the class.
-
-        Raises ``ValueError``: a key is missing, a tensor has another shape than the model reads, or there are no
-        candidates.
-        """
+        """Scores and features; see the class."""
         question = run_stages(self, batch, len(self.stages) - 1)
         return self.forward_stages(question, len(self.stages) - 1, len(self.stages), batch)
 
@@ -243,10 +218,7 @@ class GenerativeAnswerer(Finetunable):
             Stage("answers", (), ("",)),
         )
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`.

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import Places
-from confed.models.region_layers import WeightNormLinear, masked_softmax
-from confed.models.region_model import RegionModel, State
+from confed.models.region_model import RegionModel, State, WeightNormLinear, masked_softmax
 from confed.models.variants import region_variant
 
-RANK = 3
-"""Rank of the bilinear forms over the hidden features, K."""
+RANK = 3  # rank of the bilinear forms over the hidden features, K
 
 
 class BAN(RegionModel):

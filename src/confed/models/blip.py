@@ -32,8 +32,6 @@ HALF = (0.5, 0.5, 0.5)
 
 
 class Blip(GenerativeAnswerer):
-    """See :class:`confed.models.answer_ranking.GenerativeAnswerer`."""
-
     def __init__(
         self,
         body: "BlipForQuestionAnswering",
@@ -55,27 +53,22 @@ class Blip(GenerativeAnswerer):
         self.train()
 
     def visual_embedding(self, pixels: Tensor) -> Tensor:
-        """See :class:`GenerativeAnswerer`."""
         return self.vision_model.embeddings(pixels)
 
     @property
     def visual_blocks(self) -> Any:
-        """See :class:`GenerativeAnswerer`."""
         return self.vision_model.encoder.layers
 
     @property
     def visual_norm(self) -> nn.Module:
-        """See :class:`GenerativeAnswerer`."""
         return self.vision_model.post_layernorm
 
     @property
     def question_encoder(self) -> Any:
-        """See :class:`GenerativeAnswerer`."""
         return self.text_encoder
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("vision_model.embeddings.", *(("vision_model.encoder.layers.0.",) if self.adapters.names else ()))
 
     def places(self, reduction: int = 16) -> Places:
@@ -89,20 +82,21 @@ class Blip(GenerativeAnswerer):
             ("text_decoder.bert.encoder.layer", self.text_decoder.bert.encoder.layer),
         ]
         width, visual = self.config.text_config.hidden_size, self.config.vision_config.hidden_size
+        norms, ends = list[Any](), list[str]()
+        for name, layers in stacks:
+            norms += [layer.output.LayerNorm for layer in layers]
+            ends += [f"{name}.{i}.output.dense" for i in range(len(layers))]
         return Places(
             heads=(self.answer_head,),
             top=(f"text_decoder.bert.encoder.layer.{len(stacks[1][1]) - 1}.",),
             hosts=[
                 *(Host(block, visual) for block in self.visual_blocks),
-                *(Host(layer.output.LayerNorm, width, after_norm=True) for _, layers in stacks for layer in layers),
+                *(Host(norm, width, after_norm=True) for norm in norms),
             ],
             reduction=reduction,
             lora=("self_attn.qkv", "attention.self.query", "attention.self.value"),
             ia3=("attention.self.key", "attention.self.value"),
-            ia3_inputs=(
-                "mlp.fc2",
-                *(f"{name}.{i}.output.dense" for name, layers in stacks for i in range(len(layers))),
-            ),
+            ia3_inputs=("mlp.fc2", *ends),
             prompts={"visual": visual},
             prefix="its attention takes no keys and values from outside; 'prompt' does work",
         )
@@ -115,12 +109,10 @@ def _bert(
     max_length: int = 40,
 ) -> AnswerTokenizer:
     """BERT's tokenizer; its vocabulary is fixed, so the dataset's words do not matter."""
-    del words, answers
     return AnswerTokenizer(bert_tokenizer(path, max_length))
 
 
 def _mini(words: Sequence[str], answers: Sequence[str] = (), max_length: int = 16) -> AnswerTokenizer:
-    """See :func:`confed.models.albef.mini_answer_tokenizer`."""
     return mini_answer_tokenizer(words, answers, max_length, model="blip_mini")
 
 
@@ -155,7 +147,6 @@ def blip_mini(
         peft: options of that finetuning.
         seed: of all fresh values.
     """
-    del answers
     size = {
         "hidden_size": 64,
         "intermediate_size": 256,
@@ -216,7 +207,6 @@ def blip(
         ValueError: no checkpoint at the given path, one of another model, its vocabulary is too small, or its pictures
             have another size.
     """
-    del answers, max_length
     drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     if pretrained is None:
         text = {"vocab_size": max(vocab_size, 30524), "encoder_hidden_size": 768, "bos_token_id": 30522, **drop}

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import Places
-from confed.models.region_layers import WeightNormLinear
-from confed.models.region_model import RegionModel, State
+from confed.models.region_model import RegionModel, State, WeightNormLinear
 from confed.models.variants import region_variant
 
 

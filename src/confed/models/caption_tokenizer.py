@@ -86,11 +86,8 @@ START, END = SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]")
 NEVER = tuple(SPECIAL_TOKENS.index(name) for name in ("[PAD]", "[UNK]", "[CLS]", "[MASK]"))
 """Tokens that are in no text which a model writes."""
 
-PIECES = "pieces.model"
-"""File of a saved SentencePiece model."""
-
-_SHOWN = 60
-"""Characters of a text that a message quotes."""
+PIECES = "pieces.model"  # file of a saved SentencePiece model
+_SHOWN = 60  # characters of a text that a message quotes
 
 
 class WrittenWords:
@@ -104,10 +101,7 @@ class WrittenWords:
         self.max_length, self.vocab_size, self.words = max_length, self._words.vocab_size, self._words.words
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
-
-        Raises ``ValueError``: a text has more tokens than ``max_length`` (the message quotes it).
-        """
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
         ids, mask = self._words(texts)
         _refuse_long(texts, mask.sum(1), self.max_length)
         return ids[:, : self.max_length], mask[:, : self.max_length]
@@ -162,15 +156,12 @@ class Pieces:
         self.vocab_size = len(SPECIAL_TOKENS) + int(self._model.GetPieceSize())
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
-
-        Raises ``ValueError``: a text has more tokens than ``max_length`` (the message quotes it).
-        """
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
         unknown, shift = int(self._model.unk_id()), len(SPECIAL_TOKENS)
-        rows = [
-            [START, *(shift + piece if piece != unknown else SPECIAL_TOKENS.index("[UNK]") for piece in row), END]
-            for row in self._model.EncodeAsIds(list(texts))
-        ]
+        rows: list[list[int]] = []
+        for pieces in self._model.EncodeAsIds(list(texts)):
+            tokens = [shift + piece if piece != unknown else SPECIAL_TOKENS.index("[UNK]") for piece in pieces]
+            rows.append([START, *tokens, END])
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         _refuse_long(texts, lengths, self.max_length)
         ids = torch.zeros(len(rows), self.max_length, dtype=torch.int64)

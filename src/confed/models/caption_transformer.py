@@ -11,8 +11,7 @@ from typing import Any
 from confed.federation.specs import ModelSpec
 from confed.models.caption_tokenizer import caption_tokenizer
 from confed.models.caption_writer import CaptionWriter
-from confed.models.modal_clip import ClipPatches, clip_encoder
-from confed.models.modal_segments import checked_modalities
+from confed.models.modal_segments import ClipPatches, checked_modalities, clip_encoder
 from confed.models.modal_transformer import modal_parts, segmenter
 from confed.models.pretrained import seeded
 from confed.models.variants import variant
@@ -47,7 +46,6 @@ def assemble(
     Raises:
         ValueError: other modalities than pictures and texts, or no text among them.
     """
-    del answers, pieces
     names = checked_modalities(modalities)
     if "text" not in names or not {*names} <= {"image", "text"}:
         raise ValueError(f"model.modalities of a model that writes are text and image, or text, got {list(modalities)}")

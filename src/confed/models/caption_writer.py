@@ -18,8 +18,7 @@ from confed.data.caption_batches import groups, text_masks
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import SearchesBeams
 from confed.models.caption_tokenizer import END, NEVER, START
-from confed.models.magneto import Encoder
-from confed.models.modal_module import ModalEmbedding, ModalTransformer, Tokens, pool
+from confed.models.modal_module import Encoder, ModalEmbedding, ModalTransformer, Tokens, pool
 
 # Batched beam search for models that write texts token by token -----------------------------------------------
 
@@ -29,15 +28,8 @@ continue, int64 (B K,), or None in the first step."""
 
 
 class Found(NamedTuple):
-    """The best texts.
-
-    Attributes:
-        tokens: from the start token to the end token, 0 behind it, int64 (B, longest).
-        scores: log p(text) / length^penalty, float32 (B,).
-    """
-
-    tokens: Tensor
-    scores: Tensor
+    tokens: Tensor  # from the start token to the end token, 0 behind it, int64 (B, longest)
+    scores: Tensor  # log p(text) / length^penalty, float32 (B,)
 
 
 def beam_search(
@@ -68,8 +60,7 @@ def beam_search(
     alive = torch.full((rows, beams), -torch.inf, device=device)
     alive[:, 0] = 0.0
     best = Found(
-        torch.zeros(rows, longest, dtype=torch.int64, device=device),
-        torch.full((rows,), -torch.inf, device=device),
+        torch.zeros(rows, longest, dtype=torch.int64, device=device), torch.full((rows,), -torch.inf, device=device)
     )
     first = torch.arange(rows, device=device).unsqueeze(1) * beams
     parents: Tensor | None = None
@@ -128,8 +119,7 @@ class CaptionWriter(ModalTransformer):
     """
 
     answer_head = "head"
-    writes: ClassVar[str] = "captions"
-    """Whether models write texts, which the captioning task needs."""
+    writes: ClassVar[str] = "captions"  # whether models write texts, which the captioning task needs
 
     def __init__(self, embed: Mapping[str, ModalEmbedding], body: Encoder, vocab_size: int, max_length: int) -> None:
         if "text" not in embed:
@@ -142,10 +132,7 @@ class CaptionWriter(ModalTransformer):
         self.beams, self.penalty = (task.beams, task.length_penalty) if isinstance(task, SearchesBeams) else (5, 1.0)
 
     def forward(self, batch: Batch) -> Output:
-        """See the class.
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
-        """
+        """See the class."""
         parts = groups(batch)
         if not any("text" in group for group in parts):
             sequence = self._sequence(batch)
@@ -160,10 +147,7 @@ class CaptionWriter(ModalTransformer):
         return Output(self.head(torch.cat(scored)), torch.cat(features))
 
     def write(self, batch: Batch, beams: int | None = None, penalty: float | None = None) -> Tensor:
-        """The text that a beam search finds behind what a batch without ``text`` shows, int64 (B, max_length).
-
-        Raises ``ValueError``: faults of the batch as in :meth:`forward`, or a width or a power out of range.
-        """
+        """The text that a beam search finds behind what a batch without ``text`` shows, int64 (B, max_length)."""
         return self._written(self._sequence(batch), beams, penalty)
 
     def _sequence(self, batch: Batch) -> Tokens:

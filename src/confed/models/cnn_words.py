@@ -60,10 +60,7 @@ class CnnWords(nn.Module):
         self.classifier = answer_head(3 * width, answers, rng)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C) and fused features (B, 3 d): picture, words, and their product.
-
-        Raises ``ValueError``: a key is missing, or the pictures have another shape than the model reads.
-        """
+        """Scores of the answers (B, C) and fused features (B, 3 d): picture, words, and their product."""
         return run_stages(self, batch, 2)
 
     @property
@@ -77,10 +74,7 @@ class CnnWords(nn.Module):
         inputs, body = ("image", "text", "text_mask"), ("picture.", "project.", "words.")
         return Stage("features", inputs, body), Stage("head", (), ("",))
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 3 d)."""

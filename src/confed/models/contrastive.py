@@ -149,14 +149,9 @@ class ContrastiveAnswerer(nn.Module):
     In training mode, for batches with ``label``, the logits are the similarities within the batch, (B, B): example i's
     v_NHA with the u_LTA of example j's answer. Otherwise they are those with all answers, (B, C), in which case
     u_LTA carries no gradient. Similarities are taken before the temperature.
-
-    Attributes:
-        apn: the answer projection network.
-        nha: the nonlinear head adapter.
-        lta: the linear tail adapter.
-        split_parts: who holds which submodules in split learning.
     """
 
+    # who holds which submodules in split learning
     split_parts: ClassVar[Mapping[str, tuple[str, ...]]] = {"client": ("mha", "apn"), "server": ("nha", "lta")}
 
     def __init__(
@@ -191,6 +186,7 @@ class ContrastiveAnswerer(nn.Module):
         self._seat = cast("str", backbone.answer_head)
         backbone.set_submodule(self._seat, _Seat())
         table = None if glove is None else _glove(glove, AnswerProjection.vocabulary(answers, words))
+        # the answer projection network
         self.apn = AnswerProjection(
             answers,
             words=words,
@@ -201,8 +197,8 @@ class ContrastiveAnswerer(nn.Module):
             unknown=glove_missing,
             rng=rng,
         )
-        self.nha = NonlinearHeadAdapter(features, hidden, width, batch_norm, rng)
-        self.lta = _linear(hidden, width, rng)
+        self.nha = NonlinearHeadAdapter(features, hidden, width, batch_norm, rng)  # the nonlinear head adapter
+        self.lta = _linear(hidden, width, rng)  # the linear tail adapter
         self._known: tuple[list[Tensor], Tensor] | None = None
 
     # What others ask of a model -----------------------------------------------------------------------------
@@ -293,17 +289,13 @@ Given = TypeVar("Given")
 
 
 def _given(value: Given | None, model: nn.Module, name: str) -> Given:
-    """What a backbone has."""
     if value is None:
         raise AttributeError(f"{type(model).__name__} has no {name}")
     return value
 
 
 def _width_below_the_head(model: nn.Module) -> int:
-    """D of what the answer head reads.
-
-    Raises ``ValueError``: the model does not name its answer head, or the head has no weight matrix.
-    """
+    """D of what the answer head reads."""
     name = model_spec(model).answer_head
     if name is not None:
         # A weight-normalised layer has its matrix in parts, but is a linear layer still.

@@ -17,8 +17,6 @@ from confed.models.resnet import freeze_body, mini_resnet, resnet18
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
-__all__ = ["CTran", "ctran", "ctran_mini"]
-
 
 @register_model
 def ctran(
@@ -66,7 +64,6 @@ def ctran(
         max_length: of questions, which are ignored.
         seed: of all fresh values.
     """
-    del vocab_size, max_length
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     body = resnet18(pretrained, norm, seed)
     config: Any = body.config
@@ -112,7 +109,6 @@ def ctran_mini(
         max_length: of questions, which are ignored.
         seed: of all fresh values.
     """
-    del vocab_size, max_length
     body = mini_resnet(pretrained, norm, seed)
     config: Any = body.config
     options: dict[str, Any] = dict(

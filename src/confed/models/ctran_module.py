@@ -48,12 +48,7 @@ class LabelTokens(Constants):
     states: Tensor
 
     def __init__(
-        self,
-        count: int,
-        width: int,
-        rng: torch.Generator,
-        labels: Tensor | None = None,
-        states: Tensor | None = None,
+        self, count: int, width: int, rng: torch.Generator, labels: Tensor | None = None, states: Tensor | None = None
     ) -> None:
         super().__init__()
         for name, rows, given in (("labels", count, labels), ("states", 2, states)):
@@ -190,16 +185,10 @@ class CTran(PictureModel):
 
     Batches have ``image``, uint8 (B, 3, H, W) or floats that are already normalised by ImageNet's mean and deviation,
     and may have ``known`` (B, C): -1 unknown, 0 known absent, 1 known present.
-
-    Attributes:
-        label_graph: name of the submodule that is the label graph; "" without one.
     """
 
-    reads_states = True
-    """Whether ``known`` in a batch makes a difference; models that do not say so do not read it."""
-
-    answer_head = "classifier"
-    """Name of the submodule that scores labels, each from its own state."""
+    reads_states = True  # whether known in a batch makes a difference; models that do not say so do not read it
+    answer_head = "classifier"  # name of the submodule that scores labels, each from its own state
 
     def __init__(
         self,
@@ -226,7 +215,7 @@ class CTran(PictureModel):
         self.layers = nn.ModuleList(EncoderLayer(self.width, heads, dropout, rng) for _ in range(layers))
         self.classifier = LabelReadout(labels, self.width, rng)
         self.graph = LabelGraph(labels) if graph else None
-        self.label_graph = "graph" if graph else ""
+        self.label_graph = "graph" if graph else ""  # name of the submodule that is the label graph; "" without one
 
     def scored(self, plane: Tensor, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
@@ -267,15 +256,10 @@ class CTranText(nn.Module):
 
     Batches have ``text`` and ``text_mask`` (B, L), int64, and may have ``known`` (B, C): -1 unknown, 0 known absent, 1
     known present.
-
-    Attributes:
-        label_graph: name of the submodule that is the label graph; "" without one.
     """
 
-    reads_states = True
-    """Whether ``known`` in a batch makes a difference; see :class:`confed.models.ctran_module.CTran`."""
-    answer_head = "classifier"
-    """Name of the submodule that scores labels."""
+    reads_states = True  # whether known in a batch makes a difference; see CTran
+    answer_head = "classifier"  # name of the submodule that scores labels
 
     def __init__(
         self,
@@ -310,18 +294,14 @@ class CTranText(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(width, heads, dropout, rng) for _ in range(layers))
         self.classifier = LabelReadout(labels, width, rng)
         self.graph = LabelGraph(labels) if graph else None
-        self.label_graph = "graph" if graph else ""
+        self.label_graph = "graph" if graph else ""  # name of the submodule that is the label graph; "" without one
 
     @property
     def frozen(self) -> set[str]:
-        """Names of what is constant."""
         return constant_names(self)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
-
-        Raises ``ValueError``: the text is missing, or a tensor has another shape than the model reads.
-        """
+        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
         x, bias, first = self._before_last(batch)
         states = self.layers[-1](x, bias, first)
         return Output(self.classifier(states), states.mean(1))

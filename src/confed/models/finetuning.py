@@ -58,36 +58,25 @@ class Finetuning:
         check_fields(self, "model.peft")
 
 
-USUAL = Finetuning()
-"""The default options: FedDAT's."""
+USUAL = Finetuning()  # the default options: FedDAT's
 
 
 @dataclass(frozen=True)
 class Places:
-    """What of a backbone can be finetuned.
+    """What of a backbone can be finetuned."""
 
-    Attributes:
-        heads: submodules that always learn.
-        fixed: submodules that never do, whatever is finetuned.
-        top: name prefixes of the parameters that learn with "top", without the heads'.
-        hosts: places of adapters, from input to output.
-        reduction: the usual reduction of its adapters.
-        lora: the usual layers of LoRA, as their names end.
-        ia3: the usual layers of IA3 whose output is scaled (keys and values).
-        ia3_inputs: the usual layers of IA3 whose input is scaled (the second one of a feed-forward block).
-        prompts: modality -> features of its tokens, for prompts; the backbone inserts ``model.prompts[modality]()``.
-        prefix: gives the model its prefixes, from the options and a generator; or why there cannot be any.
-    """
-
-    heads: tuple[str, ...]
-    fixed: tuple[str, ...] = ()
-    top: tuple[str, ...] = ()
-    hosts: Sequence[Host] = ()
-    reduction: int = 16
-    lora: tuple[str, ...] = ()
-    ia3: tuple[str, ...] = ()
+    heads: tuple[str, ...]  # submodules that always learn
+    fixed: tuple[str, ...] = ()  # submodules that never do, whatever is finetuned
+    top: tuple[str, ...] = ()  # name prefixes of the parameters that learn with "top", without the heads'
+    hosts: Sequence[Host] = ()  # places of adapters, from input to output
+    reduction: int = 16  # the usual reduction of its adapters
+    lora: tuple[str, ...] = ()  # the usual layers of LoRA, as their names end
+    ia3: tuple[str, ...] = ()  # the usual layers of IA3 whose output is scaled (keys and values)
+    # the usual layers of IA3 whose input is scaled (the second one of a feed-forward block)
     ia3_inputs: tuple[str, ...] = ()
+    # modality -> features of its tokens, for prompts; the backbone inserts model.prompts[modality]()
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    # gives the model its prefixes, from the options and a generator; or why there cannot be any
     prefix: Callable[[Finetuning, torch.Generator], Sequence[str]] | str = (
         "its attention takes no keys and values from outside"
     )
@@ -97,19 +86,15 @@ class Finetunable(nn.Module, ABC):
     """A backbone that :func:`finetune` has been given, and whose pass has two parts.
 
     The parts are ``prefix(batch)``, which ends before the first adapter, and ``suffix(state)``.
-
-    Attributes:
-        frozen_features: see :class:`confed.federation.stages.Staged`.
-        mean, std: of each colour channel, as pictures are normalised.
     """
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     adapters: AdapterBank
     prompts: nn.ModuleDict
+    # see Staged. mean, std: of each colour channel, as pictures are normalised.
     frozen_features: KeptStates | None = None
-    published_prefix = ""
-    """What stands before the names of the published model's tensors."""
+    published_prefix = ""  # what stands before the names of the published model's tensors
 
     @property
     def frozen(self) -> set[str]:

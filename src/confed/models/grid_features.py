@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from confed.models.albef import Albef
 
 
-ENCODER = "albef_mini"
-"""The name under which regions remember what made them."""
+ENCODER = "albef_mini"  # the name under which regions remember what made them
 _CHUNK = 512
 
 

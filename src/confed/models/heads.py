@@ -37,10 +37,7 @@ def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 
 
 
 def task_head(head: str, width: int, rng: torch.Generator) -> nn.Sequential:
-    """The head of a task other than answering.
-
-    Raises ``ValueError``: there is no such head.
-    """
+    """The head of a task other than answering."""
     check_heads((head,))
     if head == "choice":
         return nn.Sequential(nn.Dropout(0.1), seeded_linear(width, 1, 0.02, rng))
@@ -84,17 +81,13 @@ class Heads:
     """Mix-in of a backbone with an answer head ``classifier`` and heads of further tasks in ``heads``.
 
     Before it is used, :meth:`begin` may say whose turn it is; until then it answers.
-
-    Attributes:
-        heads: head as tasks call it -> network, without the answer head.
-        selected: the head that answers now.
     """
 
     answer_head = "classifier"
     """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
 
-    heads: nn.ModuleDict
-    selected: str = "answers"
+    heads: nn.ModuleDict  # head as tasks call it -> network, without the answer head
+    selected: str = "answers"  # the head that answers now
 
     @property
     def heads_of_tasks(self) -> Mapping[str, str]:

@@ -24,15 +24,11 @@ from confed.models.pretrained import packaged, published, unread_because, weight
 
 # Text encoders for label embeddings: CLIP's, sentence encoders ------------------------------------------------
 
-Encode = Callable[[Sequence[str]], Tensor]
-"""A text encoder: N texts to N vectors (N, d), not divided by their lengths."""
+Encode = Callable[[Sequence[str]], Tensor]  # a text encoder: N texts to N vectors (N, d), not divided by their lengths
 
 
 def clip_text_encoder(source: Path | str) -> Encode:
-    """CLIP's text encoder with its projection.
-
-    Raises ``ValueError``: there is no such checkpoint, or one of another model; when called, a text is too long.
-    """
+    """CLIP's text encoder with its projection."""
     from transformers import CLIPTextModelWithProjection
 
     model = published(CLIPTextModelWithProjection, source, 0).eval()
@@ -47,10 +43,7 @@ def clip_text_encoder(source: Path | str) -> Encode:
 
 
 def sentence_encoder(source: Path | str) -> Encode:
-    """Any text encoder of ``transformers``: the mean of its last states over a text's tokens.
-
-    Raises ``ValueError``: there is no such checkpoint; when called, a text is too long.
-    """
+    """Any text encoder of ``transformers``: the mean of its last states over a text's tokens."""
     from transformers import AutoModel
 
     model: Any = published(AutoModel, source, 0)
@@ -90,7 +83,7 @@ def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Ten
         raise ValueError(
             f"a text must have at most {longest} tokens, {texts[worst][:80]!r} has {used}; list fewer fine names in it"
         )
-    # A folder without a vocabulary gives a tokenizer that knows special tokens alone, and says nothing.
+    # a folder without a vocabulary gives a tokenizer that knows special tokens alone, and says nothing.
     is_word = ~torch.isin(tokens["input_ids"], torch.tensor(tokenizer.all_special_ids))
     if not bool(is_word.any(1).all()):
         text = texts[int((~is_word.any(1)).nonzero()[0, 0])]
@@ -103,8 +96,6 @@ def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
 
     A text is the mean over the word embeddings of ``albef_mini``'s answer decoder, which also score answers, so that
     things which look alike lie near each other. Words that it does not know do not count; neither does their order.
-
-    Raises ``ValueError``: the weights are missing; when called, it knows no word of a text.
     """
     from safetensors.torch import load_file
 
@@ -130,19 +121,6 @@ def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
 
 # Text embeddings of labels, computed once and kept local ------------------------------------------------------
 
-__all__ = [
-    "TEMPLATE",
-    "Encode",
-    "LabelEmbeddings",
-    "clip_text_encoder",
-    "constant_tokens",
-    "embed_labels",
-    "load_label_embeddings",
-    "mini_text_encoder",
-    "save_label_embeddings",
-    "sentence_encoder",
-    "write_mini_label_embeddings",
-]
 
 TEMPLATE = "The photo contains {label}."
 STATES = ("positive", "negative")
@@ -153,20 +131,13 @@ Coarse = Literal["name", "concat", "avg"]
 
 @dataclass(frozen=True)
 class LabelEmbeddings:
-    """Vectors of labels and of the two known states.
-
-    Attributes:
-        vectors: one row per name, (C, d).
-        positive: of the state "present", (d,).
-        negative: of the state "absent", (d,).
-        source: what made them, in words.
-    """
+    """Vectors of labels and of the two known states."""
 
     names: tuple[str, ...]
-    vectors: Tensor
-    positive: Tensor
-    negative: Tensor
-    source: str = ""
+    vectors: Tensor  # one row per name, (C, d)
+    positive: Tensor  # of the state "present", (d,)
+    negative: Tensor  # of the state "absent", (d,)
+    source: str = ""  # what made them, in words
 
     def __post_init__(self) -> None:
         rows, width = self.vectors.shape if self.vectors.ndim == 2 else (-1, -1)
@@ -222,7 +193,6 @@ def embed_labels(
     states: tuple[str, str] = STATES,
     source: str = "",
 ) -> LabelEmbeddings:
-    """Embeds labels and states."""
     if "{label}" not in template:
         raise ValueError(f"template must contain {{label}}, got {template!r}")
     if coarse not in get_args(Coarse):
@@ -270,8 +240,6 @@ def write_mini_label_embeddings(labels: Sequence[str], file: Path | str) -> Labe
     """Makes embeddings of labels in the built-in benchmark's words by :func:`mini_text_encoder`, and writes them.
 
     Prompts are the bare names, and the states are "yes" and "no", because the mini knows no other words.
-
-    Raises ``ValueError``: a label of which no word is known, or two labels with the same words.
     """
     table = embed_labels(
         labels,
@@ -343,7 +311,4 @@ def constant_tokens(
         )
     table = load_label_embeddings(file, () if learn_labels else tuple(answers), width)
     states = torch.stack([table.negative, table.positive])  # the rows are "absent" and "present"
-    return {
-        "embeddings": None if learn_labels else table.vectors,
-        "states": states.flip(0) if swap_states else states,
-    }
+    return {"embeddings": None if learn_labels else table.vectors, "states": states.flip(0) if swap_states else states}

@@ -17,8 +17,7 @@ from torch import nn
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch, Output
 from confed.models.heads import count
-from confed.models.magneto import Encoder
-from confed.models.modal_module import ModalEmbedding, ModalTransformer, read
+from confed.models.modal_module import Encoder, ModalEmbedding, ModalTransformer, read
 from confed.models.modal_segments import checked_modalities
 from confed.models.modal_transformer import Sound, WordVectors, caption_tokenizer, segmenter
 from confed.models.pretrained import seeded
@@ -28,8 +27,7 @@ from confed.registry import register_model
 class LateFusion(nn.Module):
     """A network per modality and the mean of their log-probabilities."""
 
-    reads_absent: ClassVar[bool] = True
-    """Whether batches may lack some of the modalities; see :class:`confed.models.modal_module.ModalTransformer`."""
+    reads_absent: ClassVar[bool] = True  # whether batches may lack some of the modalities; see ModalTransformer
 
     def __init__(self, embed: Mapping[str, ModalTransformer]) -> None:
         super().__init__()
@@ -53,10 +51,7 @@ class LateFusion(nn.Module):
         return result
 
     def forward(self, batch: Batch) -> Output:
-        """Log-probabilities of the answers (B, C), and the mean of the networks' features (B, d_model).
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
-        """
+        """Log-probabilities of the answers (B, C), and the mean of the networks' features (B, d_model)."""
         embedded = {name: module(batch) for name, module in self.embed.items() if name in batch}
         if not embedded:
             read(self.embed, batch)  # raises, and says what came

@@ -21,7 +21,6 @@ class Constants(nn.Module):
 
 
 def constant_names(model: nn.Module) -> set[str]:
-    """Names of the buffers in a model that are constants."""
     result: set[str] = set()
     for path, module in model.named_modules():
         if isinstance(module, Constants):

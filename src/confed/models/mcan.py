@@ -7,7 +7,7 @@ states of the words (LSTM) and y the regions (a linear layer), N times each:
 - SGA, on the regions, with the last x: ``y = LN(y + MHA(y, y))``, ``y = LN(y + MHA(y, x))``, ``y = LN(y + FFN(y))``
 
 and ``f = LN(AttFlat(x) + AttFlat(y))``, which the linear answer head reads. The layer normalisation is that of
-:class:`confed.models.region_layers.LayerNorm`; padding is masked everywhere.
+:class:`confed.models.region_model.LayerNorm`; padding is masked everywhere.
 """
 
 from typing import cast
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from confed.models.adapters import Host
 from confed.models.finetuning import Places
-from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention
-from confed.models.region_model import RegionModel, State
+from confed.models.region_model import MLP, AttFlat, LayerNorm, MultiHeadAttention, RegionModel, State
 from confed.models.variants import region_variant
 
 

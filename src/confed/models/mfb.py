@@ -21,12 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import Places
-from confed.models.region_layers import MLP, masked_softmax
-from confed.models.region_model import RegionModel, State
+from confed.models.region_model import MLP, RegionModel, State, masked_softmax
 from confed.models.variants import region_variant
 
-FACTORS = 5
-"""Factors of the bilinear pooling, k."""
+FACTORS = 5  # factors of the bilinear pooling, k
 
 
 class MFB(RegionModel):
@@ -68,7 +66,6 @@ class MFB(RegionModel):
         self.classifier = nn.Linear(features, answers)
 
     def embed(self, text: Tensor) -> Tensor:
-        """See :class:`confed.models.region_model.RegionModel`."""
         return self.dropout(self.embedding(text))
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
@@ -83,7 +80,6 @@ class MFB(RegionModel):
         return self.fusion(seen, question), weights.mean(1)
 
     def places(self) -> Places:
-        """What can be finetuned."""
         return Places(heads=(self.answer_head,), top=("fusion.",), lora=("fusion.visual", "fusion.question"))
 
 

@@ -19,8 +19,7 @@ from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.models.heads import count
-from confed.models.magneto import Encoder, EncoderLayer
-from confed.models.modal_module import ModalEmbedding, Tokens, joined, pool, read
+from confed.models.modal_module import Encoder, EncoderLayer, ModalEmbedding, Tokens, joined, pool, read
 from confed.models.modal_segments import checked_modalities
 from confed.models.modal_transformer import caption_tokenizer, segmenter
 from confed.models.pretrained import seeded
@@ -48,8 +47,7 @@ class CoAttentionNetwork(nn.Module):
 
     answer_head = "head"
     """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
-    reads_absent: ClassVar[bool] = True
-    """Whether batches may lack some of the modalities; see :class:`confed.models.modal_module.ModalTransformer`."""
+    reads_absent: ClassVar[bool] = True  # whether batches may lack some of the modalities; see ModalTransformer
 
     def __init__(self, embed: Mapping[str, ModalEncoder], width: int, answers: int) -> None:
         super().__init__()
@@ -66,10 +64,7 @@ class CoAttentionNetwork(nn.Module):
         return tuple(self.embed)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C), and the modalities' means side by side (B, M d), zeros for absent ones.
-
-        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
-        """
+        """Scores of the answers (B, C), and the modalities' means side by side (B, M d), zeros for absent ones."""
         encoded = read(self.embed, batch)
         means = {name: self._mean(name, encoded) for name in encoded}
         nothing = torch.zeros_like(next(iter(means.values())))

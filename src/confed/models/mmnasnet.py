@@ -5,7 +5,7 @@ words (LSTM) and y the regions (a linear layer), every operation is ``y = LN(y +
 
 - SA attends to the sequence itself, GA to the encoded words, FFN is a feed-forward block of 4 d
 - RSA is SA whose scores have ``log(max(ReLU(W r), 1e-6))`` added, one value per head, with
-  ``r = ReLU(W_0 geometry)`` of each pair of boxes (:func:`confed.models.region_layers.box_geometry`)
+  ``r = ReLU(W_0 geometry)`` of each pair of boxes (:func:`confed.models.region_model.box_geometry`)
 
 in the orders :data:`ENCODER` (on x) and :data:`DECODER` (on y). Then, as in MCAN, ``f = LN(AttFlat(x) + AttFlat(y))``,
 which the linear answer head reads. Padding is masked everywhere.
@@ -19,13 +19,10 @@ from torch import Tensor, nn
 
 from confed.models.adapters import Host
 from confed.models.finetuning import Places
-from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention, box_geometry
-from confed.models.region_model import RegionModel, State
+from confed.models.region_model import MLP, AttFlat, LayerNorm, MultiHeadAttention, RegionModel, State, box_geometry
 from confed.models.variants import region_variant
 
-ENCODER = ("SA",) * 4 + ("FFN",) * 4 + ("SA",) + ("FFN",) * 3
-"""Operations on the words."""
-
+ENCODER = ("SA",) * 4 + ("FFN",) * 4 + ("SA",) + ("FFN",) * 3  # operations on the words
 DECODER = (
     "GA", "GA", "FFN", "FFN", "GA", "FFN", "RSA", "GA", "FFN", "GA", "RSA", "FFN", "RSA", "SA", "FFN", "RSA", "GA",
     "FFN",
@@ -94,10 +91,8 @@ class MMNasNet(RegionModel):
         heads = hidden // head_width
         self.regions = nn.Linear(region_width, hidden)
         self.relation = nn.Linear(4, relation)
-        self.encoder, self.decoder = (
-            nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in kinds])
-            for kinds in (encoder, decoder)
-        )
+        self.encoder = nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in encoder])
+        self.decoder = nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in decoder])
         self.flat_text = AttFlat(hidden, flat_hidden, features, dropout)
         self.flat_regions = AttFlat(hidden, flat_hidden, features, dropout)
         self.norm = LayerNorm(features)

@@ -1,7 +1,7 @@
 """Multimodal personalised Transformer in three sizes.
 
 The model itself is :class:`confed.models.modal_module.ModalTransformer`, its Transformer
-:class:`confed.models.magneto.Encoder`; how samples are cut is in :mod:`confed.models.modal_segments`.
+:class:`confed.models.modal_module.Encoder`; how samples are cut is in :mod:`confed.models.modal_segments`.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,9 @@ import torch
 from confed.federation.specs import ModelSpec
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.heads import count
-from confed.models.magneto import Block, Encoder, MagnetoInit
-from confed.models.modal_clip import ClipPatches, clip_encoder
-from confed.models.modal_module import ModalEmbedding, ModalTransformer, Vector
+from confed.models.modal_module import Block, Encoder, MagnetoInit, ModalEmbedding, ModalTransformer, Vector
 from confed.models.modal_segments import (
+    ClipPatches,
     LogMelFrames,
     Patches,
     Segmenter,
@@ -24,6 +23,7 @@ from confed.models.modal_segments import (
     WaveFrames,
     Words,
     checked_modalities,
+    clip_encoder,
     patch_side,
 )
 from confed.models.pretrained import seeded
@@ -32,11 +32,8 @@ from confed.models.variants import variant
 
 Sound = Literal["log_mel", "waveform"]
 """What a segment of a sound is: frames of its log-mel spectrogram, or a piece of the waveform, as the paper has it."""
-WordVectors = Literal["learned", "frozen"]
-"""A table of word vectors that learns, or one of fixed random vectors."""
-
-WINDOW = 0.032
-"""Seconds of a frame of the spectrogram."""
+WordVectors = Literal["learned", "frozen"]  # a table of word vectors that learns, or one of fixed random vectors
+WINDOW = 0.032  # seconds of a frame of the spectrogram
 
 
 def segmenter(

@@ -18,30 +18,21 @@ from confed.models.hub_names import hub_name
 
 WEIGHTS = Path(__file__).parent / "weights"
 MINI_WEIGHTS = WEIGHTS / "vilt_mini.safetensors"
-FACTS = "pretraining.json"
-"""File of a folder of weights that says how they were made."""
+FACTS = "pretraining.json"  # file of a folder of weights that says how they were made
 _GROWING = ("word_embeddings.weight", "position_embeddings.weight")
 """Endings of the names of tensors with one row per token id or text position; pictures' positions are no layers."""
 
 
 class States(NamedTuple):
-    """What a model says about a batch in pre-training; what it does not have is None.
+    """What a model says about a batch in pre-training; what it does not have is None."""
 
-    Attributes:
-        loss_logits: scores of the answers or classes, shape (B, C), for a cross-entropy with ``label``.
-        answer_loss: of a generative model instead, the loss of the right answer's tokens, a scalar.
-        early: patches after the first visual block, row by row and without class token, shape (B, P, d).
-        late: patches after the second visual block, shape (B, P, d).
-        asked: the question's tokens after they have seen the picture, shape (B, L, d).
-        words: the word embeddings, shape (vocabulary, d).
-    """
-
-    loss_logits: Tensor | None = None
-    answer_loss: Tensor | None = None
+    loss_logits: Tensor | None = None  # scores of the answers or classes, shape (B, C), for a cross-entropy with label
+    answer_loss: Tensor | None = None  # of a generative model instead, the loss of the right answer's tokens, a scalar
+    # patches after the first visual block, row by row and without class token, shape (B, P, d)
     early: Tensor | None = None
-    late: Tensor | None = None
-    asked: Tensor | None = None
-    words: Tensor | None = None
+    late: Tensor | None = None  # patches after the second visual block, shape (B, P, d)
+    asked: Tensor | None = None  # the question's tokens after they have seen the picture, shape (B, L, d)
+    words: Tensor | None = None  # the word embeddings, shape (vocabulary, d)
 
 
 @runtime_checkable

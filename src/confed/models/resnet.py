@@ -40,12 +40,7 @@ def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear
 
 
 class PictureModel(nn.Module, ABC):
-    """What models of pictures alone have in common: a ResNet body, and how it reads a batch.
-
-    Attributes:
-        width: channels of the last plane, d.
-        grid: its rows and columns (h, w).
-    """
+    """What models of pictures alone have in common: a ResNet body, and how it reads a batch."""
 
     answer_head = "classifier"
     """Name of the submodule that scores labels: what methods with a head of each client's own keep private."""
@@ -60,11 +55,11 @@ class PictureModel(nn.Module, ABC):
         if min(image_size) < 1:
             raise ValueError(f"model.image_size must be at least 1 pixel, got {image_size}")
         self.resnet = body.train()
-        self.width: int = config.hidden_sizes[-1]
+        self.width: int = config.hidden_sizes[-1]  # channels of the last plane, d
         self.image_size = image_size
         halvings = 1 + len(config.hidden_sizes) + int(config.downsample_in_first_stage)
         # Every halving rounds up, hence all of them together do.
-        self.grid = (-(-image_size[0] // 2**halvings), -(-image_size[1] // 2**halvings))
+        self.grid = (-(-image_size[0] // 2**halvings), -(-image_size[1] // 2**halvings))  # its rows and columns (h, w)
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD)[:, None, None], persistent=False)
 
@@ -74,10 +69,7 @@ class PictureModel(nn.Module, ABC):
         return constant_names(self) | {name for name, value in self.named_parameters() if not value.requires_grad}
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and features (B, d).
-
-        Raises ``ValueError``: the picture is missing, or a tensor has another shape than the model reads.
-        """
+        """Scores of the labels (B, C) before the sigmoid, and features (B, d)."""
         return self.scored(self.plane(batch), batch)
 
     @abstractmethod
@@ -85,10 +77,7 @@ class PictureModel(nn.Module, ABC):
         """Scores and features of the last plane of the pictures, (B, d, h, w)."""
 
     def plane(self, batch: Batch) -> Tensor:
-        """The last plane of the pictures, (B, d, h, w), computed once where the ResNet is frozen.
-
-        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
-        """
+        """The last plane of the pictures, (B, d, h, w), computed once where the ResNet is frozen."""
         return run_stages(self, batch, 1)
 
     @property
@@ -96,10 +85,7 @@ class PictureModel(nn.Module, ABC):
         """The picture's last plane, and what reads it."""
         return Stage("last plane of the ResNet", ("image",), ("resnet.",)), Stage("labels", (), ("",))
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; the state after the first stage is the plane."""
@@ -137,11 +123,7 @@ class ResNetMultilabel(PictureModel):
 
 
 def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetModel":
-    """ResNet-18, or whichever ResNet a checkpoint holds; (B, 3, 256, 256) becomes (B, 512, 8, 8).
-
-    Raises ``ValueError``: no such checkpoint, an unknown ``norm``, or frozen batch normalisation that was never
-    trained.
-    """
+    """ResNet-18, or whichever ResNet a checkpoint holds; (B, 3, 256, 256) becomes (B, 512, 8, 8)."""
     from transformers import ResNetConfig, ResNetModel
 
     if pretrained is not None:
@@ -155,11 +137,7 @@ def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetMod
 
 
 def mini_resnet(pretrained: bool | Path | str, norm: Norm, seed: int) -> "ResNetModel":
-    """A ResNet of two stages for 64 x 64 pictures, 0.2 million parameters; they become (B, 64, 8, 8).
-
-    Raises ``ValueError``: no such weights, weights of another model, an unknown ``norm``, or frozen batch normalisation
-    that was never trained.
-    """
+    """A ResNet of two stages for 64 x 64 pictures, 0.2 million parameters; they become (B, 64, 8, 8)."""
     from transformers import ResNetConfig, ResNetModel
 
     config = ResNetConfig(embedding_size=32, layer_type="basic", depths=[2, 2], hidden_sizes=[32, 64])
@@ -244,7 +222,6 @@ def resnet_multilabel(
         max_length: of questions, which are ignored.
         seed: of all fresh values.
     """
-    del vocab_size, max_length
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     rng = torch.Generator().manual_seed(seed)
     model = ResNetMultilabel(resnet18(pretrained, norm, seed), count(answers), rng, size)
@@ -277,7 +254,6 @@ def resnet_multilabel_mini(
         max_length: of questions, which are ignored.
         seed: of all fresh values.
     """
-    del vocab_size, max_length
     rng = torch.Generator().manual_seed(seed)
     model = ResNetMultilabel(mini_resnet(pretrained, norm, seed), count(answers), rng, (64, 64))
     if pretrained and not isinstance(answers, int):

@@ -34,10 +34,7 @@ _DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
 
 
 def build_scene_classifier(architecture: str) -> "ResNetForImageClassification":
-    """The network without values (its tensors are on the device "meta"), in evaluation mode.
-
-    Raises ``ValueError``: an unknown architecture.
-    """
+    """The network without values (its tensors are on the device "meta"), in evaluation mode."""
     from transformers import ResNetForImageClassification
 
     with torch.device("meta"):
@@ -96,10 +93,7 @@ def prepare_picture(picture: np.ndarray) -> Tensor:
 def classify(
     model: "ResNetForImageClassification", files: Sequence[Path], batch_size: int = 32, device: str = "cpu"
 ) -> Iterator[list[tuple[int, float]]]:
-    """The most probable category of every picture, batch by batch.
-
-    Raises ``ValueError``: a picture is missing or unreadable.
-    """
+    """The most probable category of every picture, batch by batch."""
     network: Any = model.to(device)  # pyright: ignore[reportArgumentType]
     for start in range(0, len(files), batch_size):
         batch = torch.stack([prepare_picture(read_picture(file)) for file in files[start : start + batch_size]])

@@ -30,15 +30,15 @@ def variant(
     ``build`` and the defaults of this variant; its documentation is the summary and the descriptions of the options.
     """
     options = options.split() if isinstance(options, str) else options
-    known: dict[str, Parameter] = {}
+    parameter_of: dict[str, Parameter] = {}
     texts: dict[str, str] = {}
     for source in (*reversed(sources), build):
-        known |= signature(source).parameters
+        parameter_of |= signature(source).parameters
         texts |= arguments_of(source)
     texts |= described or {}
     parameters = [
-        known[key].replace(
-            default=values.get(key, known[key].default),
+        parameter_of[key].replace(
+            default=values.get(key, parameter_of[key].default),
             kind=Parameter.KEYWORD_ONLY if place > 1 else Parameter.POSITIONAL_OR_KEYWORD,
         )
         for place, key in enumerate(options)

@@ -91,7 +91,6 @@ class Vault(Vilt):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return super().prefix_names if self.language_frozen else ("language.embeddings.", "vilt.embeddings.")
 
     def prefix(self, batch: Batch) -> Prefix:
@@ -256,13 +255,7 @@ def vault_b32(
     body, bert = _bodies(vocab_size, pretrained, language, max_length, dropout, seed)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     model = Vault(
-        body,
-        bert,
-        count(answers),
-        rng,
-        image_size=size,
-        text_positions=text_positions,
-        language_frozen=language_frozen,
+        body, bert, count(answers), rng, image_size=size, text_positions=text_positions, language_frozen=language_frozen
     )
     return _finetuned(model, trainable, peft, heads, 16, rng)
 

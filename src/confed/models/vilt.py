@@ -36,25 +36,16 @@ if TYPE_CHECKING:
 
 # ViLT network: one Transformer over words and picture patches -------------------------------------------------
 
-__all__ = ["Prefix", "Vilt", "answer_head"]
 
-
-INPUTS = ("image", "image2", "text", "text_mask", "choices", "choices_mask")
-"""Keys of a batch that the model reads."""
+INPUTS = ("image", "image2", "text", "text_mask", "choices", "choices_mask")  # keys of a batch that the model reads
 
 
 class Prefix(NamedTuple):
-    """A batch after the part of the model that lies before the first adapter.
+    """A batch after the part of the model that lies before the first adapter."""
 
-    Attributes:
-        hidden: tokens, (B * views, S, d), the views of an example next to each other.
-        mask: additive attention mask, (B * views, 1, 1, S).
-        views: passes per example: 2 for pairs of pictures, K for K choices.
-    """
-
-    hidden: Tensor
-    mask: Tensor
-    views: int
+    hidden: Tensor  # tokens, (B * views, S, d), the views of an example next to each other
+    mask: Tensor  # additive attention mask, (B * views, 1, 1, S)
+    views: int  # passes per example: 2 for pairs of pictures, K for K choices
 
 
 class Vilt(Heads, Finetunable):
@@ -85,10 +76,7 @@ class Vilt(Heads, Finetunable):
         self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
 
     def add_heads(self, heads: Sequence[str], rng: torch.Generator) -> None:
-        """Adds heads for further tasks; to be called when the body has its pretrained weights.
-
-        Raises ``ValueError``: an unknown head.
-        """
+        """Adds heads for further tasks; to be called when the body has its pretrained weights."""
         check_heads(heads)
         for head in heads:
             self.heads[head] = task_head(head, self.vilt.config.hidden_size, rng)
@@ -99,8 +87,6 @@ class Vilt(Heads, Finetunable):
         """Scores of the answers, classes or choices (B, C), and the pooled representation (B, d).
 
         Of examples with several passes the representation is the mean over them.
-
-        Raises ``ValueError``: a key is missing, or a tensor has another shape than the model reads.
         """
         return run_stages(self, batch, len(self._blocks) + 4)
 
@@ -120,7 +106,6 @@ class Vilt(Heads, Finetunable):
 
     @property
     def stage_variant(self) -> str:
-        """The head that was selected."""
         return self.selected
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
@@ -147,7 +132,6 @@ class Vilt(Heads, Finetunable):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("vilt.embeddings.", "prompts.", *(("vilt.encoder.layer.0.",) if self.adapters.names else ()))
 
     def prefix(self, batch: Batch) -> Prefix:
@@ -351,17 +335,6 @@ def _second_picture(body: "ViltModel") -> None:
 
 # ViLT in five variants, each with weights, tokenizer and finetuning options -----------------------------------
 
-__all__ = [
-    "Vilt",
-    "b32_tokenizer",
-    "mini_tokenizer",
-    "mlm_tokenizer",
-    "vilt_b32",
-    "vilt_mini",
-    "vilt_mlm_mini",
-    "vilt_tiny",
-]
-
 
 def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
     """The tokenizer of :func:`vilt_mini`: its pre-training's words, then the unseen ones of ``words``.
@@ -383,7 +356,6 @@ def b32_tokenizer(
     words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40
 ) -> BertTokenizer:
     """The tokenizer of :func:`vilt_b32`, BERT's; its vocabulary is fixed, so the dataset's words do not matter."""
-    del words
     return bert_tokenizer(path, max_length)
 
 

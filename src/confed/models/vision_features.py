@@ -52,10 +52,7 @@ class VisionEncoder:
         return HeldRegions(plane.flatten(2).transpose(1, 2).float().cpu().numpy(), boxes, self.name)
 
     def files(self, files: Sequence[Path], batch: int = 32) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Features (R, W) and boxes (R, 4) of picture files, one after the other.
-
-        Raises ``ValueError``: a file is missing or unreadable (the message names it).
-        """
+        """Features (R, W) and boxes (R, 4) of picture files, one after the other."""
         rest = iter(files)
         while file_batch := list(islice(rest, batch)):
             regions = self(np.stack([resize(read_picture(file), self.size) for file in file_batch]))

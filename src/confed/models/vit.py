@@ -70,10 +70,7 @@ class Vit(Finetunable):
         )
 
     def forward(self, batch: Batch) -> Output:
-        """Scores of the classes (B, C) and the class token's last state (B, d).
-
-        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
-        """
+        """Scores of the classes (B, C) and the class token's last state (B, d)."""
         return run_stages(self, batch, len(self._layers) + 4)
 
     @property
@@ -88,10 +85,7 @@ class Vit(Finetunable):
             *blocks, Stage("normalisation", (), ("vit.layernorm.",)), Stage("head", (), ("",)),
         )  # fmt: skip
 
-    @property
-    def stage_variant(self) -> str:
-        """None but one."""
-        return ""
+    stage_variant = ""  # there is one kind of pass
 
     def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
         """See :class:`confed.federation.stages.Staged`; states are (B, S, d), then (B, d), then an ``Output``."""
@@ -114,7 +108,6 @@ class Vit(Finetunable):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("vit.embeddings.", "prompts.", *(("vit.layers.0.",) if self.adapters.names else ()))
 
     def prefix(self, batch: Batch) -> Tensor:

@@ -24,8 +24,7 @@ ORDERS = [*(1 + x / 10 for x in range(1, 20)), *range(3, 33), 40, 48, 56, 64, 96
 as long for the same one."""
 
 
-ROOT = 1e-12
-"""To which the library finds the root that is epsilon; added, so that epsilon is never understated."""
+ROOT = 1e-12  # to which the library finds the root that is epsilon; added, so that epsilon is never understated
 
 
 def available() -> bool:

@@ -143,9 +143,7 @@ class ProtectsCut(Protocol):
     """A method of split learning with a protection of the rows that it sends."""
 
     @property
-    def privacy(self) -> CutPrivacy:
-        """The protection."""
-        ...
+    def privacy(self) -> CutPrivacy: ...
 
 
 def cut_privacy(algorithm: object) -> CutPrivacy:

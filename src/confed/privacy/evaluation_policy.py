@@ -39,24 +39,20 @@ Mode = Literal["default", "exact", "noise", "off"]
 
 @dataclass(frozen=True)
 class EvaluationPolicy:
-    """Limits on a site's answers to evaluations.
+    """Limits on a site's answers to evaluations."""
 
-    Attributes:
-        mode: "exact" sums; sums with "noise"; none ("off"); or, by default, exact ones until the limit of epsilon that
-            the site has set is spent.
-        noise: noise multiplier z, positive with "noise": the standard deviation in examples, for one metric.
-        per_round: models that are evaluated in a round at most. A run asks for one in each round that it evaluates;
-            when a round is done again, the same model is evaluated again, but no other one. With noise every answer
-            counts, as its noise is new.
-        in_all: evaluations at most, of all recipes together; None for any number.
-        least: examples of which sums are told at least; parts (by question type) over fewer are left out, and an
-            evaluation of fewer is refused. Above 1 counts of labels are left out, too, as some are of few examples.
-    """
-
+    # "exact" sums; sums with "noise"; none ("off"); or, by default, exact ones until the limit of epsilon that the
+    # site has set is spent
     mode: Mode = "default"
-    noise: float = 0.0
+    noise: float = 0.0  # noise multiplier z, positive with "noise": the standard deviation in examples, for one metric
+    # models that are evaluated in a round at most. A run asks for one in each round that it evaluates; when a round
+    # is done again, the same model is evaluated again, but no other one. With noise every answer counts, as its noise
+    # is new.
     per_round: Annotated[int, NOT_NEGATIVE] = 1
+    # evaluations at most, of all recipes together; None for any number
     in_all: Annotated[int, NOT_NEGATIVE] | None = None
+    # examples of which sums are told at least; parts (by question type) over fewer are left out, and an evaluation of
+    # fewer is refused. Above 1 counts of labels are left out, too, as some are of few examples.
     least: Annotated[int, AT_LEAST_ONE] = 1
 
     def __post_init__(self) -> None:
@@ -104,7 +100,9 @@ class EvaluationPolicy:
         """The part of an evaluation's reply that may leave the site."""
         if self.mode != "noise" and self.least == 1:
             return message
-        sums = _sums(message.scalars)
+        scalars = message.scalars
+        names = [name.removesuffix(":sum") for name in scalars if name.endswith(":sum")]
+        sums = {name: (float(scalars[f"{name}:sum"]), float(scalars[f"{name}:weight"])) for name in names}
         large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
         views = {name.partition(":")[0] for name in sums}
         for view, begin in product(views, TOGETHER):
@@ -130,9 +128,3 @@ class EvaluationPolicy:
             name: (min(max(total + spread * drawn, 0.0), weight), weight)
             for (name, (total, weight)), drawn in zip(kept.items(), noise, strict=True)
         }
-
-
-def _sums(scalars: Mapping[str, Scalar]) -> dict[str, tuple[float, float]]:
-    """View and metric -> sum and weight."""
-    names = [name.removesuffix(":sum") for name in scalars if name.endswith(":sum")]
-    return {name: (float(scalars[f"{name}:sum"]), float(scalars[f"{name}:weight"])) for name in names}

@@ -79,10 +79,7 @@ class ExamplePrivacy:
         return [gradient_sum.view(g.shape[1:]).to(g.dtype) for gradient_sum, g in zip(parts, gradients, strict=True)]
 
     def epsilon(self, epochs: int) -> float:
-        """Epsilon of an example after so many passes over its client's examples; infinity without noise.
-
-        Without dp-accounting this is a ValueError.
-        """
+        """Epsilon of an example after so many passes over its client's examples; infinity without noise."""
         return epsilon(self.noise, epochs, self.delta, self.adjacency)
 
 
@@ -91,9 +88,7 @@ class ProtectsExamples(Protocol):
     """A method that trains with noise on gradients of examples, in every step of ``fit``."""
 
     @property
-    def example_privacy(self) -> ExamplePrivacy:
-        """The protection."""
-        ...
+    def example_privacy(self) -> ExamplePrivacy: ...
 
     def claimed_epsilon(self, rounds: int) -> Mapping[str, float]:
         """Other ways of counting the same noise: whose they are, and the epsilon that they give."""

@@ -41,10 +41,7 @@ class PrivacyLedger:
         self._rounds.append((round, frozenset(asked), present))
 
     def epsilon(self, client: str, rounds: int | None = None) -> float:
-        """A client's epsilon after so many rounds, or after all; infinity where there is no noise.
-
-        Without dp-accounting this is a ValueError.
-        """
+        """A client's epsilon after so many rounds, or after all; infinity where there is no noise."""
         entries = [entry for entry in self._rounds if rounds is None or entry[0] <= rounds]
         if self._uniform:
             drawn = Counter(

@@ -22,17 +22,16 @@ from confed.federation.randomness import generator
 from confed.federation.secure_sum import LEAST
 from confed.federation.update_privacy import STATISTICS, UpdatePrivacy
 from confed.privacy import accountant
+from confed.privacy.cut import cut_privacy
+from confed.privacy.examples import ProtectsExamples
 from confed.privacy.secure_sum import masks
 from confed.privacy.secure_sum.client_actions import actions as secure_actions
 from confed.privacy.secure_sum.exchange import summing
 
 # Checks of a client's message before it is used ---------------------------------------------------------------
 
-LARGEST = 1e6
-"""How many times the largest value of the initial model, or 1, a value that travels may be."""
-
-SUMMED = 2.0**32
-"""How many times that a sum over examples may be."""
+LARGEST = 1e6  # how many times the largest value of the initial model, or 1, a value that travels may be
+SUMMED = 2.0**32  # how many times that a sum over examples may be
 
 
 def first_non_finite(params: Params) -> str | None:
@@ -50,13 +49,9 @@ def first_non_finite(params: Params) -> str | None:
 
 @dataclass(frozen=True)
 class ValueBound:
-    """Absolute bound on values that travel, the same at sites and server: adding larger ones would lose all others.
+    """Absolute bound on values that travel, the same at sites and server: adding larger ones would lose all others."""
 
-    Attributes:
-        most: the largest absolute value.
-    """
-
-    most: float
+    most: float  # the largest absolute value
     sums: tuple[str, ...] = ()
 
     @classmethod
@@ -66,7 +61,6 @@ class ValueBound:
         return cls(LARGEST * max([1.0, *(float(tensor.abs().max()) for tensor in floating)]), sums)
 
     def check(self, params: Params) -> None:
-        """Check of a message."""
         if (problem := self.problem(params)) is not None:
             raise ValueError(problem)
 
@@ -95,10 +89,7 @@ def check_reply(call: Call, reply: Reply) -> Reply:
 
 def _problem(call: Call, message: Message) -> str | None:
     if call.expects is not None:
-        missing, extra = (
-            call.expects.keys() - message.tensors.keys(),
-            message.tensors.keys() - call.expects.keys(),
-        )
+        missing, extra = (call.expects.keys() - message.tensors.keys(), message.tensors.keys() - call.expects.keys())
         if missing or extra:
             return f"ValueError: update refused: missing {sorted(missing)}, unexpected {sorted(extra)}"
         for name, wanted in call.expects.items():
@@ -114,15 +105,9 @@ def _problem(call: Call, message: Message) -> str | None:
 
 # Protections of a method --------------------------------------------------------------------------------------
 
-UPDATE = "fit"
-"""The action whose reply is an update."""
-
-ANALYSIS = ("evaluate", "examine")
-"""Actions that measure and do not train; what they tell is not protected."""
-
-PURPOSE = "update privacy"
-"""Of the stream that noise is drawn from."""
-
+UPDATE = "fit"  # the action whose reply is an update
+ANALYSIS = ("evaluate", "examine")  # actions that measure and do not train; what they tell is not protected
+PURPOSE = "update privacy"  # of the stream that noise is drawn from
 Action = Callable[[Client, Message], Message]
 
 
@@ -292,3 +277,14 @@ def _noised(
         rng = generator(*stream, call.client.id, PURPOSE) if privacy.repeatable else None
         released = privacy.release(sent, start, rng, changes=algorithm.traits.changes, among=among)
         yield Reply(call.client, Message(released, {} if failed else reply.message.scalars))
+
+
+def noise_is_fixed(algorithm: object) -> bool:
+    """Whether a method's noise at a site is a function of a secret (``Client.fixed_noise``).
+
+    That is noise at the cut of split learning and noise on the gradients of single examples. Noise on updates is drawn
+    anew for each, as each is an entry in the site's journal.
+    """
+    cut = cut_privacy(algorithm)
+    examples = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
+    return cut.noise > 0 or cut.gradient_noise > 0 or examples

@@ -122,15 +122,11 @@ def _add(found: "hashlib.blake2b", value: object, seen: dict[int, object]) -> No
 
 # Sections of a recipe from Python objects ---------------------------------------------------------------------
 
-PLAIN = str | int | float | bool | list | dict
-"""What TOML can hold."""
+PLAIN = str | int | float | bool | list | dict  # what TOML can hold
 
 
 def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The content of a recipe file that describes the same.
-
-    An object of another kind, or with values that no file can hold, is a ValueError.
-    """
+    """The content of a recipe file that describes the same."""
     task = given.get("task")
     content = {section: section_of(section, value) for section, value in given.items() if value is not None}
     if task is None and "data" in content:
@@ -164,10 +160,10 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
     if _is_object(section, value):
         return {"name": session_name(section, value)}
     if isinstance(value, Mapping):
-        found = dict(value)
-        if section in NAMED and "name" in found and not isinstance(found["name"], str):
-            found["name"] = _name(section, found["name"])
-        return _written(section, found)
+        section_content = dict(value)
+        if section in NAMED and "name" in section_content and not isinstance(section_content["name"], str):
+            section_content["name"] = _name(section, section_content["name"])
+        return _written(section, section_content)
     if section in ("local", "run"):
         wanted = Local if section == "local" else Run
         if not isinstance(value, wanted):
@@ -211,7 +207,6 @@ def _is_object(section: str, value: Any) -> bool:
 
 
 def _is_constructor(section: str, value: Any) -> bool:
-    """Whether a value makes what a section names."""
     if isinstance(value, type):
         return section != "algorithm" or issubclass(value, Algorithm)
     return isfunction(value)

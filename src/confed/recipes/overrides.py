@@ -15,24 +15,15 @@ from confed import registry
 from confed.federation.specs import model_spec
 from confed.recipes.schema import plain
 
-Overrides = Sequence[str] | Mapping[str, Any]
-"""``["section.key=TOML"]``, or ``{"section.key": value}``."""
-
+Overrides = Sequence[str] | Mapping[str, Any]  # ["section.key=TOML"], or {"section.key": value}
 SHARED = ("trainable", "peft", "embeddings")
 """Keywords of models that mean the same for all of them: how they are finetuned, and which vectors they are given."""
-NAMED = {
-    "algorithm": registry.algorithms,
-    "model": registry.models,
-    "task": registry.tasks,
-    "data": registry.datasets,
-}
+NAMED = {"algorithm": registry.algorithms, "model": registry.models, "task": registry.tasks, "data": registry.datasets}
 """Sections that name a constructor, and where it is looked up."""
 
 
 @dataclass(frozen=True)
 class _Change:
-    """One override."""
-
     text: str
     parts: tuple[str, ...]
     value: Any
@@ -51,9 +42,6 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
     same answers by likelihood, unless the overrides name a task.
 
     Where the rows or models of a study are given, sections of rows that are left out go too.
-
-    An override of another form, one that treats a value as a section, and the removal of a key that the recipe does not
-    have are refused with a ValueError.
     """
     rows, variants = list(content.get("methods", {})), list(content.get("models", {}))
     if isinstance(overrides, Mapping):
@@ -114,7 +102,6 @@ def _choose_by_likelihood(content: Mapping[str, Any]) -> None:
 
 
 def _of_mapping(key: str, value: Any) -> _Change:
-    """An entry of a mapping as an override."""
     parts = tuple(key.split("."))
     if not 2 <= len(parts) <= 4 or not all(parts):
         raise ValueError(f"the key of an override must be 'section.key', got {key!r}")
@@ -136,7 +123,7 @@ def _of_text(override: str) -> _Change:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
-        # A word is a text; what begins as a list, a table or a quoted text is a slip in one.
+        # a word is a text; what begins as a list, a table or a quoted text is a slip in one.
         if text.strip()[:1] in ("[", "{", '"', "'"):
             raise ValueError(f"{override!r}: not TOML: {_reason(error)}") from error
         value = text

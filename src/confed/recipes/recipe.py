@@ -17,6 +17,8 @@ compare --models all`` runs all methods; ``[models.NAME]`` are the keywords of o
 ``[models.NAME.local]`` as for methods.
 """
 
+from typing import get_args
+from confed.data.pictures import Fit
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 
+from confed.data.imputation import missing_of
 from confed.federation.file_names import Name, Title
 from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
@@ -36,17 +39,56 @@ from confed.federation.specs import model_spec
 from confed.recipes.objects import content_of
 from confed.recipes.overrides import NAMED, Overrides, apply_overrides, kept_keys
 from confed.recipes.run_section import Run
-from confed.recipes.schema import plain, validate
-from confed.recipes.sections import named_section, taken_part, without_local
+from confed.recipes.schema import DERIVED, plain, validate
 from confed.registry import SESSION, models
 
-__all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes", "parse_recipe"]
+
+def named_section(section: str, values: Mapping[str, Any], where: str | None = None) -> dict[str, Any]:
+    """A section that names a constructor, checked, with defaults filled in."""
+    values = dict(values)
+    where = where or section
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(
+            f"{where}.name must be given, the name of one {NAMED[section].kind}; there are "
+            f"{', '.join(NAMED[section].names())}"
+        )
+    # What examples lose at random, in whose terms they are put and how pictures become squares is no dataset's affair.
+    fit = values.pop("fit", None) if section == "data" else None
+    missing = values.pop("missing", None) if section == "data" else None
+    card = values.pop("card", None) if section == "data" else None
+    checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
+    if card is not None and not (isinstance(card, str) and card):
+        raise ValueError(f"{where}.card must name a card's file, got {card!r}")
+    if missing is not None:
+        missing_of(missing, f"{where}.missing")
+        checked = {**checked, "missing": plain(missing)}
+    if fit is not None:
+        if fit not in get_args(Fit) or "image_size" not in checked:
+            ways = " or ".join(get_args(Fit))
+            raise ValueError(f"{where}.fit must be {ways}, of a dataset with image_size, got {fit!r} of {name!r}")
+        checked = {**checked, "fit": fit}
+    return {"name": name, **checked, **({} if card is None else {"card": card})}
+
+
+def without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's keywords without those of its ``local`` that a model decides."""
+    if "local" not in given:
+        return dict(given)
+    return {**given, "local": {key: value for key, value in given["local"].items() if key not in taken}}
+
+
+def taken_part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
+    """Takes a row's own section out of its keywords."""
+    values = given.pop(part, {})
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where}.{part} must be a section of [{part}]'s keys, got {values!r}")
+    return dict(values)
+
 
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
-MOST_BYTES = 4 * 2**20
-"""Largest file of a recipe."""
-Headline = Literal["personal", "global_seen"]
-"""What a method may deploy at a client; see :func:`confed.results.summary.with_deployed`."""
+MOST_BYTES = 4 * 2**20  # largest file of a recipe
+Headline = Literal["personal", "global_seen"]  # what a method may deploy at a client; see with_deployed
 
 
 @dataclass(frozen=True, init=False)
@@ -264,9 +306,9 @@ class Recipe:
 
     def label(self, name: str) -> str:
         """Label of one of the study's rows in tables: its own label, or its method's."""
-        own = self.overrides.get(name, {}).get("label")
-        if own is not None:
-            return str(own)
+        row_label = self.overrides.get(name, {}).get("label")
+        if row_label is not None:
+            return str(row_label)
         algorithm = self.method(name).construct("algorithm")
         return algorithm.title
 
@@ -324,7 +366,6 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Overrides = ())
 
 
 def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> Recipe:
-    """A recipe from its text."""
     try:
         content = tomllib.loads(text)
     except RecursionError as error:

@@ -50,7 +50,7 @@ class Run:
         controls: "all": the final models are also tried with permuted and blank inputs, and beside answers that see no
             picture (:mod:`confed.runs.controls`); "none" saves that time.
         batch_clients: how many clients of a cohort are trained at once, and how many own models evaluated, their
-            parameters stacked (:mod:`confed.engines.together`): faster where models are small. Results are those of one
+            parameters stacked (together): faster where models are small. Results are those of one
             by one but for rounding. In one process; methods, models and settings that cannot have it are trained one by
             one, and the run says why.
         compile: models are compiled (``torch.compile``): takes a minute or more before the first step and pays in long

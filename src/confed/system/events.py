@@ -21,17 +21,11 @@ class Caution:
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Progress within one step of a preparation.
+    """Progress within one step of a preparation."""
 
-    Attributes:
-        step: what is done, such as "reading questions".
-        done: number of items that are done.
-        total: number of items; 0 if unknown.
-    """
-
-    step: str
-    done: int
-    total: int
+    step: str  # what is done, such as "reading questions"
+    done: int  # number of items that are done
+    total: int  # number of items; 0 if unknown
 
 
 Stage = Literal["starting", "answering", "training", "fine-tuning", "evaluating", "evaluated", "done"]
@@ -39,40 +33,26 @@ Stage = Literal["starting", "answering", "training", "fine-tuning", "evaluating"
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Progress of one run, reported after every step.
+    """Progress of one run, reported after every step."""
 
-    Attributes:
-        round: the last finished round; 0 before the first.
-        rounds: number of rounds of the run.
-        stage: "starting" before the first round, "answering" after a client's reply within a round, "training" and
-            "fine-tuning" after a round, "evaluating" before the final models are tried on test data, "evaluated" after
-            each such trial, "done" at the end.
-        text: the same in words, with the loss where there is one.
-        share: of the round under way that is done, in [0, 1).
-    """
-
-    round: int
-    rounds: int
+    round: int  # the last finished round; 0 before the first
+    rounds: int  # number of rounds of the run
+    # "starting" before the first round, "answering" after a client's reply within a round, "training" and "fine-
+    # tuning" after a round, "evaluating" before the final models are tried on test data, "evaluated" after each such
+    # trial, "done" at the end
     stage: Stage
-    text: str
-    share: float = 0.0
+    text: str  # the same in words, with the loss where there is one
+    share: float = 0.0  # of the round under way that is done, in [0, 1)
 
 
 @dataclass
 class SiteStatus:
-    """What a server knows of a site.
+    """What a server knows of a site."""
 
-    Attributes:
-        state: "away", "idle", or the action it was asked for.
-        note: what went wrong last; empty if nothing did.
-        up: bytes received from the site.
-        down: bytes sent to the site.
-    """
-
-    state: str = "away"
-    note: str = ""
-    up: int = 0
-    down: int = 0
+    state: str = "away"  # "away", "idle", or the action it was asked for
+    note: str = ""  # what went wrong last; empty if nothing did
+    up: int = 0  # bytes received from the site
+    down: int = 0  # bytes sent to the site
 
 
 @dataclass(frozen=True)
@@ -84,28 +64,16 @@ class SiteStates:
 
 @dataclass(frozen=True)
 class JobsPlanned:
-    """Start of a series of jobs, such as the runs of a study.
+    """Start of a series of jobs, such as the runs of a study."""
 
-    Attributes:
-        titles: of the jobs that are to be done, in order.
-        finished: number of jobs that were finished before.
-    """
-
-    titles: Sequence[str]
-    finished: int = 0
+    titles: Sequence[str]  # of the jobs that are to be done, in order
+    finished: int = 0  # number of jobs that were finished before
 
 
 @dataclass(frozen=True)
 class JobStarted:
-    """Start of one job.
-
-    Attributes:
-        job: position among the titles of :class:`JobsPlanned`.
-        worker: number of the process that works on it.
-    """
-
-    job: int
-    worker: int = 0
+    job: int  # position among the titles of JobsPlanned
+    worker: int = 0  # number of the process that works on it
 
 
 @dataclass(frozen=True)
@@ -119,24 +87,15 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """End of one job.
-
-    Attributes:
-        job: position among the titles of :class:`JobsPlanned`.
-        worker: number of the process that worked on it.
-        outcome: "refused" if the job cannot be done as it stands: a ``ValueError`` before its first progress event.
-        text: the result in one line, or what went wrong.
-    """
-
-    job: int
-    worker: int
+    job: int  # position among the titles of JobsPlanned
+    worker: int  # number of the process that worked on it
+    # "refused" if the job cannot be done as it stands: a ValueError before its first progress event
     outcome: Literal["done", "refused", "failed"]
-    text: str = ""
+    text: str = ""  # the result in one line, or what went wrong
 
 
 Event = Note | Caution | StepProgress | RunProgress | SiteStates | JobsPlanned | JobStarted | JobProgress | JobEnded
-Progress = Callable[[Event], None]
-"""Callback that is called with every progress event of an operation."""
+Progress = Callable[[Event], None]  # callback that is called with every progress event of an operation
 
 
 def ignore(event: Event) -> None:

@@ -25,8 +25,7 @@ from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP, exists
 
 # Heartbeat of a lock's file -----------------------------------------------------------------------------------
 
-BEAT = 5.0
-"""Seconds between two heartbeats."""
+BEAT = 5.0  # seconds between two heartbeats
 
 # The process that beats: it ends with its parent, or when the lock is no longer its parent's. Where workers are forked,
 # they hold the other end of its standard input, so that only the parent's id tells; Windows never changes that id, but
@@ -111,31 +110,21 @@ except ImportError:  # Windows
     fcntl = None
 
 
-LOCK = "lock.json"
-"""The lock's file, in the folder that it locks."""
-
-STALE = 60.0
-"""Seconds without a heartbeat after which a holder on another machine is taken to be gone."""
-
+LOCK = "lock.json"  # the lock's file, in the folder that it locks
+STALE = 60.0  # seconds without a heartbeat after which a holder on another machine is taken to be gone
 QUIET = 2.5 * BEAT
 """Seconds without a heartbeat before a holder on this machine whose process is not to be seen is taken to be gone."""
 
-PATIENCE = 2.0
-"""Seconds that one waits for the folder: processes whose parent was killed take a moment to end."""
-
-_handles: set[int] = set()
-"""Open descriptors of locked folders."""
-
-_tokens: dict[Path, str] = {}
-"""Folder -> what the file of this process's lock has in it."""
-
+PATIENCE = 2.0  # seconds that one waits for the folder: processes whose parent was killed take a moment to end
+_handles: set[int] = set()  # open descriptors of locked folders
+_tokens: dict[Path, str] = {}  # folder -> what the file of this process's lock has in it
 P = ParamSpec("P")
 First = TypeVar("First")
 Result = TypeVar("Result")
 
 
 def _close_copies() -> None:
-    # A forked worker must not keep its dead parent's lock alive.
+    # a forked worker must not keep its dead parent's lock alive.
     for handle in _handles:
         with contextlib.suppress(OSError):
             os.close(handle)
@@ -168,17 +157,12 @@ class Occupied(ValueError):
 
 @dataclass(frozen=True)
 class Holder:
-    """Process that holds the lock of a folder.
+    """Process that holds the lock of a folder."""
 
-    Attributes:
-        who: process, host and start, in words.
-        silent: seconds since its last heartbeat, by the clock of the file system.
-        alive: whether it is taken to be at work: its heartbeats have not stopped for :data:`STALE` seconds, and it is
-            not known to have ended.
-    """
-
-    who: str
-    silent: float
+    who: str  # process, host and start, in words
+    silent: float  # seconds since its last heartbeat, by the clock of the file system
+    # whether it is taken to be at work: its heartbeats have not stopped for STALE seconds, and it is not known to
+    # have ended
     alive: bool
 
 
@@ -201,8 +185,6 @@ def exclusive(folder: Path, patience: float | None = None, *, outlast: bool = Fa
     """Lock of a folder against other processes of confed, on any machine, for as long as the ``with`` block lasts.
 
     The folder is made if it is missing, and taken away again if nothing was put into it.
-
-    A folder that cannot be written to is an OSError.
     """
     until, first = time.monotonic() + (PATIENCE if patience is None else patience), _sign_of_life(folder)
     while True:
@@ -259,9 +241,7 @@ def _at_once(folder: Path) -> Iterator[None]:
                 break
 
 
-def alone(
-    work: Callable[Concatenate[First, Path, P], Result],
-) -> Callable[Concatenate[First, Path, P], Result]:
+def alone(work: Callable[Concatenate[First, Path, P], Result]) -> Callable[Concatenate[First, Path, P], Result]:
     """Decorator for a function of something and a folder, which it runs under :func:`exclusive`."""
     from functools import wraps
 
@@ -347,10 +327,7 @@ def _create(path: Path, token: str) -> None:
 
 
 def _put_aside(folder: Path, alone_here: bool) -> None:
-    """Removal of a lock whose holder has ended.
-
-    Where its holder is at work, or may be, this raises a _Taken.
-    """
+    """Removal of a lock whose holder has ended."""
     path = folder / LOCK
     holder = _read(path)
     silent = silence(path)

@@ -57,7 +57,6 @@ def _quoted(source: str, extra: str) -> str:
 
 
 def pandas() -> Any:
-    """The module pandas."""
     try:
         import pandas
     except ModuleNotFoundError:

@@ -16,20 +16,15 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.equivalence import unbatchable_training
 from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
 from confed.federation.protocols import Batch
-from confed.testing.engines import simulator_equals_flare, simulator_equals_flower, survives_the_wire
-from confed.testing.global_model import one_global_model
-from confed.testing.known_cases import neutral_is_fedavg, one_step_is_gradient_descent, stacked_equals_one_by_one
-from confed.testing.privacy import (
-    keeps_frozen_tensors,
-    nothing_leaks,
-    sends_only_what_is_shared,
-    servers_see_their_own_part,
-)
 from confed.testing.protections import (
     PROTECTED,
+    keeps_frozen_tensors,
     lacks_protection,
     noise_at_the_client_covers_what_is_sent,
     noise_at_the_server_covers_one_client,
+    nothing_leaks,
+    sends_only_what_is_shared,
+    servers_see_their_own_part,
     the_robust_mean_is_used,
     the_secure_sum_equals_the_plain_one,
 )
@@ -38,12 +33,17 @@ from confed.testing.steadiness import (
     finite_and_deterministic,
     has_asynchronous_rounds,
     ignores_the_workspace,
+    neutral_is_fedavg,
+    one_global_model,
+    one_step_is_gradient_descent,
     order_is_irrelevant,
     resumes_exactly,
+    simulator_equals_flare,
+    simulator_equals_flower,
+    stacked_equals_one_by_one,
+    survives_the_wire,
 )
 from confed.testing.trial import ContractViolation
-
-__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "check_model", "checks", "contract"]
 
 Check = Callable[[Algorithm], None]
 
@@ -97,10 +97,7 @@ def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
 
 
 def contract(name: str) -> list[tuple[str, str]]:
-    """Applicable checks of one registered method: each check and either "applies" or why it does not.
-
-    An unknown name is a ValueError.
-    """
+    """Applicable checks of one registered method: each check and either "applies" or why it does not."""
     from confed.registry import algorithms
 
     algorithm = algorithms[name]()

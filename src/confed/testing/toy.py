@@ -7,11 +7,18 @@ need representations of questions and answers apart ("contrastive") one that ans
 that decide which labels a model is told ("states") one that reads label states, with the multi-label task, those that
 learn prompts ("prompts") one that classifies by texts (``toy_prompts.py``), and those for clients with different
 modalities ("modalities") a model and clients of that kind (``toy_modalities.py``).
+
+Toy federation with missing modalities: one client has no sound, another no pictures.
+
+Of three clients the first has pictures and texts, the second texts only, the third pictures and sound; so sound has
+one owner, and no client has all three. Every modality is a vector of four numbers, a noisy view of what decides the
+class.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +29,7 @@ from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
+from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output, Task
@@ -30,8 +38,141 @@ from confed.models.adapters import AdapterBank, Host
 from confed.models.contrastive import ContrastiveAnswerer
 from confed.tasks.contrastive import Contrastive
 from confed.tasks.multilabel import Multilabel
-from confed.testing.toy_modalities import OWNED, ToyModalModel, modal_clients
-from confed.testing.toy_prompts import ToyPromptModel
+
+OWNED = {"client-0": ("image", "text"), "client-1": ("text",), "client-2": ("image", "audio")}
+"""Client -> the modalities of its examples."""
+
+MODALITIES = ("image", "text", "audio")
+VIEW, VECTOR, MAPPED, CLASSES = 4, 3, 5, 3
+
+
+class _Map(nn.Module):
+    """Linear map of one modality: z = Concat(v, x M), where M may be partly the client's."""
+
+    def __init__(self, rng: torch.Generator) -> None:
+        super().__init__()
+        self.shared = _linear(VIEW, MAPPED, rng, bias=False)
+        self.vector = nn.Parameter(torch.randn(VECTOR, generator=rng))
+        self.lam = 0.0
+        self.local: nn.Linear | None = None
+
+    def personalise(self, lam: float) -> None:
+        """M = lam M_loc + (1 - lam) M_up from now on."""
+        self.lam = lam
+        self.local = nn.Linear(VIEW, MAPPED, bias=False, device="meta")
+        self.local.weight = nn.Parameter(self.shared.weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        mapped = self.shared(x)
+        if self.local is not None:
+            mapped = self.lam * self.local(x) + (1 - self.lam) * mapped
+        return torch.cat([self.vector.expand(len(x), VECTOR), mapped], dim=1)
+
+
+class ToyModalModel(nn.Module):
+    """Maps per modality, their mean over what is there, and a small classifier behind a frozen layer."""
+
+    answer_head = "head"
+    reads_absent: ClassVar[bool] = True
+    frozen = frozenset({"stem.weight"})
+
+    def __init__(self, noisy: bool, rng: torch.Generator) -> None:
+        super().__init__()
+        self.embed = nn.ModuleDict({m: _Map(rng) for m in MODALITIES})
+        self.stem = _linear(VECTOR + MAPPED, 8, rng, bias=False).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(8) if noisy else nn.Identity()
+        self.drop = nn.Dropout(0.2 if noisy else 0.0)
+        self.body = _linear(8, 8, rng, bias=False)
+        self.head = _linear(8, CLASSES, rng, bias=False)
+
+    def personalise_maps(self, lam: float) -> None:
+        """Adds the local maps, with the values of the shared ones."""
+        for module in self.embed.values():
+            cast(_Map, module).personalise(lam)
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores (B, 3) and features (B, 8) of the given ones of ``image``, ``text`` and ``audio`` (B, 4)."""
+        tokens = [self.embed[m](batch[m]) for m in MODALITIES if m in batch]
+        if not tokens:
+            raise ValueError(f"a batch must have one of {', '.join(MODALITIES)}, got {sorted(batch)}")
+        hidden = torch.tanh(self.norm(self.stem(torch.stack(tokens).mean(dim=0))))
+        features = torch.relu(self.body(self.drop(hidden)))
+        return Output(self.head(features), features)
+
+
+def modal_clients(seed: int, sizes: Sequence[int], owned: Sequence[tuple[str, ...]] = ()) -> dict[str, TableData]:
+    """Clients of the given sizes, whose examples have the modalities of :data:`OWNED`."""
+    rng = torch.Generator().manual_seed(seed)
+    truth = torch.randn(VIEW, CLASSES, generator=rng)
+    views = {m: torch.randn(VIEW, VIEW, generator=rng) for m in MODALITIES}
+    clients: dict[str, TableData] = {}
+    for number, size in enumerate(sizes):
+        name = f"client-{number}"
+        factors = torch.randn(size, VIEW, generator=rng) + 0.3 * number
+        seen = {m: factors @ views[m] + 0.3 * torch.randn(size, VIEW, generator=rng) for m in MODALITIES}
+        has = owned[number] if owned else OWNED.get(name, MODALITIES)
+        columns = {**{m: seen[m] for m in has}, "label": (factors @ truth).argmax(-1)}
+        table = Table(None, torch.zeros(size, dtype=torch.int64), columns)
+        clients[name] = TableData(table, table, table)
+    return clients
+
+
+WIDTH, CLASSES = 6, 3
+TOKENS, TOKEN, SPACE, PATCHES = 2, 5, 4, 3
+
+
+class ToyPromptModel(nn.Module):
+    """A frozen projection of ``batch["x"]`` (B, 6) and of three class names, behind learned context (2, 5)."""
+
+    answer_head = None
+
+    def __init__(self, rng: torch.Generator) -> None:
+        super().__init__()
+
+        def frozen(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=rng) * shape[-1] ** -0.5, requires_grad=False)
+
+        self.pictures, self.patches = frozen(SPACE, WIDTH), frozen(PATCHES, SPACE, WIDTH)
+        self.names, self.words, self.texts = frozen(CLASSES, TOKEN), frozen(TOKEN, TOKEN), frozen(SPACE, TOKEN)
+        self.context = nn.Module()
+        self.context.vectors = nn.Parameter(0.3 * torch.randn(TOKENS, TOKEN, generator=rng))
+
+    frozen = frozenset({"pictures", "patches", "names", "words", "texts"})
+    class_count = CLASSES
+    context_shape = (TOKENS, TOKEN)
+    feature_shape = (SPACE, CLASSES)
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores (B, 3) and features (B, 4)."""
+        features, classes = self.image_features(batch), classes_of(batch, CLASSES)
+        texts = self.class_features(self.get_parameter("context.vectors"), classes)
+        return Output(scores_of(self.similarity_scores(features @ texts.T), classes, batch, CLASSES), features)
+
+    def image_features(self, batch: Batch) -> Tensor:
+        """f(x), (B, 4)."""
+        return functional.normalize(batch["x"] @ self.pictures.T, dim=1)
+
+    def patch_features(self, batch: Batch) -> Tensor:
+        """Three patches, (B, 3, 4)."""
+        return functional.normalize(torch.einsum("bi,voi->bvo", batch["x"], self.patches), dim=2)
+
+    def class_features(self, context: Tensor, classes: Tensor) -> Tensor:
+        """g(t_c), (K, 4)."""
+        before = (context @ self.words).tanh().sum(dim=-2)
+        return functional.normalize((before + self.names[classes]).tanh() @ self.texts.T, dim=1)
+
+    def handwritten_features(self, classes: Tensor) -> Tensor:
+        """Features of the names alone, (K, 4)."""
+        return functional.normalize(self.names[classes].tanh() @ self.texts.T, dim=1)
+
+    def initial_context(self) -> Tensor:
+        """The context as it is, (2, 5)."""
+        return self.get_parameter("context.vectors").detach().clone()
+
+    def similarity_scores(self, similarities: Tensor) -> Tensor:
+        """Cosines times 5."""
+        return 5 * similarities
+
 
 WIDTH, CLASSES = 6, 3
 ANSWERS = ("red", "dark red", "blue")
@@ -112,7 +253,6 @@ def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False, st
 
 
 def toy_contrastive_task(noisy: bool = True, **options: Any) -> Contrastive:
-    """The task of :func:`toy_contrastive_model`."""
     return Contrastive(CLASSES, width=5, hidden=7, answer_words=3, embedding=4, batch_norm=noisy, **options)
 
 

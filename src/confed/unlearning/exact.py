@@ -64,23 +64,17 @@ from confed.system.events import Caution, Progress, RunProgress, ignore
 
 @dataclass(frozen=True)
 class Approximation:
-    """How to forget approximately.
+    """How to forget approximately."""
 
-    Attributes:
-        rounds: ordinary rounds of the remaining clients after the ascent.
-        epochs: at most so many passes over the forgotten client's examples.
-        lr: step length of plain gradient ascent.
-        radius: of the ball, as a share of the distance between the reference and the start of training.
-        loss: ascent stops once an epoch's mean loss is at least this; None takes the task's loss where all logits are
-            zero: ln C for cross-entropy over C answers, C ln 2 for a sum of C binary cross-entropies.
-    """
-
-    rounds: Annotated[int, AT_LEAST_ONE] = 2
-    epochs: Annotated[int, AT_LEAST_ONE] = 5
+    rounds: Annotated[int, AT_LEAST_ONE] = 2  # ordinary rounds of the remaining clients after the ascent
+    epochs: Annotated[int, AT_LEAST_ONE] = 5  # at most so many passes over the forgotten client's examples
     batch_size: Annotated[int, AT_LEAST_ONE] = 32
-    lr: Annotated[float, POSITIVE] = 1e-2
+    lr: Annotated[float, POSITIVE] = 1e-2  # step length of plain gradient ascent
     clip: Annotated[float, POSITIVE] = 5.0
+    # of the ball, as a share of the distance between the reference and the start of training
     radius: Annotated[float, POSITIVE] = 1 / 3
+    # ascent stops once an epoch's mean loss is at least this; None takes the task's loss where all logits are zero:
+    # ln C for cross-entropy over C answers, C ln 2 for a sum of C binary cross-entropies
     loss: float | None = None
 
     def __post_init__(self) -> None:
@@ -111,11 +105,9 @@ def begin(
     final = load_file(old.models / "global" / "trained.safetensors")
     progress(RunProgress(done, changed.run.rounds, "starting", f"moving away from what {client!r} taught"))
     moved, facts = _unlearn(old, setup, workspace, client, final, how)
-    servers = {
+    for name, server in servers.items():
         # Moments, control variates and the like start anew: they remember the client too.
-        name: ServerState(done, {n: moved.get(n, t) for n, t in server.params.items()}, server.slots)
-        for name, server in servers.items()
-    }
+        servers[name] = ServerState(done, {n: moved.get(n, t) for n, t in server.params.items()}, server.slots)
     folder = RunFolder.create(target, changed.to_toml())
     checkpoints = Checkpoints(folder.checkpoint)
     checkpoints.store.begin(done)
@@ -246,7 +238,6 @@ def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 # Forgetting a client: a run folder as if it had never taken part ----------------------------------------------
 
-__all__ = ["Approximation", "check_client", "folder_without", "forget", "recipe_of"]
 
 NOTE = "forget.json"
 
@@ -300,7 +291,6 @@ def forget(
 
 
 def recipe_of(root: Path) -> Recipe:
-    """The recipe of a run folder."""
     kind = kind_of(root)
     if kind == "study":
         raise ValueError(f"{root} is a study; name one of its runs, such as {root}/METHOD/seed-0")

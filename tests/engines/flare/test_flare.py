@@ -32,14 +32,19 @@ from nvflare.security.security import FLAuthorizer
 
 from confed.algorithms.fedavg import FedAvg
 from confed.cli import main
-from confed.deployment.flare import processes as flare_processes
+from confed.deployment.flare import server as flare_server
 from confed.deployment.flare import server as flare_serving
-from confed.deployment.flare.job import FlareSite, ServerSettings, SiteSettings, read_settings, write_settings
-from confed.deployment.flare.processes import SupervisedProcess, supervised
+from confed.deployment.flare.job import (
+    FlareSite,
+    ServerSettings,
+    SiteSettings,
+    StatusFile,
+    StatusReader,
+    read_settings,
+    write_settings,
+)
 from confed.deployment.flare.provision import close_kit, provision_flare
-from confed.deployment.flare.server import JobSupervisor
-from confed.deployment.flare.site import missing_class
-from confed.deployment.flare.status import StatusFile, StatusReader
+from confed.deployment.flare.server import JobSupervisor, SupervisedProcess, missing_class, supervised
 from confed.deployment.provision import Federation, read_sites
 from confed.engines.flare import transport as flare
 from confed.engines.flare.loopback import callees_in, transport_in
@@ -409,7 +414,7 @@ def test_what_a_killed_predecessor_left_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_process_that_never_lives_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flare_processes, "HARDLY", 2)
+    monkeypatch.setattr(flare_server, "HARDLY", 2)
     with supervised([sys.executable, "-c", "print('no such port')"], tmp_path / "log", pause=0.01) as process:
         soon(lambda: process._failed)
         with pytest.raises(RuntimeError, match="no such port"):

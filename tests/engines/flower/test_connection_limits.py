@@ -16,19 +16,18 @@ pytest.importorskip("flwr")
 
 from confed.algorithms.fedper import FedPer
 from confed.deployment.provision import Federation, provision
-from confed.engines.flower.connection_limits import (
+from confed.engines.flower.fleet_api import WholeBody
+from confed.engines.flower.superlink import (
     HEAD,
     ConnectionLimits,
     ConnectionTable,
     OpenConnection,
     _listener,
+    open_superlink,
 )
-from confed.engines.flower.request_limits import WholeBody
-from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.transport import FlowerTransport
-from confed.engines.remote.open_files import patiently
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.sites import Timeouts, patiently
 from confed.testing.toy import toy_setup
 from flower_sites import CLIENTS, keys_of, on_line, rounds
 

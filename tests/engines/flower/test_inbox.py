@@ -26,10 +26,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confed.engines.flower.grid import SuperLinkGrid, link_state
-from confed.engines.flower.inbox import Inbox, RejectionLog, RequestRejected
-from confed.engines.flower.objects import DEPTH, PieceStore, pieces_of
-from confed.engines.flower.pieces_inline import attach
+from confed.engines.flower.grid import Inbox, RejectionLog, RequestRejected, SuperLinkGrid, link_state
+from confed.engines.flower.objects import DEPTH, PieceStore, attach, pieces_of
 from confed.engines.flower.transport import FlowerTransport
 
 LIMIT = 2**20

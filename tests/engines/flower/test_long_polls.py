@@ -14,7 +14,8 @@ pytest.importorskip("flwr")
 import httpx
 
 from confed.deployment.provision import make_key
-from confed.engines.flower import inbox, supernode
+from confed.engines.flower import grid as grid_module
+from confed.engines.flower import supernode
 from confed.engines.flower.grid import SuperLinkGrid
 from confed.engines.flower.long_polls import LongPolls
 from confed.engines.flower.private_api import DeactivateNodeRequest, Node, PullMessagesRequest
@@ -97,7 +98,7 @@ def test_a_small_message_is_one_request_each_way(line: Line) -> None:
 
 def test_a_large_message_travels_in_pieces(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.ask(b"x") == b"x"
-    monkeypatch.setattr(inbox, "INLINE", 1000)
+    monkeypatch.setattr(grid_module, "INLINE", 1000)
     monkeypatch.setattr(supernode, "INLINE", 1000)
     assert line.ask(bytes(5000)) == bytes(5000)
     assert line.paths.count("pull-object") == line.paths.count("push-object") > 1

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from confed.engines.ray.cluster import connected
+from confed.engines.ray.crew import connected
 from confed.recipes.recipe import load_recipe
 from ray_scenarios import STATEFUL, scenario
 

@@ -19,10 +19,9 @@ from confed.engines.remote.protocol import HELLO
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.messages import Message, Reply
-from confed.federation.protection import keeps_protections
 from confed.federation.state import MemoryStore
 from confed.federation.update_privacy import STATISTICS
 from confed.testing.toy import toy_clients, toy_setup

@@ -14,8 +14,17 @@ from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess, Simulation
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.handshake import fingerprint
-from confed.engines.remote.protocol import GOODBYE, Answer, Limits, Refused, Request, open_body, seal, version_of
+from confed.engines.remote.protocol import (
+    GOODBYE,
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    fingerprint,
+    open_body,
+    seal,
+    version_of,
+)
 from confed.engines.remote.server import Remote
 from confed.federation.messages import Message
 from confed.federation.state import MemoryStore

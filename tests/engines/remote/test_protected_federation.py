@@ -15,13 +15,12 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
-from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.journal import Journal
+from confed.engines.remote.client import Journal, Site, client_named
 from confed.engines.remote.protocol import GOODBYE, Answer, Limits, Request, open_body, seal
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts
+from confed.federation.algorithm import keeps_protections
 from confed.federation.messages import Message
-from confed.federation.protection import keeps_protections
 from confed.federation.randomness import normal
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum

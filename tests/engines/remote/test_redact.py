@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from confed.engines.remote.calls import redact
 from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.protocol import Answer, Limits
+from confed.engines.remote.protocol import Answer, Limits, redact
 from confed.engines.remote.server import Remote
 from confed.federation.algorithm import Algorithm
 from confed.testing.toy import toy_setup

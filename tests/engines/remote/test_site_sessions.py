@@ -14,10 +14,10 @@ from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess, RoundRecord
 from confed.engines.perform import Setup, Workspace, answer
-from confed.engines.remote import session_log, site_session
+from confed.engines.remote import site_session
 from confed.engines.remote.client import Site
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal
-from confed.engines.remote.session_log import SessionLog
+from confed.engines.remote.site_session import SessionLog
 from confed.engines.remote.sites import Timeouts
 from confed.federation import directory_store
 from confed.federation.algorithm import Algorithm
@@ -169,7 +169,7 @@ def test_snapshots_in_a_session_change_no_bit_and_shorten_the_log(
     lengths: list[int] = []
     add = SessionLog.add
 
-    def noted(self: SessionLog, record: session_log.Record, body: bytes) -> None:
+    def noted(self: SessionLog, record: site_session.Record, body: bytes) -> None:
         add(self, record, body)
         lengths.append(len(self.records))
 
@@ -196,7 +196,7 @@ def test_a_call_in_which_a_site_is_killed_is_done_once(
     def due(site: str) -> bool:
         return site.endswith("client-1") and count[0] == wanted
 
-    def adding(self: SessionLog, record: session_log.Record, body: bytes) -> None:
+    def adding(self: SessionLog, record: site_session.Record, body: bytes) -> None:
         if due(record.client) and moment == "before the log":
             raise Stopped
         before = self._path.read_bytes() if self._path.is_file() else b""
@@ -393,7 +393,7 @@ def test_a_full_disk_leaves_no_step_that_is_not_in_the_log(
     other, asked = talk(setup, tmp_path / "two", 7)
     add = SessionLog.add
 
-    def full(self: SessionLog, record: session_log.Record, body: bytes) -> None:
+    def full(self: SessionLog, record: site_session.Record, body: bytes) -> None:
         if written:
             with self._path.open("ab") as file:
                 file.write(body[:written])

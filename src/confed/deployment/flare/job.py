@@ -5,8 +5,11 @@ separate file in the folder ``local`` of its FLARE workspace, so that neither re
 """
 
 import fcntl
+import json
 import os
+import time
 import tomllib
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,17 +21,17 @@ from nvflare.apis.workspace import Workspace
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
-from confed.deployment.flare.status import StatusFile
 from confed.deployment.manifest import MANIFEST, accept, check_site, verified
 from confed.deployment.server import run_server
-from confed.deployment.site import open_site, signatures_by_kit, signer_by_kit, site_recipe
+from confed.deployment.site import open_site, signer_by_kit, site_recipe
 from confed.engines.flare.transport import FlareTransport, SiteEndpoint
 from confed.engines.remote.client import Site
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
+from confed.privacy.secure_sum.signatures import Authority
 from confed.recipes.schema import plain, validate
-from confed.system.events import Event
+from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, from_json, to_json
 from confed.system.folder_lock import exclusive
 
 ENDING = 30.0
@@ -37,22 +40,16 @@ ENDING = 30.0
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of the server in a job: ``local/confed_server.toml``. Paths are relative to the workspace.
-
-    Attributes:
-        bulletin: the folder for what the run says of itself, see :class:`confed.deployment.flare.status.StatusFile`.
-        sites: client -> FLARE's name of its site; others may not take part.
-        wait: seconds to wait for the sites of the job to introduce themselves.
-    """
+    """Settings of the server in a job: ``local/confed_server.toml``. Paths are relative to the workspace."""
 
     recipe: str
     state: str
-    bulletin: str
-    sites: dict[str, str]
+    bulletin: str  # the folder for what the run says of itself, see StatusFile
+    sites: dict[str, str]  # client -> FLARE's name of its site; others may not take part
     minimum: int = 1
     deadline: float = 3600.0
     away: float = 60.0
-    wait: float = 600.0
+    wait: float = 600.0  # seconds to wait for the sites of the job to introduce themselves
     whole: bool = False
     update_bound: float = 10.0
     weight_bound: float = 10.0
@@ -60,22 +57,14 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """Settings of a site in a job: ``local/confed_site.toml``. Paths are relative to the workspace.
-
-    Attributes:
-        private: the folder for what must not leave this machine.
-        site: the client that this is; None where FLARE calls it the same.
-        data: ``key=value`` for the recipe's section ``[data]``.
-        device: where to compute; None for what the recipe says.
-        epsilon: see ``limit`` of :class:`confed.engines.remote.client.Site`.
-    """
+    """Settings of a site in a job: ``local/confed_site.toml``. Paths are relative to the workspace."""
 
     recipe: str = "recipe.toml"
-    private: str = "private"
-    site: str | None = None
-    data: tuple[str, ...] = ()
-    device: str | None = None
-    epsilon: float | None = None
+    private: str = "private"  # the folder for what must not leave this machine
+    site: str | None = None  # the client that this is; None where FLARE calls it the same
+    data: tuple[str, ...] = ()  # key=value for the recipe's section [data]
+    device: str | None = None  # where to compute; None for what the recipe says
+    epsilon: float | None = None  # see limit of Site
     evaluations: str | None = None
 
 
@@ -84,7 +73,6 @@ _S = TypeVar("_S", ServerSettings, SiteSettings)
 
 
 def read_settings(kind: type[_S], workspace: Path) -> _S:
-    """A party's settings."""
     path = workspace / "local" / _FILES[kind]
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -109,7 +97,8 @@ class FlareServer:
         settings = read_settings(ServerSettings, root)
         bulletin = StatusFile(root / settings.bulletin)
         # The process of a job that was ended may not have ended yet; two must not write into one run folder.
-        lock = _locked(root / settings.bulletin / "lock")
+        lock = os.open(root / settings.bulletin / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         context: Any = collab.context
         names = {flare: client for client, flare in settings.sites.items()}
         transport = FlareTransport(collab.clients, names, lambda: bool(context.is_aborted()))
@@ -117,12 +106,13 @@ class FlareServer:
         try:
             recipe = site_recipe(root / settings.recipe)
             torch.set_num_threads(recipe.run.threads)
+            summed = recipe.construct("algorithm").secure_sum is not None
             run_server(
                 recipe, root / settings.state, transport, names=list(settings.sites), wait=settings.wait,
                 coming=[connection.name or "" for connection in transport.connections().values()],
                 timeouts=timeouts, whole=settings.whole, progress=bulletin,
                 bounds=Bounds(settings.update_bound, settings.weight_bound),
-                signatures=signatures_by_kit(recipe, root, settings.sites),
+                signatures=Authority(root / "startup", settings.sites) if summed else None,
             )  # fmt: skip
         except RunAborted:
             raise
@@ -171,12 +161,93 @@ class FlareSite(SiteEndpoint):
         )  # fmt: skip
 
 
-def _locked(path: Path) -> int:
-    """Exclusive lock of a file, waited for; returns the file descriptor that holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
-
-
 def _root(workspace: Workspace) -> Path:
     return Path(workspace.get_root_dir()).resolve()
+
+
+OFTEN = 0.5  # seconds between two versions of what the sites are doing
+
+
+class StatusFile:
+    """Status files as the leading process writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._shown = -float("inf")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, event: Event) -> None:
+        """Progress callback: notes and steps of the run as lines of files, of the sites' states the newest only."""
+        if isinstance(event, SiteStates):
+            self._write_sites(event.sites)
+        elif isinstance(event, Note):
+            self._append("notes.txt", " ".join(event.text.split()))
+        elif isinstance(event, RunProgress | Caution):
+            self._append("progress.jsonl", json.dumps(to_json(event)))
+
+    def _append(self, name: str, line: str) -> None:
+        with (self._folder / name).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _write_sites(self, sites: Mapping[str, SiteStatus]) -> None:
+        """Writes the sites' states, at most twice a second."""
+        if time.monotonic() - self._shown >= OFTEN:
+            self._shown = time.monotonic()
+            states = {name: asdict(status) for name, status in sites.items()}
+            write_atomically(self._folder / "sites.json", json.dumps(states).encode())
+
+    def failed(self, error: Exception) -> None:
+        """The run cannot go on, and would not if it were started again."""
+        self._outcome({"error": f"{type(error).__name__}: {error}", "faulty": isinstance(error, ValueError)})
+
+    def ended(self) -> None:
+        """The run is done."""
+        self._outcome({"error": None, "faulty": False})
+
+    def _outcome(self, outcome: Mapping[str, Any]) -> None:
+        write_atomically(self._folder / "outcome.json", json.dumps(outcome).encode())
+
+
+class StatusReader:
+    """Status files as the watching process reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        files = [folder / name for name in ("progress.jsonl", "notes.txt")]
+        self._read = {path: path.stat().st_size if path.is_file() else 0 for path in files}
+
+    def steps(self) -> list[RunProgress | Caution | Note]:
+        """The steps of the run since the last call."""
+        return [from_json(json.loads(line)) for line in self._news("progress.jsonl")]
+
+    def notes(self) -> list[str]:
+        """The notes since the last call."""
+        return [line.decode() for line in self._news("notes.txt")]
+
+    def _news(self, name: str) -> list[bytes]:
+        path = self._folder / name
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            file.seek(self._read[path])
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._read[path] += whole
+        return data[:whole].splitlines()
+
+    def sites(self) -> dict[str, SiteStatus]:
+        """What the sites were doing last."""
+        path = self._folder / "sites.json"
+        if not path.is_file():
+            return {}
+        return {name: SiteStatus(**status) for name, status in json.loads(path.read_bytes()).items()}
+
+    def begin(self) -> None:
+        """Forgets how an earlier run ended, and what its sites did."""
+        for name in ("outcome.json", "sites.json"):
+            (self._folder / name).unlink(missing_ok=True)
+
+    def outcome(self) -> dict[str, Any] | None:
+        """How the run ended: ``error`` (None if it is done) and ``faulty`` (a fault of the input); None before."""
+        path = self._folder / "outcome.json"
+        return json.loads(path.read_bytes()) if path.is_file() else None

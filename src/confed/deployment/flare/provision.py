@@ -28,9 +28,7 @@ from confed.engines.flare.transport import SERVER, SERVER_CLASSES, SITE_CLASSES
 from confed.federation.checkpoint import write_atomically
 
 ORGANISATION = "confed"
-ADMIN = "admin@confed.org"
-"""FLARE's name of who hands in the job; its kit lies in the server's folder ``admin``."""
-
+ADMIN = "admin@confed.org"  # FLARE's name of who hands in the job; its kit lies in the server's folder admin
 ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
@@ -131,7 +129,7 @@ def close_kit(kit: Path, classes: Sequence[str]) -> None:
     # What goes wrong at a site may quote its data.
     resources["allow_log_streaming"] = False
     components: list[dict[str, Any]] = resources.get("components", [])
-    resources["components"] = [part for part in components if part.get("id") != "site_log_streamer"]
+    resources["components"] = [component for component in components if component.get("id") != "site_log_streamer"]
     write_atomically(local / "resources.json", json.dumps(resources, indent=1).encode())
     _log_little(local)
     allowed = dict.fromkeys(("submit_job", "manage_job", "view"), "any")

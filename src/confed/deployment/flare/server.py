@@ -9,44 +9,148 @@ import io
 import json
 import logging
 import shutil
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-from confed.deployment.flare.job import ServerSettings, write_settings
-from confed.deployment.flare.processes import SupervisedProcess, server_command, supervised
-from confed.deployment.flare.provision import ADMIN, close_kit
-from confed.deployment.flare.status import StatusReader
-from confed.engines.flare.transport import SERVER_CLASSES, write_job
+from confed.deployment.flare.job import ENDING, ServerSettings, SiteSettings, StatusReader, write_settings
+from confed.deployment.flare.provision import ADMIN, ORGANISATION, close_kit
+from confed.engines.flare.transport import MEMBER, SERVER_CLASSES, write_job
 from confed.federation.checkpoint import write_atomically
+from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.recipes.recipe import Recipe
 from confed.results.folder import MEMBERS
 from confed.system.events import Note, Progress, RunProgress, SiteStates, ignore
+from confed.system.folder_lock import exclusive
 
-LOOK = 1.0
-"""Seconds between questions to FLARE's server."""
+SHORT = 30.0  # seconds below which a process has hardly lived
+HARDLY = 5  # such lives in a row after which it is not started again
 
-STRAY = 15.0
-"""Seconds that a connected site may be without the job before it is handed in again for it."""
 
-FRUITLESS = 5
-"""Jobs in a row that may end without a new round before the server gives up."""
+def server_command(kit: Path) -> list[str]:
+    """Command line of FLARE's server."""
+    return _command("server.server_train", kit, "fed_server.json", "secure_train=true")
 
-SILENT = 120.0
-"""Seconds after which a server of FLARE's that does not answer is one that cannot."""
 
+def client_command(kit: Path, name: str) -> list[str]:
+    """Command line of FLARE's client."""
+    return _command("client.client_train", kit, "fed_client.json", "secure_train=true", f"uid={name}")
+
+
+def _command(program: str, kit: Path, config: str, *options: str) -> list[str]:
+    given = [*options, f"org={ORGANISATION}", "config_folder=config"]
+    module = f"nvflare.private.fed.app.{program}"
+    return [sys.executable, "-u", "-m", module, "-m", str(kit.resolve()), "-s", config, "--set", *given]
+
+
+class SupervisedProcess:
+    """A process that is started again when it dies."""
+
+    def __init__(self, command: Sequence[str], log: Path, pause: float) -> None:
+        self._command, self._log, self._pause = command, log, pause
+        self._stop = threading.Event()
+        self._failed = False
+        self.starts = 0  # how often it was started
+        self._end_leftover()
+        self._process = self._start()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Check that the process does not die as soon as it is started."""
+        if self._failed:
+            log_end = self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
+            raise RuntimeError(f"FLARE's process does not start; the end of {self._log}: {log_end}")
+
+    def jobs(self) -> int:
+        """Number of processes that it has started and that still run."""
+        with suppress(psutil.NoSuchProcess):
+            return len(psutil.Process(self._process.pid).children())
+        return 0
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        with suppress(psutil.NoSuchProcess):
+            _end(psutil.Process(self._process.pid))
+        self._process.wait()
+        self._note.unlink(missing_ok=True)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            # In a separate session: Ctrl-C is handled by the process that started it.
+            process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        self._note.write_text(str(process.pid), encoding="utf-8")
+        self.starts += 1
+        return process
+
+    @property
+    def _note(self) -> Path:
+        return self._log.with_suffix(".pid")
+
+    def _end_leftover(self) -> None:
+        """Ends the process that a predecessor of this one left when it was killed."""
+        with suppress(OSError, ValueError, psutil.Error):
+            process = psutil.Process(int(self._note.read_text(encoding="utf-8")))
+            if process.cmdline() == list(self._command):
+                _end(process)
+
+    def _watch(self) -> None:
+        short, began = 0, time.monotonic()
+        while not self._stop.wait(0.2):
+            if self._process.poll() is None:
+                continue
+            short = short + 1 if time.monotonic() - began < SHORT else 0
+            if short >= HARDLY:
+                self._failed = True
+                return
+            if not self._stop.wait(self._pause):
+                began = time.monotonic()
+                self._process = self._start()
+
+
+def _end(process: psutil.Process) -> None:
+    # FLARE's jobs are in separate sessions, so that a signal to ours would miss them.
+    with suppress(psutil.NoSuchProcess):
+        family = [process, *process.children(recursive=True)]
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.terminate()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for member in alive:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(alive, timeout=10)
+
+
+@contextmanager
+def supervised(command: Sequence[str], log: Path, pause: float = 2.0) -> Iterator[SupervisedProcess]:
+    """Supervised process for as long as the ``with`` block lasts; see :class:`SupervisedProcess`."""
+    process = SupervisedProcess(command, log, pause)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+LOOK = 1.0  # seconds between questions to FLARE's server
+STRAY = 15.0  # seconds that a connected site may be without the job before it is handed in again for it
+FRUITLESS = 5  # jobs in a row that may end without a new round before the server gives up
+SILENT = 120.0  # seconds after which a server of FLARE's that does not answer is one that cannot
 _RUNNING, _OVER = "RUNNING", "FINISHED:"
 
 
 @dataclass
 class _Job:
-    """A submitted job."""
-
     id: str
     starts: int
     since: float | None = None
@@ -54,18 +158,8 @@ class _Job:
     over: bool = False
 
 
-def serve(
-    recipe: Recipe,
-    kit: Path,
-    settings: ServerSettings,
-    *,
-    progress: Progress = ignore,
-) -> dict[str, Any]:
-    """Run of a recipe over FLARE, begun or continued where its run folder stopped.
-
-    A faulty recipe, faulty data and a folder that is no kit are a ValueError; a FLARE server that does not start, and a
-    run that fails again and again, a RuntimeError.
-    """
+def serve(recipe: Recipe, kit: Path, settings: ServerSettings, *, progress: Progress = ignore) -> dict[str, Any]:
+    """Run of a recipe over FLARE, begun or continued where its run folder stopped."""
     run, text = kit / "run", recipe.to_toml().encode()
     run.mkdir(exist_ok=True)
     (kit / settings.bulletin).mkdir(parents=True, exist_ok=True)
@@ -78,7 +172,7 @@ def serve(
     # Its administrator's side runs in this process, and would talk in the middle of what is shown.
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     with supervised(server_command(kit), run / "flare.log") as server:
-        # A job goes on where the process that watches it is killed, and may have ended since.
+        # a job goes on where the process that watches it is killed, and may have ended since.
         outcome = StatusReader(kit / settings.bulletin).outcome()
         if same and summary.is_file() and outcome is not None and outcome["error"] is None:
             progress(Note("the run is over; nothing is left to do"))
@@ -97,7 +191,7 @@ def _own_storage(kit: Path, run: Path) -> None:
     for component in resources["components"]:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(storage / "jobs")
-    # A site that is gone is no site to hand a job to.
+    # a site that is gone is no site to hand a job to.
     resources["servers"][0]["heart_beat_timeout"] = 60
     write_atomically(path, json.dumps(resources, indent=1).encode())
 
@@ -105,13 +199,7 @@ def _own_storage(kit: Path, run: Path) -> None:
 class JobSupervisor:
     """Supervisor of the jobs of one run."""
 
-    def __init__(
-        self,
-        kit: Path,
-        settings: ServerSettings,
-        server: SupervisedProcess,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, kit: Path, settings: ServerSettings, server: SupervisedProcess, progress: Progress) -> None:
         self._kit, self._settings, self._server = kit, settings, server
         self._progress = progress
         self._bulletin = StatusReader(kit / settings.bulletin)
@@ -122,10 +210,7 @@ class JobSupervisor:
         self._rounds = 0
 
     def until_done(self) -> None:
-        """Submission of the job, repeated until the run is done.
-
-        Faulty input of the run is a ValueError.
-        """
+        """Submission of the job, repeated until the run is done."""
         fruitless = 0
         try:
             while True:
@@ -178,10 +263,7 @@ class JobSupervisor:
             time.sleep(LOOK)
 
     def _follow(self, job: _Job) -> str | None:
-        """Supervision of a job to its end; the reason why the run is not done, None if it is.
-
-        Faulty input of the run is a ValueError, its failure a RuntimeError.
-        """
+        """Supervision of a job to its end; the reason why the run is not done, None if it is."""
         looked = 0.0
         while True:
             self._report()
@@ -250,3 +332,82 @@ class JobSupervisor:
             with suppress(Exception):
                 self._admin.close()
         self._admin = None
+
+
+def join(
+    recipe: Recipe,
+    kit: Path,
+    private: Path,
+    stop: threading.Event,
+    *,
+    site: str | None = None,
+    epsilon: float | None = None,
+    evaluations: str | None = None,
+    once: bool = False,
+    patience: float = 3600.0,
+    progress: Progress = ignore,
+) -> None:
+    """Participation in a federation over FLARE until told to stop.
+
+    Where FLARE's client does not start, a RuntimeError has the end of its output. The workspace's folder ``run`` is
+    locked meanwhile, and a job's process locks the private folder: a ValueError says which other process has one.
+    """
+    try:
+        config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+        name, server = str(config["client"]["fqsn"]), str(config["servers"][0]["service"]["target"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{kit} is no FLARE workspace of a site: startup/fed_client.json: {error!r}") from error
+    with exclusive(kit / "run"):
+        with exclusive(private, ENDING):
+            pass  # a job's process locks it; who works there already is said before FLARE starts
+        _join(recipe, kit, private, stop, name, server, site, epsilon, evaluations, once, patience, progress)
+
+
+def _join(
+    recipe: Recipe, kit: Path, private: Path, stop: threading.Event, name: str, server: str, site: str | None,
+    epsilon: float | None, evaluations: str | None, once: bool, patience: float, progress: Progress,
+) -> None:  # fmt: skip
+    """:func:`join` with both folders free; ``name`` and ``server`` are FLARE's."""
+    if evaluations is not None:
+        EvaluationPolicy.parse(evaluations)  # here, and not in the process that FLARE starts
+    private.mkdir(parents=True, exist_ok=True)
+    private.chmod(0o700)
+    if (missing := missing_class(kit)) is not None:
+        progress(Note(missing))
+    run = kit / "run"
+    run.mkdir(exist_ok=True)
+    write_atomically(run / "recipe.toml", recipe.to_toml().encode())
+    write_settings(
+        SiteSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit
+    )
+    log, news = run / "flare.log", StatusReader(run)
+    news.begin()
+    with supervised(client_command(kit, name), log) as client:
+        busy = time.monotonic()
+        progress(Note(f"FLARE's client {name!r} dials {server}; what it says is in {log}"))
+        # The end of a job's process before its job's would be a failure of the job.
+        while not stop.wait(0.5) and not (once and news.outcome() and not client.jobs()):
+            client.check()
+            busy = time.monotonic() if not once or client.jobs() else busy
+            if time.monotonic() - busy >= patience:
+                raise RuntimeError(f"no run at {server} for {patience:g} s: it may be over")
+            for text in news.notes():
+                progress(Note(text))
+        for text in news.notes():
+            progress(Note(text))
+
+
+def missing_class(kit: Path) -> str | None:
+    """Deprecation line for a workspace that does not allow the class which jobs of the next release name."""
+    path = kit / "local" / "resources.json"
+    try:
+        resources = json.loads(path.read_text(encoding="utf-8"))
+        allowed = resources["class_allow_list"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(allowed, list) or MEMBER in allowed:
+        return None
+    return (
+        f"deprecated: class_allow_list in {path} has names of confed 0.1 only, which jobs of the next release do not "
+        f"use; add {MEMBER!r} to it"
+    )

@@ -24,18 +24,10 @@ from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message
 from confed.system.events import Note, Progress, ignore
 
-GRACE = 60.0
-"""Seconds that FLARE waits longer for a reply than the server does."""
-
-REST = 5.0
-"""Seconds for which a site counts as away after a call to it that failed."""
-
-START = 600
-"""Seconds in which the processes of a job's sites must have started; FLARE's own default is a tenth of that."""
-
-SERVER = "server"
-"""What FLARE calls the server of a job; it knows callers by their certificates."""
-
+GRACE = 60.0  # seconds that FLARE waits longer for a reply than the server does
+REST = 5.0  # seconds for which a site counts as away after a call to it that failed
+START = 600  # seconds in which the processes of a job's sites must have started; FLARE's own default is a tenth of that
+SERVER = "server"  # what FLARE calls the server of a job; it knows callers by their certificates
 CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 LEADER = "confed.deployment.flare.job.FlareServer"
@@ -43,11 +35,8 @@ MEMBER = "confed.deployment.flare.job.FlareSite"
 MEMBER_OF_0_1 = "confed.flare_apps.Member"
 """The same class by the name that kits of confed 0.1 allow; jobs of this release name it."""
 
-SERVER_CLASSES = (CONTROLLER, LEADER)
-"""What a job may name at the server."""
-
-SITE_CLASSES = (EXECUTOR, MEMBER, MEMBER_OF_0_1)
-"""What a job may name at a site."""
+SERVER_CLASSES = (CONTROLLER, LEADER)  # what a job may name at the server
+SITE_CLASSES = (EXECUTOR, MEMBER, MEMBER_OF_0_1)  # what a job may name at a site
 
 
 class Callee(Protocol):
@@ -98,7 +87,6 @@ class FlareTransport:
         }
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         sent = str(next(self._numbers))
         with self._turn:
@@ -124,7 +112,6 @@ class FlareTransport:
         self._arrived.set()
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         with self._turn:
             reply = self._replies.pop(sent, None)
@@ -133,13 +120,11 @@ class FlareTransport:
         return reply
 
     def wait(self, seconds: float) -> bool:
-        """See :class:`confed.engines.remote.sites.Waiting`."""
         if self._arrived.wait(seconds):
             self._arrived.clear()
         return True
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         with self._turn:
             self._waited.discard(sent)
             self._replies.pop(sent, None)

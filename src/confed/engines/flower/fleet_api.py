@@ -1,45 +1,185 @@
-"""HTTP application of Flower's Fleet API for SuperNodes on a list: limits and signatures of requests."""
+"""HTTP application of Flower's Fleet API for SuperNodes on a list: limits and signatures of requests.
 
+Routes of Flower's Fleet API that confed answers in another way than Flower, under the same names.
+
+A site of confed's may ask in a way that Flower's SuperNode does not: its request for a message waits
+(:mod:`confed.engines.flower.long_polls`), and small messages travel in one request each way
+(:mod:`confed.engines.flower.objects`).
+"""
+
+import asyncio
 import time
 from base64 import b64decode
 from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from confed.engines.flower.fleet_routes import router
-from confed.engines.flower.grid import SuperLinkGrid
-from confed.engines.flower.inbox import RequestRejected
+from confed.engines.flower.grid import Inbox, RequestRejected, SuperLinkGrid
+from confed.engines.flower.long_polls import LONGEST, WAIT
 from confed.engines.flower.objects import PIECE
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
+    PROTOBUF_REQUEST_DEPENDENCY,
     TIMESTAMP_HEADER,
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
     LinkStateFactory,
     NodeAuthMiddleware,
+    ProtobufRoute,
     ProtobufTranslationMiddleware,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    activate_node,
     bytes_to_public_key,
     fleet_router,
     http_error_translator,
+    pull_messages,
     verify_signature,
 )
-from confed.engines.flower.request_limits import WholeBody
 from confed.system.release import VERSION
 
-ABOUT = "/v1/fleet/about"
-"""Path under which a listed site may ask for the server's versions and clock, without joining."""
 
-ANONYMOUS = "somebody"
-"""Name of senders that are not on the list, in the log."""
+class WholeBody:
+    """An ASGI middleware that hands on requests whose body has come whole, within its limits.
+
+    Flower's own middleware waits for the whole body of whatever length. What a head says of the length is not relied
+    on here.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float, most: int = PIECE) -> None:
+        self._app, self._seconds, self._most = app, seconds, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            body = await asyncio.wait_for(self._read(receive), self._seconds)
+        except TimeoutError:
+            return await _refused(408, f"its body took more than {self._seconds:g} s", scope, receive, send)
+        except ValueError as error:
+            return await _refused(413, str(error), scope, receive, send)
+        if body is None:
+            return None  # the connection has ended
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        return await self._app(scope, replay, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body; None where the connection has ended."""
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._most:
+                raise ValueError(f"a request is a POST of at most {self._most} bytes")
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+async def _refused(status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+    Request(scope).state.why = why
+    # What is still on its way is not waited for.
+    await JSONResponse({"detail": why}, status, {"connection": "close"})(scope, receive, send)
+
+
+router = APIRouter(prefix="/v1/fleet", route_class=ProtobufRoute)
+"""Takes the place of Flower's routes of the same names."""
+
+
+def _whose(http: Request) -> tuple[Inbox, str]:
+    return http.app.state.grid.inbox, http.state.who
+
+
+def _seconds(http: Request) -> float:
+    """How long a request may wait; 0 for what is no such number."""
+    try:
+        seconds = float(http.headers.get(WAIT, "0"))
+    except ValueError:
+        return 0.0
+    return min(seconds, LONGEST) if seconds > 0 else 0.0
+
+
+Whose = Annotated[tuple[Inbox, str], Depends(_whose)]
+
+
+@router.post("/activate-node")
+def _activate(
+    request: Annotated[ActivateNodeRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
+) -> ActivateNodeResponse:
+    inbox = whose[0]
+    node = inbox.state.get_node_id_by_public_key(request.public_key)
+    if node is not None:
+        inbox.polls.end(node)
+    return activate_node(request=request, state=inbox.state)
+
+
+@router.post("/pull-messages")
+async def _pull(
+    request: Annotated[PullMessagesRequest, PROTOBUF_REQUEST_DEPENDENCY],
+    whose: Whose,
+    seconds: Annotated[float, Depends(_seconds)],
+) -> PullMessagesResponse:
+    inbox, polls = whose[0], whose[0].polls
+    if not seconds:
+        return await run_in_threadpool(pull_messages, request, inbox.state, inbox.store)
+    end, waiting = time.monotonic() + seconds, polls.begin(request.node.node_id)
+    try:
+        while True:
+            came = await run_in_threadpool(polls.take, waiting, lambda: inbox.hand_out(request))
+            left = end - time.monotonic()
+            if came is None or came.messages_list or left <= 0:
+                return came or PullMessagesResponse()
+            await waiting.pause(left)
+    finally:
+        polls.leave(waiting)
+
+
+@router.post("/push-messages")
+def _announce(
+    request: Annotated[PushMessagesRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
+) -> PushMessagesResponse:
+    return whose[0].announce(request, whose[1])
+
+
+@router.post("/push-object")
+def _take(request: Annotated[PushObjectRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose) -> PushObjectResponse:
+    return whose[0].take(request, whose[1])
+
+
+@router.post("/confirm-message-received")
+def _confirm(
+    request: Annotated[ConfirmMessageReceivedRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
+) -> ConfirmMessageReceivedResponse:
+    return whose[0].confirm(request)
+
+
+ABOUT = "/v1/fleet/about"  # path under which a listed site may ask for the server's versions and clock, without joining
+ANONYMOUS = "somebody"  # name of senders that are not on the list, in the log
 
 
 def fleet_application(
     factory: LinkStateFactory, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float
 ) -> FastAPI:
-    """The application."""
     middleware = [
         Middleware(BaseHTTPMiddleware, dispatch=_noted),
         Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),

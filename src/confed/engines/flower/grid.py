@@ -1,31 +1,49 @@
-"""Flower's grid over a state in this process: messages to sites, and their replies."""
+"""Flower's grid over a state in this process: messages to sites, and their replies.
+
+Inbox of a server over Flower: replies to open requests, one to a request and in bounded size.
+
+Flower's own handlers take whatever is announced under the number of a message that they know. Here a reply is announced
+once, names its pieces once, and what belongs to no open request is dropped.
+"""
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from fastapi import HTTPException
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
-from confed.engines.flower.inbox import Inbox, RejectionLog
-from confed.engines.flower.objects import PieceStore, check_expansion
+from confed.engines.flower.long_polls import LongPolls
+from confed.engines.flower.objects import INLINE, PieceStore, attach, check_expansion, detach, most_pieces, pieces_of
 from confed.engines.flower.private_api import (
     FLWR_IN_MEMORY_DB_NAME,
     NOOP_ACCOUNT_NAME,
     NOOP_FEDERATION_ID,
     NOOP_FLWR_AID,
     SUPERLINK_NODE_ID,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
     ErrorCode,
     LinkState,
     LinkStateFactory,
     NodeInfo,
     NoOpFederationManager,
     ObjectStoreFactory,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
     Run,
     TaskIdentity,
     TaskType,
@@ -33,10 +51,207 @@ from confed.engines.flower.private_api import (
     get_object_tree,
     inflate_object_from_contents,
     make_message,
+    message_from_proto,
     no_object_id_recompute,
+    pull_messages,
     remove_content_from_message,
 )
 from confed.federation.checkpoint import private_folder
+
+BARE = 64 * 2**10  # bytes of a reply without its content, at most: who answers what, or an error
+
+
+class RequestRejected(HTTPException):
+    """Rejection of a site's request, with its HTTP status."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(status, why)
+        self.why = why
+
+
+class RejectionLog:
+    """Log of rejected and late messages: the first of a kind, the second, the fourth, the eighth and so on."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._lock = log, threading.Lock()
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def add(self, who: str, why: str) -> None:
+        with self._lock:
+            count = self.counts[who, why] = self.counts.get((who, why), 0) + 1
+        if count & (count - 1) == 0:
+            self._log.warning("%s: %s%s", who, why, f" ({count} times so far)" * (count > 1))
+
+
+@dataclass
+class _Open:
+    """A request whose reply is waited for."""
+
+    node: int
+    reply: str = ""
+    session: str = ""
+    pieces: tuple[str, ...] = ()
+    sent: set[str] = field(default_factory=set[str])
+    held: int = 0
+
+
+class Inbox:
+    """The open requests of a server, and the pieces of their replies."""
+
+    def __init__(self, state: LinkState, store: PieceStore, largest: int, notices: RejectionLog) -> None:
+        self.state, self.store, self._notices = state, store, notices
+        self.largest = largest
+        self.arrived = threading.Event()  # set when a reply is complete; who waits for one clears it
+        self.polls = LongPolls()  # requests of nodes that wait for a message
+        self._lock = threading.RLock()
+        self._open: dict[str, _Open] = {}
+        self._sessions: dict[str, str] = {}
+
+    @property
+    def pieces(self) -> int:
+        """The most pieces that a reply may consist of."""
+        return most_pieces(self.largest)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def expect(self, number: str, node: int) -> None:
+        """Opens a node's reply to a request."""
+        with self._lock:
+            self._open[number] = _Open(node)
+
+    def node(self, number: str) -> int:
+        """The node whose reply to a request is waited for; 0 where there is no such request."""
+        with self._lock:
+            return self._open[number].node if number in self._open else 0
+
+    def held(self, node: int) -> int:
+        with self._lock:
+            return sum(entry.held for entry in self._open.values() if entry.node == node)
+
+    def hand_out(self, asked: PullMessagesRequest) -> PullMessagesResponse:
+        """A node's next message, with its pieces where they are small; an empty response where there is none."""
+        came = pull_messages(asked, self.state, self.store)
+        for message in came.messages_list:
+            if (pieces := self.store.small(message.metadata.message_id, INLINE)) is not None:
+                attach(message, pieces)
+                self.store.delete(message.metadata.message_id)  # as if the node had confirmed it
+        return came
+
+    def announce(self, request: PushMessagesRequest, who: str) -> PushMessagesResponse:
+        """Announcement of a reply and its pieces by a site; the pieces of a small reply come along with it."""
+        if len(request.message_object_trees) != 1 or len(request.messages_list) != 1:
+            raise RequestRejected(413, "a request carries one reply")
+        bare, tree, node = request.messages_list[0], request.message_object_trees[0], request.node.node_id
+        inline = detach(bare)
+        if bare.ByteSize() > BARE:
+            raise RequestRejected(413, f"without its content a reply has at most {BARE} bytes")
+        if bare.metadata.src_node_id != node:
+            raise RequestRejected(403, "a reply is sent by whom it is from")
+        if bare.metadata.message_id != tree.object_id:
+            raise RequestRejected(400, "a reply has the number of its content")
+        try:
+            pieces = pieces_of(tree, self.pieces)
+        except ValueError as error:
+            raise RequestRejected(413, str(error)) from error
+        with self._lock:
+            entry = self._open.get(bare.metadata.reply_to_message_id)
+            if entry is not None and entry.node != node:
+                raise RequestRejected(403, "a request is answered by whom it was for")
+            if entry is not None and (entry.reply or tree.object_id in self.store):
+                raise RequestRejected(409, "a request has one reply")
+            already = self.store.size(pieces)
+            if self.held(node) + already > self.largest:
+                raise RequestRejected(413, "a reply has more bytes than it may have")
+            try:
+                taken = entry is not None and self.state.store_message_res(message_from_proto(bare)) is not None
+            except Exception as error:  # whatever a site may have written into it
+                raise RequestRejected(400, "what was sent is no message") from error
+            if entry is None or not taken:
+                self._notices.add(who, "a reply was dropped that is no longer waited for")
+                return PushMessagesResponse(results={bare.metadata.message_id: 0})
+            missing = self.store.preregister(bare.metadata.run_id, tree)
+            entry.reply, entry.session, entry.pieces, entry.held = tree.object_id, uuid4().hex, pieces, already
+            entry.sent = set(pieces).difference(missing)
+            self._sessions[entry.session] = bare.metadata.reply_to_message_id
+            for piece in [piece for piece in missing if piece in inline]:
+                self._keep(entry, piece, inline[piece])
+            self._note(entry)
+        wanted = [piece for piece in missing if piece not in inline]
+        return PushMessagesResponse(results={entry.reply: 0}, objects_to_push=wanted, session_id=entry.session)
+
+    def take(self, request: PushObjectRequest, who: str) -> PushObjectResponse:
+        """A piece of an announced reply, sent by a site.
+
+        Pieces of a reply that is no longer waited for are dropped, and the site need not know. A full disk is an
+        ``HTTPException`` of status 507.
+        """
+        piece, content = request.object_id, request.object_content
+        with self._lock:
+            entry = self._open.get(self._sessions.get(request.session_id, ""))
+            if entry is None:
+                self._notices.add(who, "a piece was dropped that is no longer waited for")
+                return PushObjectResponse(stored=True)
+            if entry.node != request.node.node_id:
+                raise RequestRejected(403, "a piece is sent by whom the reply is from")
+            if piece not in entry.sent:
+                if piece not in entry.pieces:
+                    raise RequestRejected(400, "a piece was not announced")
+                self._keep(entry, piece, content)
+                self._note(entry)
+        return PushObjectResponse(stored=True)
+
+    def _keep(self, entry: _Open, piece: str, content: bytes) -> None:
+        """Puts an announced piece into the store."""
+        if self.held(entry.node) + len(content) > self.largest:
+            raise RequestRejected(413, "a reply has more bytes than it may have")
+        try:
+            self.store.put(piece, content)
+        except OSError as error:  # the disk is full: the server's fault
+            raise HTTPException(507, "the server cannot keep it") from error
+        except Exception as error:  # whatever is wrong with it
+            raise RequestRejected(400, "a piece is not what it says it is") from error
+        entry.sent.add(piece)
+        entry.held += len(content)
+
+    def _note(self, entry: _Open) -> None:
+        """Wakes who waits for a reply, where it is complete."""
+        if len(entry.sent) == len(entry.pieces):
+            self.arrived.set()
+
+    def confirm(self, request: ConfirmMessageReceivedRequest) -> ConfirmMessageReceivedResponse:
+        """A site has a request whole, and its pieces can go; nothing else can be deleted from outside."""
+        with self._lock:
+            if self.node(request.message_object_id) == request.node.node_id:
+                self.store.delete(request.message_object_id)
+        return ConfirmMessageReceivedResponse()
+
+    def contents(self, number: str) -> dict[str, bytes] | None:
+        """The pieces of the reply to a request; None while some have not come, and none where they are too large."""
+        with self._lock:
+            entry = self._open.get(number)
+            if entry is None or not entry.reply or not self.store.complete(entry.pieces):
+                return None
+            # Another site may have sent what both announced; then it is not in this one's count.
+            if self.store.size(entry.pieces) > self.largest:
+                return {}
+            return {piece: self.store.get(piece) or b"" for piece in entry.pieces}
+
+    def forget(self, number: str) -> None:
+        """Drops a request, with all that has come of its reply."""
+        with self._lock:
+            entry = self._open.pop(number, None)
+            self.state.delete_messages(message_ins_ids={number})
+            self.store.delete(number)
+            if entry is not None:
+                self._sessions.pop(entry.session, None)
+                self.store.delete(entry.reply)
+
+    def sweep(self, run: int) -> None:
+        """Drops what Flower has dropped because its time was over."""
+        with self._lock:
+            for number in set(self._open).difference(self.state.get_message_ids_from_run_id(run)):
+                self.forget(number)
 
 
 def piece_store(waiting: Path | None) -> PieceStore:
@@ -59,17 +274,12 @@ def link_state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
 
 
 class SuperLinkGrid(Grid):
-    """Flower's grid over a state in this process.
-
-    Attributes:
-        inbox: the replies that are waited for.
-        notices: what was turned away.
-    """
+    """Flower's grid over a state in this process."""
 
     def __init__(self, state: LinkState, store: PieceStore, largest: int = 2**31) -> None:
         self._state, self._store = state, store
-        self.notices = RejectionLog(logging.getLogger(__name__))
-        self.inbox = Inbox(state, store, largest, self.notices)
+        self.notices = RejectionLog(logging.getLogger(__name__))  # what was turned away
+        self.inbox = Inbox(state, store, largest, self.notices)  # the replies that are waited for
         self._run_id = state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
@@ -89,11 +299,9 @@ class SuperLinkGrid(Grid):
         return self.inbox.pieces
 
     def set_max_reply_bytes(self, largest: int) -> None:
-        """See :class:`confed.engines.remote.sites.Bounded`."""
         self.inbox.largest = min(self.inbox.largest, largest)
 
     def wait(self, seconds: float) -> bool:
-        """See :class:`confed.engines.remote.sites.Waiting`."""
         if self.inbox.arrived.wait(seconds):
             self.inbox.arrived.clear()
         return True
@@ -109,7 +317,6 @@ class SuperLinkGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """See Flower's ``Grid``."""
         return self._run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
@@ -117,7 +324,6 @@ class SuperLinkGrid(Grid):
         raise NotImplementedError("make messages with flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
-        """See Flower's ``Grid``."""
         return self._state.get_nodes(self._run_id)
 
     def get_nodes(self) -> Iterable[NodeInfo]:

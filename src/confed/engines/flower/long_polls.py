@@ -11,11 +11,8 @@ from typing import TypeVar
 
 Handed = TypeVar("Handed")
 
-WAIT = "confed-wait"
-"""Header with the seconds for which a site's request for a message may wait."""
-
-LONGEST = 30.0
-"""Seconds for which a request waits, at most; Flower's clients wait that long for a response."""
+WAIT = "confed-wait"  # header with the seconds for which a site's request for a message may wait
+LONGEST = 30.0  # seconds for which a request waits, at most; Flower's clients wait that long for a response
 
 
 class WaitingRequest:
@@ -68,13 +65,11 @@ class LongPolls:
             request.ring()
 
     def leave(self, request: WaitingRequest) -> None:
-        """A request was answered."""
         with self._lock:
             if self._waiting.get(request.node) is request:
                 del self._waiting[request.node]
 
     def ring(self, node: int) -> None:
-        """There is a message for a node."""
         with self._lock:
             if (request := self._waiting.get(node)) is not None:
                 request.ring()

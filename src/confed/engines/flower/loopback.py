@@ -22,17 +22,14 @@ from confed.engines.remote.client import Site, client_named
 
 
 class LoopbackGrid(Grid):
-    """Grid whose messages are answered when their replies are asked for, through Flower's serialisation.
-
-    Attributes:
-        since: nodes that are connected -> a text that changes when they connect anew.
-    """
+    """Grid whose messages are answered when their replies are asked for, through Flower's serialisation."""
 
     def __init__(
         self, apps: Mapping[int, ClientApp], configs: Mapping[int, dict[str, bool | float | int | str]] | None = None
     ) -> None:
         self._configs = configs or {}
-        self._apps, self.since = apps, dict.fromkeys(apps, "first")
+        self._apps = apps
+        self.since = dict.fromkeys(apps, "first")  # node that is connected -> a text that changes when it connects anew
         self._sent: dict[str, Message] = {}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
@@ -50,15 +47,12 @@ class LoopbackGrid(Grid):
         raise NotImplementedError("make messages with flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
-        """See Flower's ``Grid``."""
         return list(self.since)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """See Flower's ``Grid``."""
         return [NodeInfo(node_id=n, status="online", last_activated_at=s) for n, s in self.since.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See Flower's ``Grid``."""
         numbers: list[str] = []
         for message in messages:
             numbers.append(str(len(self._sent)))

@@ -1,10 +1,18 @@
-"""Store of the pieces of Flower's messages: on disk, and never more of them than was announced."""
+"""Store of the pieces of Flower's messages: on disk, and never more of them than was announced.
+
+Pieces of a small Flower message inside the message: one request in place of one for each piece.
+
+Flower sends a message without its content, and the pieces of the content one by one. Here the place of the content
+holds the pieces, as an array record of their numbers and bytes. They are what they would be one by one: their tree is
+sent beside the message, and each is checked as if it had come alone.
+"""
 
 import json
 import sys
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +22,39 @@ from confed.engines.flower.private_api import (
     NoObjectInStoreError,
     ObjectStore,
     ObjectTree,
+    ProtoMessage,
     get_object_body,
     get_object_head_values_from_object_content,
     get_object_id,
     is_valid_sha256_hash,
     validate_object_content,
 )
-from confed.engines.remote.open_files import patiently
+from confed.engines.remote.sites import patiently
 
-PIECE = 8 * 2**20
-"""Bytes of one request or response, at most; Flower cuts what is larger into pieces of 5 MiB."""
+INLINE = 4 * 2**20  # bytes of all pieces of a message that travels with them, at most; a request has up to twice that
+PIECES = "confed.pieces"
 
-DEPTH = 8
-"""Levels of a message: itself, its records, their arrays, and chunks of these make five."""
+
+def attach(bare: ProtoMessage, pieces: Mapping[str, bytes]) -> None:
+    """Puts pieces into a message without content."""
+    items = bare.content.items.add(key=PIECES).array_record.items
+    for number, content in pieces.items():
+        items.add(key=number).value.data = content
+
+
+def detach(bare: ProtoMessage) -> dict[str, bytes]:
+    """Takes the pieces out of a message, which is then as Flower sends it; number -> content."""
+    if not bare.HasField("content"):
+        return {}
+    records = [item.array_record for item in bare.content.items if item.key == PIECES]
+    items = chain.from_iterable(record.items for record in records)
+    pieces = {item.key: item.value.data for item in items}
+    bare.content.ClearField("items")
+    return pieces
+
+
+PIECE = 8 * 2**20  # bytes of one request or response, at most; Flower cuts what is larger into pieces of 5 MiB
+DEPTH = 8  # levels of a message: itself, its records, their arrays, and chunks of these make five
 
 
 def most_pieces(largest: int) -> int:
@@ -58,8 +86,6 @@ def pieces_of(tree: ObjectTree, most: int = sys.maxsize) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A message of the store."""
-
     run: int
     tree: ObjectTree
     pieces: tuple[str, ...]
@@ -81,7 +107,6 @@ class PieceStore(ObjectStore):
         self._memory: dict[str, bytes] = {}
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """See Flower's ``ObjectStore``."""
         pieces = pieces_of(object_tree)
         with self._lock:
             if object_tree.object_id not in self._wholes:
@@ -91,14 +116,12 @@ class PieceStore(ObjectStore):
             return [piece for piece in pieces if piece not in self._sizes]
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             if object_id not in self._wholes:
                 raise NoObjectInStoreError(f"no message {object_id}")
             return self._wholes[object_id].tree
 
     def put(self, object_id: str, object_content: bytes) -> None:
-        """See Flower's ``ObjectStore``."""
         if object_id != get_object_id(object_content):
             raise ValueError(f"{object_id} does not match content hash")
         validate_object_content(object_content)
@@ -115,7 +138,6 @@ class PieceStore(ObjectStore):
             self._sizes[object_id] = len(object_content)
 
     def get(self, object_id: str) -> bytes | None:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             if object_id not in self._sizes:
                 return b"" if object_id in self._uses else None
@@ -127,7 +149,6 @@ class PieceStore(ObjectStore):
             return sum(self._sizes.get(piece, 0) for piece in pieces)
 
     def complete(self, pieces: Collection[str]) -> bool:
-        """Whether all of the pieces have come."""
         with self._lock:
             return all(piece in self._sizes for piece in pieces)
 
@@ -153,13 +174,11 @@ class PieceStore(ObjectStore):
                         (self._root / piece).unlink(missing_ok=True)
 
     def delete_objects_in_run(self, run_id: int) -> None:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             for number in [number for number, whole in self._wholes.items() if whole.run == run_id]:
                 self.delete(number)
 
     def clear(self) -> None:
-        """See Flower's ``ObjectStore``."""
         with self._lock:
             for number in list(self._wholes):
                 self.delete(number)

@@ -21,37 +21,37 @@ from flwr.common.constant import (
     ErrorCode,  # grid, supernode: codes of error replies
 )
 from flwr.common.serde import (
-    message_from_proto,  # inbox, loopback, supernode: Message from protobuf, without content
+    message_from_proto,  # grid, loopback, supernode: Message from protobuf, without content
     message_to_proto,  # loopback, supernode: the way back
 )
 from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,  # fleet_routes, supernode: public key and heartbeat interval
-    ActivateNodeResponse,  # fleet_routes: number of the node
+    ActivateNodeRequest,  # fleet_api, supernode: public key and heartbeat interval
+    ActivateNodeResponse,  # fleet_api: number of the node
     DeactivateNodeRequest,  # supernode: number of the node
-    PullMessagesRequest,  # fleet_routes, inbox, supernode: the node
-    PullMessagesResponse,  # fleet_routes, inbox, supernode: messages and their trees of objects
-    PushMessagesRequest,  # fleet_routes, inbox, supernode: node, messages, trees of objects, run time
-    PushMessagesResponse,  # fleet_routes, inbox: results, objects that are missing, session
+    PullMessagesRequest,  # fleet_api, grid, supernode: the node
+    PullMessagesResponse,  # fleet_api, grid, supernode: messages and their trees of objects
+    PushMessagesRequest,  # fleet_api, grid, supernode: node, messages, trees of objects, run time
+    PushMessagesResponse,  # fleet_api, grid: results, objects that are missing, session
 )
 from flwr.proto.heartbeat_pb2 import (
     SendNodeHeartbeatRequest,  # supernode: node and interval
 )
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,  # fleet_routes, inbox: node and number of the message
-    ConfirmMessageReceivedResponse,  # fleet_routes, inbox: empty
+    ConfirmMessageReceivedRequest,  # fleet_api, grid: node and number of the message
+    ConfirmMessageReceivedResponse,  # fleet_api, grid: empty
     ObjectTree,  # objects: number of an object and its children
-    PushObjectRequest,  # fleet_routes, inbox: node, session, number and content of an object
-    PushObjectResponse,  # fleet_routes, inbox: whether the object was stored
+    PushObjectRequest,  # fleet_api, grid: node, session, number and content of an object
+    PushObjectResponse,  # fleet_api, grid: whether the object was stored
 )
 from flwr.proto.message_pb2 import (
-    Message as ProtoMessage,  # loopback, pieces_inline: bytes of a message, and its content
+    Message as ProtoMessage,  # loopback, objects: bytes of a message, and its content
 )
 from flwr.proto.node_pb2 import (
     Node,  # supernode: number of the node
     NodeInfo,  # grid, loopback: number, key, status and time of the last activation
 )
 from flwr.server.superlink.linkstate import (
-    LinkState,  # grid, inbox: nodes, messages, objects and the task of the run
+    LinkState,  # grid: nodes, messages, objects and the task of the run
     LinkStateFactory,  # fleet_api, grid: a state in memory with an object store of ours
 )
 from flwr.supercore.constant import (
@@ -101,10 +101,10 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,  # fleet_api: whether the key of the header signed the time
 )
 from flwr.supercore.protobuf.routing import (
-    ProtobufRoute,  # fleet_routes: routes whose handlers return protobuf
+    ProtobufRoute,  # fleet_api: routes whose handlers return protobuf
 )
 from flwr.supercore.protobuf.translation import (
-    PROTOBUF_REQUEST_DEPENDENCY,  # fleet_routes: a route's request as protobuf
+    PROTOBUF_REQUEST_DEPENDENCY,  # fleet_api: a route's request as protobuf
     ProtobufTranslationMiddleware,  # fleet_api: reads requests of the Fleet API as protobuf
 )
 from flwr.supercore.run import (
@@ -123,8 +123,8 @@ from flwr.superlink.routers.fleet.router import (
     router as fleet_router,  # fleet_api: the calls of the Fleet API; five of them fleet_routes replaces
 )
 from flwr.superlink.servicer.fleet.fleet_handlers import (
-    activate_node,  # fleet_routes: answer of Flower's to a node that connects
-    pull_messages,  # fleet_routes, inbox: a node's next message without its content, marked as delivered
+    activate_node,  # fleet_api: answer of Flower's to a node that connects
+    pull_messages,  # fleet_api, grid: a node's next message without its content, marked as delivered
 )
 from flwr.supernode.fleet_http_client import (
     FleetHttpClient,  # supernode: calls of the Fleet API, and the httpx client in _client
@@ -132,77 +132,3 @@ from flwr.supernode.fleet_http_client import (
 from flwr.supernode.node_auth_http_interceptor import (
     NodeAuthHttpInterceptor,  # supernode: headers with key, time and signature
 )
-
-__all__ = [
-    "FLEET_HTTP_PUBLIC_KEY_HEADER",
-    "FLEET_HTTP_SIGNATURE_HEADER",
-    "FLWR_IN_MEMORY_DB_NAME",
-    "HEARTBEAT_DEFAULT_INTERVAL",
-    "HEARTBEAT_MIN_INTERVAL",
-    "NOOP_ACCOUNT_NAME",
-    "NOOP_FEDERATION_ID",
-    "NOOP_FLWR_AID",
-    "PROTOBUF_REQUEST_DEPENDENCY",
-    "SUPERLINK_NODE_ID",
-    "TIMESTAMP_HEADER",
-    "ActivateNodeRequest",
-    "ActivateNodeResponse",
-    "ConfirmMessageReceivedRequest",
-    "ConfirmMessageReceivedResponse",
-    "DeactivateNodeRequest",
-    "ErrorCode",
-    "FleetHttpClient",
-    "FlowerError",
-    "InflatableObject",
-    "LinkState",
-    "LinkStateFactory",
-    "NoObjectInStoreError",
-    "NoOpFederationManager",
-    "Node",
-    "NodeAuthHttpInterceptor",
-    "NodeAuthMiddleware",
-    "NodeInfo",
-    "ObjectStore",
-    "ObjectStoreFactory",
-    "ObjectTree",
-    "ProtoMessage",
-    "ProtobufRoute",
-    "ProtobufTranslationMiddleware",
-    "PullMessagesRequest",
-    "PullMessagesResponse",
-    "PushMessagesRequest",
-    "PushMessagesResponse",
-    "PushObjectRequest",
-    "PushObjectResponse",
-    "Run",
-    "RuntimeVersionHttpInterceptor",
-    "SendNodeHeartbeatRequest",
-    "TaskIdentity",
-    "TaskType",
-    "activate_node",
-    "bytes_to_public_key",
-    "fleet_router",
-    "get_all_nested_objects",
-    "get_object_body",
-    "get_object_head_values_from_object_content",
-    "get_object_id",
-    "get_object_tree",
-    "http_error_translator",
-    "inflate_object_from_contents",
-    "is_valid_sha256_hash",
-    "make_confirm_message_received_fn_protobuf",
-    "make_message",
-    "make_pull_object_fn_protobuf",
-    "make_push_object_fn_protobuf",
-    "message_from_proto",
-    "message_to_proto",
-    "no_object_id_recompute",
-    "public_key_to_bytes",
-    "pull_messages",
-    "pull_objects",
-    "push_objects",
-    "remove_content_from_message",
-    "sign_message",
-    "validate_object_content",
-    "verify_signature",
-]

@@ -23,38 +23,25 @@ from confed.engines.flower.private_api import (
 )
 from confed.engines.flower.supernode import proxy_of
 
-TOLERANCE = 300.0
-"""Seconds by which clocks may differ: older signatures are refused."""
+TOLERANCE = 300.0  # seconds by which clocks may differ: older signatures are refused
 
 
 @dataclass(frozen=True)
 class About:
-    """Versions and clock of a server.
+    """Versions and clock of a server."""
 
-    Attributes:
-        confed: its version of confed.
-        ahead: seconds by which its clock is ahead of this one's; good to half the time of the way there and back.
-    """
-
-    confed: str
+    confed: str  # its version of confed
     flwr: str
-    ahead: float
+    ahead: float  # seconds by which its clock is ahead of this one's; good to half the time of the way there and back
 
 
 def reach(host: str, port: int, wait: float = 10.0) -> None:
-    """Connection attempt to a server; the connection is closed at once.
-
-    A server that does not answer is an OSError, an unknown name a ``socket.gaierror``.
-    """
+    """Connection attempt to a server; the connection is closed at once."""
     socket.create_connection((host, port), timeout=wait).close()
 
 
 def certificate_ends(host: str, port: int, ca: Path, wait: float = 10.0) -> float:
-    """End of the validity of a server's certificate, in seconds since 1970.
-
-    A server that does not answer is an OSError; a certificate that is not vouched for, or is another host's, an
-    ``ssl.SSLCertVerificationError``.
-    """
+    """End of the validity of a server's certificate, in seconds since 1970."""
     context = ssl.create_default_context(cafile=str(ca))
     with (
         socket.create_connection((host, port), timeout=wait) as plain,
@@ -65,10 +52,7 @@ def certificate_ends(host: str, port: int, ca: Path, wait: float = 10.0) -> floa
 
 
 def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None, wait: float = 10.0) -> About:
-    """A server's answer about itself: its versions of confed and Flower, and its clock.
-
-    A server that does not answer is an OSError.
-    """
+    """A server's answer about itself: its versions of confed and Flower, and its clock."""
     timestamp = now().isoformat()
     headers = {
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),

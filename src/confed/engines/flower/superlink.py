@@ -3,27 +3,372 @@
 Flower's own SuperLink also offers, on the same port, an interface through which anyone who reaches the port may submit
 code to run. Here only requests of SuperNodes whose keys are on the list are answered, and no code is stored or handed
 out.
+
+Limits on TCP connections in front of an HTTP server: number, origin, and time until a request's head.
+
+uvicorn accepts every connection, starts TLS with all of them, and reads heads of any length for any time. Here
+connections are counted before anything of them is read: in all and per address, with fewer of them than the process may
+have files open. A connection that takes too long for TLS, for a first byte or for a whole head is closed, and so is one
+whose head is too long. A connection over which a listed site has signed a request is that site's: it never has to make
+room for others.
 """
 
+import asyncio
+import errno
+import ipaddress
 import logging
 import shutil
+import socket
 import ssl
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated, Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
-from confed.engines.flower.connection_limits import HEAD, ConnectionLimits, LimitedServer
 from confed.engines.flower.fleet_api import ABOUT, ANONYMOUS, fleet_application
 from confed.engines.flower.grid import SuperLinkGrid, link_state, piece_store
 from confed.engines.flower.objects import PIECE
 from confed.engines.flower.private_api import HEARTBEAT_DEFAULT_INTERVAL
+from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 
-__all__ = ["ABOUT", "PIECE", "SuperLinkGrid", "open_superlink"]
+HEAD = 16 * 2**10  # bytes of a request's head, at most; one of Flower's has less than one tenth of that
+WAIT = 0.2  # seconds until the next try where the process has too many files open to accept a connection
+KNOWN = 24 * 3600.0
+"""Seconds for which an address counts as a site's after a site on the list has signed a request from there."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits on the number of connections and on their time."""
+
+    most: int = 512
+    # those of them that are kept for sites on the list, and for addresses from which one has signed
+    reserved: int = 256
+    # connections of one address over which no site has signed a request; of version 6 those of a network of 64 bits
+    each: int = 64
+    grace: Annotated[float, POSITIVE] = 1.0  # seconds for which such a connection keeps its place while others want it
+    # seconds until its first byte, and from the end of the TLS handshake to the first byte inside
+    first: Annotated[float, POSITIVE] = 5.0
+    handshake: Annotated[float, POSITIVE] = 5.0  # seconds from the first byte to the end of the TLS handshake
+    head: Annotated[float, POSITIVE] = 5.0  # seconds from the first byte of a request's head to the last
+    body: Annotated[float, POSITIVE] = 300.0  # seconds for a request's body of at most 8 MiB, of a site on the list
+    of_site: Annotated[int, AT_LEAST_ONE] = 8  # connections over which one site has signed a request
+
+    def __post_init__(self) -> None:
+        check_fields(self, "")
+        if self.each < 1 or not 0 <= self.reserved < self.most:
+            raise ValueError(
+                f"each address needs a place, and fewer places must be reserved than there are, got each {self.each}, "
+                f"most {self.most}, reserved {self.reserved}"
+            )
+
+    def for_file_limit(self, files: int) -> "ConnectionLimits":
+        """At most half of the files that the process may have open are connections; the others are files."""
+        room = max(files // 2, 2)
+        return replace(self, most=min(self.most, room), reserved=min(self.reserved, room // 2))
+
+
+def open_files() -> int:
+    """The number of files that this process may have open."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 1024
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2**20 if soft == resource.RLIM_INFINITY else soft
+
+
+@dataclass(eq=False)
+class OpenConnection:
+    address: str
+    came: float  # when, of the clock monotonic
+    known: bool = False  # a site on the list has signed a request from there before
+    site: bool = False  # a site on the list has signed a request over it
+    put_out: Callable[[], object] = lambda: None
+
+
+class ConnectionTable:
+    """Table of the open connections."""
+
+    def __init__(self, limits: ConnectionLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits, self._clock = limits, clock
+        self._strangers: dict[OpenConnection, None] = {}  # in the order in which they came
+        self._sites: dict[OpenConnection, str] = {}  # and whose it is, in the order in which they signed
+        self._by_address: Counter[str] = Counter()  # strangers
+        self._known: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._strangers) + len(self._sites)
+
+    def admit(self, host: str) -> OpenConnection | None:
+        """A place for a connection from an address; None where there is none.
+
+        Where all places are taken, the oldest connection makes room over which no site has signed a request within the
+        time of grace: of the same address where that has its share, of any where all have theirs.
+        """
+        now, address = self._clock(), _network(host)
+        proved_lately = now - self._known.get(address, -KNOWN) < KNOWN
+        if self._by_address[address] >= self.limits.each and not self._make_room(now, address):
+            return None
+        open_to_all = self.limits.most - self.limits.reserved
+        if not proved_lately and sum(not stranger.known for stranger in self._strangers) >= open_to_all:
+            full = not self._make_room(now, known=False)
+        else:
+            full = len(self) >= self.limits.most and not self._make_room(now, known=None if proved_lately else False)
+        if full:
+            return None
+        entry = OpenConnection(address, now, proved_lately)
+        self._strangers[entry] = None
+        self._by_address[address] += 1
+        return entry
+
+    def _make_room(self, now: float, address: str | None = None, known: bool | None = None) -> bool:
+        for entry in self._strangers:
+            if now - entry.came < self.limits.grace:
+                return False  # those behind it came later
+            if address in (None, entry.address) and known in (None, entry.known):
+                self.leave(entry)
+                entry.put_out()
+                return True
+        return False
+
+    def prove(self, entry: OpenConnection, site: str) -> None:
+        """A site on the list has signed a request over a connection.
+
+        Where that site has its share of connections, the oldest of them ends: one key does not take all places.
+        """
+        if entry in self._strangers or self._sites.get(entry, site) != site:
+            self.leave(entry)
+            connections_of_site = [connection for connection, whose in self._sites.items() if whose == site]
+            for oldest in connections_of_site[: max(len(connections_of_site) - self.limits.of_site + 1, 0)]:
+                self.leave(oldest)
+                oldest.put_out()
+            self._sites[entry] = site
+        entry.site = True
+        self._known[entry.address] = self._clock()
+        if len(self._known) > 10_000:  # sites of one federation have few addresses
+            del self._known[min(self._known, key=self._known.__getitem__)]
+
+    def leave(self, entry: OpenConnection) -> None:
+        self._sites.pop(entry, None)
+        if entry in self._strangers:
+            del self._strangers[entry]
+            self._by_address[entry.address] -= 1
+            if not self._by_address[entry.address]:
+                del self._by_address[entry.address]
+
+
+def _network(host: str) -> str:
+    """An address; of version 6 its network, in which one machine may have as many as it likes."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(mapped) if mapped is not None else str(ipaddress.ip_network((int(address), 64), strict=False))
+    return str(address)
+
+
+class _Timed(H11Protocol):
+    """uvicorn's protocol with a time limit for a first byte and for every head."""
+
+    def __init__(
+        self,
+        table: ConnectionTable,
+        entry: OpenConnection,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, "connections": table, "connection": entry})
+        self._table, self._entry = table, entry
+        self._timer: asyncio.TimerHandle | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._entry.put_out = transport.abort
+        self._within(self._table.limits.first)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        if self._end is not None:
+            self._end.cancel()
+        self._table.leave(self._entry)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Who was turned away may read why; what it still sends in the meantime is dropped.
+        if not self._entry.site and self._end is None:
+            self._end = self.loop.call_later(self._table.limits.head, self._part)
+
+    def _part(self) -> None:
+        if not self._entry.site:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        begun = self._timer is not None and self.conn.trailing_data[0]
+        if not begun:  # the first byte of a head, or of what follows one
+            self._in_time()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._in_time()
+        elif self._timer is None and self.conn.trailing_data[0]:
+            self._within(self._table.limits.head)
+
+    def _within(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _in_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Listening:
+    """The interface of a listener that uvicorn uses."""
+
+    def __init__(self, listeners: list[socket.socket], tasks: list[asyncio.Task[None]]) -> None:
+        self.sockets, self._tasks = listeners, tasks
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for listener in self.sockets:
+            listener.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class LimitedServer(uvicorn.Server):
+    """uvicorn's server, in front of which connections are counted."""
+
+    def __init__(
+        self, config: uvicorn.Config, limits: ConnectionLimits, turned_away: Callable[[str], None] = lambda _: None
+    ) -> None:
+        super().__init__(config)
+        self.table = ConnectionTable(limits.for_file_limit(open_files()))
+        self._turned_away = turned_away
+        self._entering: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn; ends the process's thread where the port cannot be opened."""
+        del sockets
+        await self.lifespan.startup()
+        loop, listeners = asyncio.get_running_loop(), list[socket.socket]()
+        try:
+            addresses = await loop.getaddrinfo(
+                self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            port = self.config.port
+            for family, address in dict.fromkeys((entry[0], entry[4][0]) for entry in addresses):
+                listeners.append(_listener(family, str(address), port))
+                port = port or int(listeners[0].getsockname()[1])
+        except OSError:
+            for listener in listeners:
+                listener.close()
+            await self.lifespan.shutdown()
+            sys.exit(1)
+        accepting = [loop.create_task(self._accept(listener)) for listener in listeners]
+        self.servers: list[Any] = [_Listening(listeners, accepting)]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn; who is still busy with TLS is put out."""
+        for task in list(self._entering):
+            task.cancel()
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while not self.should_exit:
+            try:
+                connection, peer = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._turned_away("too many files are open to accept connections")
+                    await asyncio.sleep(WAIT)
+                elif error.errno == errno.EBADF:
+                    return
+                continue
+            entry = self.table.admit(str(peer[0]))
+            if entry is None:
+                connection.close()
+                self._turned_away("a connection was refused, as there were too many")
+            else:
+                task = loop.create_task(self._enter(connection, entry))
+                entry.put_out = task.cancel
+                self._entering.add(task)
+                task.add_done_callback(self._entering.discard)
+            await asyncio.sleep(0)  # connections that are there already come first
+
+    async def _enter(self, connection: socket.socket, entry: OpenConnection) -> None:
+        """TLS, where there is any, and then the protocol."""
+        config, limits = self.config, self.table.limits
+        times: dict[str, Any] = {}
+        if config.ssl is not None:
+            times = {"ssl": config.ssl, "ssl_handshake_timeout": limits.handshake, "ssl_shutdown_timeout": 2.0}
+        try:
+            connection.setblocking(False)
+            if config.ssl is not None:  # a quarter of a megabyte each, which who says nothing does not get
+                await asyncio.wait_for(_readable(connection), limits.first)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Timed(self.table, entry, config, self.server_state, self.lifespan.state), connection, **times
+            )
+        except (OSError, TimeoutError, ssl.SSLError, asyncio.CancelledError):  # a stranger's, and of no interest
+            self.table.leave(entry)
+            connection.close()
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Waits for a first byte, or for the end."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    descriptor = connection.fileno()
+    loop.add_reader(descriptor, lambda: None if readable.done() else readable.set_result(None))
+    try:
+        await readable
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _listener(family: int, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # Accepted connections inherit it, and asyncio sets it only where sockets were made with the protocol's number.
+        # Without it the body of a response waits for the acknowledgement of its head, 40 ms in most systems.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+__all__ = ["ABOUT", "PIECE"]
 
 
 @contextmanager

@@ -28,8 +28,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from confed.engines.flower.long_polls import WAIT
-from confed.engines.flower.objects import PIECE, check_expansion, most_pieces, pieces_of
-from confed.engines.flower.pieces_inline import INLINE, attach, detach
+from confed.engines.flower.objects import INLINE, PIECE, attach, check_expansion, detach, most_pieces, pieces_of
 from confed.engines.flower.private_api import (
     HEARTBEAT_MIN_INTERVAL,
     ActivateNodeRequest,
@@ -59,16 +58,13 @@ from confed.engines.flower.private_api import (
     push_objects,
     remove_content_from_message,
 )
-from confed.engines.remote.calls import redact
-from confed.engines.remote.protocol import printable
+from confed.engines.remote.protocol import printable, redact
 from confed.system.events import Note, Progress, ignore
 
-SOON = 0.02
-"""Seconds from a reply to the next question to a server that answers at once where it has no message."""
+SOON = 0.02  # seconds from a reply to the next question to a server that answers at once where it has no message
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private key."""
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:

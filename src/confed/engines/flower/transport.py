@@ -24,8 +24,7 @@ _KINDS = {HELLO: "query.hello"}
 _GONE = ("registered", "offline", "unregistered")
 
 
-SMALL = 2**20
-"""Bytes up to which a body goes along with its head: Flower asks for every record of a message separately."""
+SMALL = 2**20  # bytes up to which a body goes along with its head: Flower asks for every record of a message separately
 
 
 BUSY = "ValueError: another process works in the folder of this site; its log says which"
@@ -61,23 +60,20 @@ class FlowerTransport:
         self._grid, self._names = grid, names
 
     def connections(self) -> Mapping[int, Connection]:
-        """See :class:`confed.engines.remote.sites.Transport`."""
-        there: dict[int, Connection] = {}
+        connected: dict[int, Connection] = {}
         for node in self._grid.get_nodes():
             name = None if self._names is None else self._names.get(node.public_key)
             if node.status not in _GONE and (self._names is None or name is not None):
-                there[node.node_id] = Connection(node.last_activated_at, name)
-        return there
+                connected[node.node_id] = Connection(node.last_activated_at, name)
+        return connected
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         # The reply, too, must be on its way before the message's time is over.
         message = Message(pack(head, body), to, _KINDS.get(kind, "train.call"), ttl=lasts + 60)
         sent = [number for number in self._grid.push_messages([message]) if number]
         return sent[0] if sent else None
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
-        """See :class:`confed.engines.remote.sites.Transport`."""
         for message in self._grid.pull_messages([sent]):
             if message.has_error():
                 return f"ConnectionError: {message.error.reason or f'Flower error {message.error.code}'}"
@@ -106,9 +102,7 @@ class FlowerTransport:
 class Forgetful(Protocol):
     """A grid that can drop a message before its time is over."""
 
-    def forget(self, number: str) -> None:
-        """Drops it."""
-        ...
+    def forget(self, number: str) -> None: ...
 
 
 def client_app(

@@ -23,7 +23,6 @@ class Starting:
         self.task, self.folder, self.threads, self.environment = task, folder, threads, dict(environment)
 
     def to_json(self) -> str:
-        """The values as text."""
         return json.dumps(vars(self))
 
     @classmethod
@@ -36,14 +35,10 @@ class NodeProcess(ABC):
     """Process on a node of a cluster, which is compared with the process that asks before it takes work.
 
     Every method takes and returns bytes and text, and makes errors of texts, so that Ray pickles no object of ours.
-
-    Attributes:
-        works_on: what its task is, in messages.
-        inexact: what follows from hardware that differs, in messages.
     """
 
-    works_on: ClassVar[str]
-    inexact: ClassVar[str]
+    works_on: ClassVar[str]  # what its task is, in messages
+    inexact: ClassVar[str]  # what follows from hardware that differs, in messages
 
     def __init__(self, starting: str) -> None:
         self._starting = Starting.from_json(starting)
@@ -105,7 +100,6 @@ class ClientActor(NodeProcess):
         return b""
 
     def answer(self, head: bytes, message: bytes, state: bytes) -> tuple[bytes, bytes]:
-        """One reply."""
         from confed.engines.call_bytes import answer_bytes, join
         from confed.engines.usage import peak_memory
 

@@ -1,7 +1,12 @@
 """Actors on the nodes of a cluster: started where there is room, checked, replaced, told apart by number."""
 
+import contextlib
 import json
 import os
+import signal
+import socket
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -17,58 +22,100 @@ from confed.engines.ray.placement import Node, Wanted, nodes_of, places, too_sma
 from confed.engines.ray.speed import Pace, fingerprint, hardware_differences, version_difference
 from confed.system.events import Caution, Note, Progress
 
-START = 60.0
-"""Seconds in which actors of a cluster with free cores start; those that take longer join later."""
+_PATIENCE = 5.0  # seconds in which the address must take a connection
 
-LATEST = 180.0
-"""Seconds that the first actor may take: on nodes that are very busy a process needs minutes to start."""
 
-LOOK = 5.0
-"""Seconds between two looks at which nodes there are."""
+@contextlib.contextmanager
+def connected(address: str, cores: int, gpus: int | None = None) -> Iterator[None]:
+    """Connection to a cluster for as long as the ``with`` block lasts; one that this process has already is kept."""
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    if address:
+        _check_address(address)
+        options |= {"address": address}
+    else:
+        # No figures about this machine are sent to Ray's makers.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # "local" also where this machine belongs to a cluster.
+        options |= {"address": "local", "num_cpus": cores, "num_gpus": gpus, "include_dashboard": False}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    where = f"no Ray cluster could be joined at run.address = {address!r}" if address else "Ray could not start here"
+    with _signals_kept():
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+            ray.shutdown()
+            raise ValueError(f"{where}: {' '.join(str(error).split())[:400]}") from None
+    try:
+        yield
+    finally:
+        with _signals_kept():
+            ray.shutdown()
 
-PATIENCE = 120.0
-"""Seconds without any actor after which work is given up."""
 
-TRIES = 3
-"""Actors that may die of one call or job before it is given up."""
+def _check_address(address: str) -> None:
+    """Check that something listens at an address, as Ray itself tries for a minute."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise ValueError(
+            f"run.address must be HOST:PORT of a cluster's head (`ray start --head` prints it), 'auto' or '', got "
+            f"{address!r}"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"no Ray cluster at run.address = {address!r}: {error}; `ray start --head` starts one, and `ray status` "
+            "shows its nodes"
+        ) from None
 
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Within it Ray may install handlers of signals; afterwards those of before are there again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+START = 60.0  # seconds in which actors of a cluster with free cores start; those that take longer join later
+LATEST = 180.0  # seconds that the first actor may take: on nodes that are very busy a process needs minutes to start
+LOOK = 5.0  # seconds between two looks at which nodes there are
+PATIENCE = 120.0  # seconds without any actor after which work is given up
+TRIES = 3  # actors that may die of one call or job before it is given up
 PASSED_ON = ("CONFED_ALLOW_CODE", "CONFED_CPU", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "OMP_WAIT_POLICY")
 """Variables of the environment that actors have as this process has them: modules that recipes may name, and others."""
 
 
 @dataclass
 class Actor:
-    """An actor, from its start to its end.
-
-    Attributes:
-        coming: what it is asked before it may take calls; None once it may.
-        fingerprint: of its process; empty until it is known.
-        pace: how fast it is.
-        cpu: processor seconds that it has used.
-        peak: largest memory that it has had, bytes.
-    """
-
     node: Node
     handle: Any
-    coming: Any
-    fingerprint: Mapping[str, str] = field(default_factory=dict[str, str])
-    pace: Pace = field(default_factory=Pace)
-    cpu: float = 0.0
-    peak: int = 0
+    coming: Any  # what it is asked before it may take calls; None once it may
+    fingerprint: Mapping[str, str] = field(default_factory=dict[str, str])  # of its process; empty until it is known
+    pace: Pace = field(default_factory=Pace)  # how fast it is
+    cpu: float = 0.0  # processor seconds that it has used
+    peak: int = 0  # largest memory that it has had, bytes
 
 
 class Crew:
-    """Actors of one kind, by number.
-
-    Attributes:
-        actors: those there are, also while they prepare.
-        lost: how many have died.
-        past: actors that have died, for figures.
-    """
+    """Actors of one kind, by number."""
 
     def __init__(self, kind: type[NodeProcess], task: str, wanted: Wanted, progress: Progress) -> None:
-        self.actors: dict[int, Actor] = {}
-        self.lost, self.past = 0, list[Actor]()
+        self.actors: dict[int, Actor] = {}  # those there are, also while they prepare
+        self.lost, self.past = 0, list[Actor]()  # how many have died, and these, for figures
         self._kind, self._wanted, self._progress = kind, wanted, progress
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         self._starting = Starting(task, os.getcwd(), wanted.threads, environment).to_json()
@@ -146,7 +193,6 @@ class Crew:
             ray.kill(actor.handle)
 
     def end(self) -> None:
-        """Ends all actors."""
         for actor in self.actors.values():
             ray.kill(actor.handle)
 

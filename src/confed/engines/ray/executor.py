@@ -16,11 +16,9 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from confed.engines.call_bytes import Encoded, call_head, read_answer, split
-from confed.engines.call_queue import CallQueue, Homes
+from confed.engines.call_bytes import CallQueue, Encoded, Homes, call_head, read_answer, split
 from confed.engines.ray.actor import ClientActor
-from confed.engines.ray.cluster import connected
-from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, reason_of_loss
+from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, connected, reason_of_loss
 from confed.engines.ray.placement import Wanted
 from confed.engines.ray.speed import better_left
 from confed.engines.setup_source import SetupSource
@@ -62,19 +60,10 @@ def _stored(data: bytes) -> Any:
 
 
 class RayActors:
-    """Answers calls on a Ray cluster; see :class:`confed.engines.executor.Executor`.
-
-    A cluster that cannot be joined, versions of its nodes that differ from this process's, data that a node lacks, and
-    nodes too small are a ValueError that names the node.
-    """
+    """Answers calls on a Ray cluster; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(
-        self,
-        source: SetupSource,
-        wanted: Wanted,
-        address: str = "",
-        cores: int = 1,
-        progress: Progress = ignore,
+        self, source: SetupSource, wanted: Wanted, address: str = "", cores: int = 1, progress: Progress = ignore
     ) -> None:
         self.timeline = Timeline(0)
         self._progress, self._homes, self._closed = progress, Homes(), False

@@ -11,28 +11,22 @@ from typing import Any
 
 from confed.engines.ray.actor import NodeProcess
 
-WAIT = 1.0
-"""Seconds that a question for news waits for some."""
+WAIT = 1.0  # seconds that a question for news waits for some
 
 
 @dataclass(frozen=True)
 class JobSource:
-    """Functions that every node can import, and what they are told: what jobs are and where they can be done.
+    """Functions that every node can import, and what they are told: what jobs are and where they can be done."""
 
-    Attributes:
-        check: ``"module:function"``, called once in every process with ``arguments``; it returns what is in the way of
-            work there, or an empty text.
-        carry_out: ``"module:function"``, called with a job and a callback that takes news as JSON objects and may raise
-            KeyboardInterrupt; it returns the outcome as a JSON object.
-        arguments: keywords of ``check``; JSON values.
-    """
-
+    # "module:function", called once in every process with arguments; it returns what is in the way of work there, or
+    # an empty text
     check: str
+    # "module:function", called with a job and a callback that takes news as JSON objects and may raise
+    # KeyboardInterrupt; it returns the outcome as a JSON object
     carry_out: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # keywords of check; JSON values
 
     def to_json(self) -> str:
-        """The names as text."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -71,14 +65,14 @@ class JobActor(NodeProcess):
         The last of a job is ``{"outcome": ...}``, or ``{"stopped": true}``.
         """
         self._stopping = stop
-        found: list[Mapping[str, Any]] = []
+        items: list[Mapping[str, Any]] = []
         until = time.monotonic() + WAIT
-        while not found or not self._news.empty():
+        while not items or not self._news.empty():
             try:
-                found.append(self._news.get(timeout=max(until - time.monotonic(), 0.001)))
+                items.append(self._news.get(timeout=max(until - time.monotonic(), 0.001)))
             except queue.Empty:
                 break
-        return json.dumps(found).encode()
+        return json.dumps(items).encode()
 
     def _work(self, job: Mapping[str, Any]) -> None:
         import torch

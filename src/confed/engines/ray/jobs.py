@@ -13,20 +13,16 @@ from typing import Any, Literal
 import ray
 import ray.exceptions
 
-from confed.engines.ray.cluster import connected
-from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, reason_of_loss
+from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, connected, reason_of_loss
 from confed.engines.ray.job_actor import JobActor, JobSource
 from confed.engines.ray.placement import Wanted
 from confed.system.events import Caution, JobEnded, JobProgress, JobStarted, Progress, from_json
 
-STOPPING = 15.0
-"""Seconds that jobs have for stopping in good order."""
+STOPPING = 15.0  # seconds that jobs have for stopping in good order
 
 
 @dataclass
 class _Working:
-    """An actor at work."""
-
     job: int
     news: Any
 
@@ -40,11 +36,7 @@ def carry_out(
     cores: int,
     progress: Progress,
 ) -> None:
-    """Execution of all jobs, in order as far as there are actors for them.
-
-    A cluster that cannot be joined, and nodes that cannot do the jobs, are a ValueError that names the node; a cluster
-    without room for any actor for long is a RuntimeError.
-    """
+    """Execution of all jobs, in order as far as there are actors for them."""
     if not jobs:
         return
     with connected(address, cores):
@@ -71,7 +63,6 @@ class _Work:
         self._tries: dict[int, int] = {}
 
     def do(self) -> None:
-        """Everything there is to do."""
         since = time.monotonic()
         while self._waiting or self._working:
             self._feed()

@@ -7,36 +7,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster.
-
-    Attributes:
-        name: its address, and its host's name.
-        cores: processor cores that it offers.
-        gpus: GPUs that it offers.
-        memory: bytes that it offers to actors.
-    """
-
     id: str
-    name: str
-    cores: float
-    gpus: float
-    memory: float
+    name: str  # its address, and its host's name
+    cores: float  # processor cores that it offers
+    gpus: float  # GPUs that it offers
+    memory: float  # bytes that it offers to actors
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run asks of a cluster.
+    """What a run asks of a cluster."""
 
-    Attributes:
-        count: actors in all; 0 for one per core, or per GPU.
-        gpu: whether each has a GPU; None for one each where the cluster has any.
-        memory: bytes that one needs.
-    """
-
-    count: int
+    count: int  # actors in all; 0 for one per core, or per GPU
     threads: int = 1
-    gpu: bool | None = False
-    memory: int = 0
+    gpu: bool | None = False  # whether each has a GPU; None for one each where the cluster has any
+    memory: int = 0  # bytes that one needs
 
     def fit(self, node: Node) -> int:
         """How many actors a node has room for."""

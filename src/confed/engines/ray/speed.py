@@ -63,8 +63,7 @@ def _source() -> str:
 
 # Measured speed of actors -------------------------------------------------------------------------------------
 
-_RECENT = 0.3
-"""Weight of the newest measurement in the running mean."""
+_RECENT = 0.3  # weight of the newest measurement in the running mean
 
 
 @dataclass
@@ -74,7 +73,6 @@ class Pace:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def note(self, call: Call, seconds: float) -> None:
-        """Adds a measurement."""
         now, before = seconds / max(call.client.num_examples, 1), self.seconds.get(call.action)
         self.seconds[call.action] = now if before is None else (1 - _RECENT) * before + _RECENT * now
 

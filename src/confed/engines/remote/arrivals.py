@@ -15,20 +15,17 @@ from random import Random
 
 from confed.engines.buffered import Arrival, Buffered, begun_call, without_earlier
 from confed.engines.perform import Setup
-from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import CallBatch, PendingCall
 from confed.federation.messages import Call
 from confed.federation.randomness import derive
 from confed.federation.state import ServerState
 
-BUSY = "it trains, and asynchronous rounds do not wait for it"
-"""Why a site in training is not evaluated."""
+BUSY = "it trains, and asynchronous rounds do not wait for it"  # why a site in training is not evaluated
 
 
 @dataclass
 class _Training:
-    """A site in training."""
-
     number: int
     version: int
     batch: CallBatch
@@ -75,7 +72,6 @@ class SiteArrivals:
 
     def needed(self, rounds: int) -> frozenset[int]:
         """Versions that sites train with now."""
-        del rounds
         return frozenset(training.version for training in self._training.values())
 
     def clock(self, round: int) -> float:

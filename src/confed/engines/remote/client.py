@@ -2,7 +2,7 @@
 
 Nothing here knows a transport: requests and replies are bytes. A site runs the named actions of the method that is
 installed on it, and nothing else. What it keeps is in its folder and survives the process; in a round of split learning
-that is what the server sent (:mod:`confed.engines.remote.session_log`). The server says with every request which of it
+that is what the server sent (:mod:`confed.engines.remote.site_session`). The server says with every request which of it
 counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the server knows of,
 because its reply was late or the server was stopped, goes on from where the server is.
 
@@ -11,38 +11,45 @@ The record only grows, and a line is on disk before the reply leaves: no server 
 It is made once for a recipe, is never sent, and stays when the run is over. Without it what has left the site would
 leave it once more with other noise, if a server asks for it again; a site that has answered does not go on with a new
 one.
+
+Journal of a site: secrets that it has used, and what its updates have cost in privacy.
+
+A server may have a site go back to an earlier state; it must, when it was killed itself and does a round again. What
+has left the site cannot go back. Of that this journal is kept: it only grows, it is on disk before the reply is sent,
+and nothing that a server asks for removes an entry.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace, answer
-from confed.engines.remote.calls import redact
-from confed.engines.remote.handshake import Fingerprint, fingerprint
-from confed.engines.remote.journal import COSTS, USED, Journal, append, read_lines
 from confed.engines.remote.journal_chains import JournalChains
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
     LEFT_OUT,
     Answer,
+    Fingerprint,
     Limits,
     Refused,
     Request,
     Schema,
     digest,
+    fingerprint,
     open_body,
+    redact,
     schema_of,
     seal,
 )
-from confed.engines.remote.session_log import Record
-from confed.engines.remote.site_session import SiteSession
+from confed.engines.remote.site_session import Record, SiteSession
 from confed.federation.atomic import write_atomically
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client import Signer
@@ -53,12 +60,154 @@ from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy import accountant
+from confed.privacy.accountant import epsilon
 from confed.privacy.evaluation_policy import EvaluationPolicy
-from confed.privacy.fixed_noise import noise_is_fixed
-from confed.privacy.protections import ANALYSIS, UPDATE, ValueBound, actions
-from confed.privacy.secure_sum.memory import FRESH, GROUP
+from confed.privacy.protections import ANALYSIS, UPDATE, ValueBound, actions, noise_is_fixed
+from confed.privacy.secure_sum.member import FRESH, GROUP
 from confed.system.events import Note, Progress, ignore
 from confed.system.plain_text import visible
+
+EVALUATION = "evaluate"
+USED, COSTS = "used.jsonl", "privacy.jsonl"
+
+_SECRET = {"secret": str, "asked": str}
+_COST = {"run": str, "round": int, "action": str, "noise": float}
+_SENSIBLE = (1e-100, 1e100)  # noise multipliers whose squares are numbers
+
+
+class Journal:
+    """Journal of a site on disk; see :class:`confed.federation.client.Journal`."""
+
+    def __init__(self, root: Path, run: str, limit: float | None = None) -> None:
+        if limit is not None and not 0 < limit < math.inf:
+            raise ValueError(f"the limit of epsilon must be positive and finite, got {limit}")
+        root.mkdir(parents=True, exist_ok=True)
+        self.asked = ""  # the digest of the request in hand
+        self._run, self._limit = run, limit
+        self._secrets, self._costs = root / USED, root / COSTS
+        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets, _SECRET)}
+        costs = read_lines(self._costs, _COST)
+        # whether anything of the recipe left this site before this object was made
+        self.released = any(line["run"] == run for line in costs)
+        self._multipliers: list[float] = [line["noise"] for line in costs if line.get("action") != EVALUATION]
+        self._evaluations: list[float] = [line["noise"] for line in costs if line.get("action") == EVALUATION]
+        self._bare: set[tuple[int, str]] = {
+            (line["round"], line["action"]) for line in costs if line["run"] == run and not line["noise"]
+        }
+        if limit is not None and not all(self._multipliers):
+            first = next(line for line in costs if not line["noise"])
+            raise ValueError(
+                f"a limit of epsilon cannot hold: round {first['round']} of the recipe {first['run']} told a server of "
+                f"this site's examples without noise of its own ({self._costs}); for other examples use another folder"
+            )
+
+    def use(self, secret: bytes, what: bytes = b"") -> None:
+        """See :class:`confed.federation.client.Journal`; the same request may come again, as its reply may be lost."""
+        name = blake2b(secret, digest_size=16).hexdigest()
+        asked = self.asked + (blake2b(what, digest_size=16).hexdigest() if what else "")
+        if self._used.setdefault(name, asked) != asked:
+            raise ValueError("this was done before, for another request; the same secret is not used twice")
+        append(self._secrets, {"secret": name, "asked": asked})
+
+    def epsilon(self, privacy: UpdatePrivacy, more: int = 0, evaluation: float | None = None) -> float:
+        """Epsilon of all updates and noised evaluations, of any recipe and run: they tell of the same examples.
+
+        Gaussian mechanisms of multipliers z_i are together one of (sum of z_i^-2)^(-1/2) (Dong, Roth and Su, "Gaussian
+        differential privacy", 2022). Updates alone: for a client with all its data; with evaluations: for each of its
+        examples. An evaluation's sums move by 1 where an example is another one, an update by twice its clip.
+        """
+        twice = 2.0 if privacy.adjacency == "replace" else 1.0
+        told = [*self._evaluations, *([] if evaluation is None else [evaluation])]
+        multipliers = [*self._multipliers, *[privacy.noise] * more, *(twice * z for z in told)]
+        total = sum(1 / z**2 if z else math.inf for z in multipliers)
+        return epsilon(1 / math.sqrt(total), 1, privacy.delta, privacy.adjacency) if total else 0.0
+
+    def check(self, privacy: UpdatePrivacy) -> None:
+        """Check that one more update is within the limit; a ValueError where it is not."""
+        self._within(privacy, "update", self.epsilon(privacy, 1) if self._limit is not None else 0.0)
+
+    def check_evaluation(self, privacy: UpdatePrivacy, noise: float) -> None:
+        """Check that one more evaluation with noise is within the limit; a ValueError where it is not."""
+        cost = self.epsilon(privacy, evaluation=noise) if self._limit is not None else 0.0
+        self._within(privacy, "evaluation", cost)
+
+    def check_exact(self, privacy: UpdatePrivacy) -> None:
+        """Check that the limit allows an update, without which nothing exact is told either."""
+        if self._limit is not None and self.epsilon(privacy, 1) > self._limit:
+            raise ValueError(
+                f"this site's limit of privacy is spent: epsilon {self._limit:g}; nothing exact is told of its examples"
+            )
+
+    def _within(self, privacy: UpdatePrivacy, what: str, cost: float) -> None:
+        if self._limit is not None and cost > self._limit:
+            raise ValueError(
+                f"this site's limit of privacy is reached: epsilon {self._limit:g} at delta {privacy.delta:g}, and "
+                f"with one more {what} {cost:.4g}"
+            )
+
+    def evaluated(self, privacy: UpdatePrivacy, noise: float, round: int) -> None:
+        """Record of an evaluation with noise that leaves the site."""
+        self._evaluations.append(noise)
+        line = {"time": time.time(), "run": self._run, "round": round, "action": EVALUATION, "unit": "example"}
+        cost = self.epsilon(privacy)
+        line |= {"noise": noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
+        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+
+    def release(self, privacy: UpdatePrivacy, round: int) -> None:
+        """Record of an update that leaves the site."""
+        self._multipliers.append(privacy.noise)
+        line: dict[str, Any] = {"time": time.time(), "run": self._run, "round": round + 1, "action": "fit"}
+        line["clip"] = privacy.clip
+        line |= {"noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
+        cost = self.epsilon(privacy)
+        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+
+    def bare(self, round: int, action: str) -> None:
+        """Record, once a round, of a reply about the examples to which this site added no noise."""
+        if (round + 1, action) in self._bare:
+            return
+        self._bare.add((round + 1, action))
+        self._multipliers.append(0.0)
+        line = {"time": time.time(), "run": self._run, "round": round + 1, "action": action, "noise": 0.0}
+        append(self._costs, {**line, "epsilon": None})
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a line to a journal; on disk when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
+    """The lines of a journal; one that was not written to its end is dropped, as nothing was sent then."""
+    data = path.read_bytes() if path.is_file() else b""
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        os.truncate(path, len(whole))
+    try:
+        return [_checked(json.loads(line), kinds) for line in whole.splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}; a site does not go on without its journal") from error
+
+
+def _checked(line: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """A line whose entries have the right types: one that has not could make the cost look lower."""
+    if not isinstance(line, dict):
+        raise ValueError(f"a line must be an object, got {repr(line)[:80]}")
+    entries = cast(dict[str, Any], line)
+    for name, kind in kinds.items():
+        value: Any = entries.get(name)
+        if kind is float:
+            sound = type(value) in (int, float) and (value == 0 or _SENSIBLE[0] <= value <= _SENSIBLE[1])
+        else:
+            sound = type(value) is kind
+        if not sound:
+            wanted = "a noise multiplier" if kind is float else f"of type {kind.__name__}"
+            raise ValueError(f"{name} must be {wanted}, got {repr(value)[:80]}")
+    return entries
+
 
 # Secret of a site that its noise is a function of (keyed_noise) -----------------------------------------------
 
@@ -66,14 +215,10 @@ BYTES = 32
 
 
 class NoiseSecret:
-    """Source of a site's noise; see :class:`confed.federation.client.NoiseSource`.
-
-    Attributes:
-        heard: digest of the messages of the round up to the one in hand.
-    """
+    """Source of a site's noise; see :class:`confed.federation.client.NoiseSource`."""
 
     def __init__(self, path: Path, released: bool) -> None:
-        self.heard = ""
+        self.heard = ""  # digest of the messages of the round up to the one in hand
         stored = path.read_bytes() if path.is_file() else None
         if stored is not None and len(stored) == BYTES:
             self._secret = stored
@@ -89,7 +234,6 @@ class NoiseSecret:
         write_atomically(path, self._secret, sync=True, mode=0o600)
 
     def noise(self, round: int, client: str, purpose: str) -> KeyedNoise:
-        """See :class:`confed.federation.client.NoiseSource`."""
         return KeyedNoise(self._secret, self.heard, round, client, purpose)
 
 
@@ -167,8 +311,7 @@ class EvaluationRecord:
 
 # A site of a federation across machines: it answers requests --------------------------------------------------
 
-KEPT_AT_HOME = frozenset({"examine"})
-"""Actions that no machine offers to another: they hand private values around."""
+KEPT_AT_HOME = frozenset({"examine"})  # actions that no machine offers to another: they hand private values around
 
 
 def client_named(setup: Setup, client_id: str) -> ClientInfo:
@@ -180,24 +323,13 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
     raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
 
 
-EVALUATE = "evaluate"
-"""The action that tells sums over examples and nothing else; the site's policy says which."""
-
-SERIALS = "manifests.json"
-"""File in a site's folder with serial numbers of manifests; see :mod:`confed.deployment.manifest`."""
-
-AFTER = 2
-"""Behind a run's last round come the method's finish and the evaluation of the final models."""
+EVALUATE = "evaluate"  # the action that tells sums over examples and nothing else; the site's policy says which
+SERIALS = "manifests.json"  # file in a site's folder with serial numbers of manifests; see manifest
+AFTER = 2  # behind a run's last round come the method's finish and the evaluation of the final models
 
 
 class Site:
-    """Client end of a federation across machines.
-
-    Attributes:
-        journal: what this site remembers for good.
-        evaluations: which evaluations it has answered, and what it still answers.
-        problem: why this site cannot take part, as found out by the last hello; None where it can.
-    """
+    """Client end of a federation across machines."""
 
     def __init__(
         self,
@@ -225,6 +357,7 @@ class Site:
             )
         self._telling = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self.client = client
+        # why this site cannot take part, as found out by the last hello; None where it can
         self.problem: str | None = None
         self._audit, self._progress, self._over = audit, progress, over
         self._final, self._kept = final, ""
@@ -237,8 +370,9 @@ class Site:
             lines.append(audit.name)
         root.mkdir(parents=True, exist_ok=True)
         self._journals = JournalChains(client.id, root, lines, [secret], SERIALS)
-        self.journal = Journal(root, self.fingerprint.terms[:16], limit)
+        self.journal = Journal(root, self.fingerprint.terms[:16], limit)  # what this site remembers for good
         policy = kept_policy(root, evaluations)
+        # which evaluations it has answered, and what it still answers
         self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
         fixed = noise_is_fixed(setup.algorithm)
         self._secret = NoiseSecret(root / secret, self.journal.released) if fixed else None
@@ -249,7 +383,7 @@ class Site:
         self._known: Schema = schema_of(self._workspace.tensors)
         self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
         self._limits = Limits.of(self._known) if limits is None else limits
-        # A server may show its own layers when it asks for an evaluation of the whole.
+        # a server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
         self.store.root.mkdir(parents=True, exist_ok=True)
         self._session = SiteSession(
@@ -313,7 +447,6 @@ class Site:
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
     def _part(self, request: Request) -> tuple[Answer, bytes]:
-        """The run is over."""
         where = f": {self._kept}" if self._kept else ""
         self._progress(Note(f"the run is over; the personal model stays here{where}"))
         try:

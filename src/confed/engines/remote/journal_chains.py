@@ -20,18 +20,12 @@ from confed.engines.remote.protocol import Refused
 from confed.federation.atomic import write_atomically
 from confed.federation.reading import FAULTS
 
-Statement = Mapping[str, tuple[int, str]]
-"""Journal -> its number of entries, and its head."""
-
-SEEN = "countersigned.json"
-"""File in a site's folder: what the server signed last."""
-
+Statement = Mapping[str, tuple[int, str]]  # journal -> its number of entries, and its head
+SEEN = "countersigned.json"  # file in a site's folder: what the server signed last
 KNOWN, KEY = "journals.json", "journals.key"
 """Files in the server's run folder: heads of the sites' journals, and the key that signs them."""
 
-MOST = 32
-"""Journals of a site, at most."""
-
+MOST = 32  # journals of a site, at most
 _LENGTH, _HEAD = 2**53, 32
 
 
@@ -215,7 +209,6 @@ class Countersignatures:
 
 
 def _text(site: str, statement: Statement) -> str:
-    """What is signed."""
     return json.dumps(
         ["confed journals", site, {name: list(entry) for name, entry in statement.items()}], sort_keys=True
     )

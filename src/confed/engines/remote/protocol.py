@@ -14,45 +14,107 @@ from hashlib import blake2b
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
+from confed.engines.perform import Setup, Workspace
 from confed.federation.messages import Message
-from confed.federation.params import Params
+from confed.federation.params import Params, Scalar
 from confed.federation.reading import FAULTS
 from confed.federation.wire import decode, encode
 from confed.privacy.protections import first_non_finite
+from confed.system.release import VERSION
 
-HELLO = "hello"
-LEFT_OUT = "left out/"
-"""In an introduction, what comes before a role (:data:`ROLES`) in the name of a number of examples."""
-ROLES = ("train", "validation", "test")
-"""Parts of a client's examples."""
-"""The question that opens a connection; no method can have an action of that name that a server reaches."""
+_MEANINGS = {
+    "version": "the version of confed",
+    "terms": "the recipe (method, model with its revision, task, local training, run), with its answers and words,",
+    "tensors": "the names and shapes of the model's tensors",
+    "values": "the values that the model starts from, such as those of its frozen backbone (a revision has its own),",
+}
 
-GOODBYE = "goodbye"
-"""What a server says when the run is over."""
 
-CALLS = 1_000_000
-"""Calls to one client in one round, at most."""
+@dataclass(frozen=True)
+class Fingerprint:
+    """Digests of what all parties must share."""
 
-RANK = 16
-"""Dimensions of a tensor that travels, at most."""
+    version: str
+    terms: str  # of the method and its settings, and of what the caller of fingerprint adds
+    tensors: str  # of the names, shapes and dtypes of the model's tensors
+    values: str  # of the values that every party starts from, frozen ones included
 
-NAME = 1000
-"""Characters of a tensor's or a scalar's name, at most."""
+    def scalars(self) -> dict[str, Scalar]:
+        return asdict(self)
 
-SCALARS = 10_000
-"""Scalars of a message, at most."""
+    def differences(self, other: Mapping[str, Scalar], mine: str, others: str) -> str | None:
+        """In which way the other party's differs, in words; None if it does not."""
+        lines = [
+            f"{meaning} must be the same: {mine} has {value_here}, {others} has "
+            f"{printable(str(other.get(name, 'none')), 64)}"
+            for name, meaning in _MEANINGS.items()
+            if (value_here := self.scalars()[name]) != other.get(name)
+        ]
+        return "; ".join(lines) or None
 
-ANSWER = 2**16
-"""Bytes of a reply's head, at most: who answers what, or an error."""
 
+def fingerprint(setup: Setup, workspace: Workspace, common: str = "") -> Fingerprint:
+    """A run's fingerprint."""
+    terms = (setup.algorithm, setup.local, setup.rounds, setup.seed, setup.keep_personal, common)
+    tensors = {**workspace.tensors, **workspace.initial}
+    names, values = blake2b(digest_size=16), blake2b(digest_size=16)
+    for name in sorted(tensors):
+        names.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
+        values.update(_content(tensors[name]))
+    return Fingerprint(
+        VERSION, blake2b(repr(terms).encode(), digest_size=16).hexdigest(), names.hexdigest(),
+        values.hexdigest(),
+    )  # fmt: skip
+
+
+def _content(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+# Redaction of error messages for other machines ---------------------------------------------------------------
+
+_ENDINGS = (
+    "png|jpe?g|jfif|bmp|gif|tiff?|webp|ppm|pgm|dcm|nii|wav|flac|mp3|ogg|json|jsonl|csv|tsv|txt|xml|toml|parquet|tar|gz|zst|"
+    "zip|h5|hdf5|npy|npz|safetensors|bin|pt|pth|part|lock|tmp"
+)
+_NAME = rf"(?:[^'\"\n]*[/\\][^'\"\n]*|[^'\"\n]*\.(?:{_ENDINGS})\b[^'\"\n]*)"
+_FILE = re.compile(rf"'{_NAME}'|\"{_NAME}\"|\S*[/\\]|[\w\-.]+\.(?:{_ENDINGS})\b", re.IGNORECASE)
+
+# Names of tensors that have a part before a slash, such as 'gradient/head.weight'; nothing that ends as files do.
+_GROUPS = "update|gradient|variate|drift|read|class_mean|class_count"
+_TENSOR = re.compile(rf"(['\"])(?:{_GROUPS})/(?!(?:[\w.\-]*\.)?(?:{_ENDINGS})['\"])[\w.\-]+\1")
+
+
+def redact(error: str, most: int = 500) -> str:
+    """One line of an error, up to where it begins to name a file; the person at the machine reads all of it there.
+
+    What follows a name may belong to it, as names have spaces in them. The known names of tensors are no files. An
+    error of the operating system is cut behind its own words.
+    """
+    system_error = re.match(r"\w+: \[Errno \d+\] [^:\n]*", error)
+    text = system_error[0] if system_error else error.partition("\n")[0]
+    # Hidden at the same length, so that what is found has its place in the text.
+    match = _FILE.search(_TENSOR.sub(lambda name: "_" * len(name[0]), text))
+    return (text if match is None else text[: match.start()].rstrip() + " [a file, named at the site]")[:most]
+
+
+HELLO = "hello"  # the question that opens a connection; no method can have an action of that name that a server reaches
+LEFT_OUT = "left out/"  # in an introduction, what comes before a role (ROLES) in the name of a number of examples
+ROLES = ("train", "validation", "test")  # parts of a client's examples
+GOODBYE = "goodbye"  # what a server says when the run is over
+CALLS = 1_000_000  # calls to one client in one round, at most
+RANK = 16  # dimensions of a tensor that travels, at most
+NAME = 1000  # characters of a tensor's or a scalar's name, at most
+SCALARS = 10_000  # scalars of a message, at most
+ANSWER = 2**16  # bytes of a reply's head, at most: who answers what, or an error
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 
-Schema = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""Tensor name -> dtype and shape."""
+Schema = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]  # tensor name -> dtype and shape
 
 
 class Refused(ValueError):
@@ -61,23 +123,15 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the size of a message.
-
-    Attributes:
-        body: bytes of a body.
-        tensors: tensors in a body.
-        head: bytes of a head, and of a body's header.
-    """
-
-    body: int = 2_000_000_000
-    tensors: int = 100_000
-    head: int = 16_000_000
+    body: int = 2_000_000_000  # bytes of a body
+    tensors: int = 100_000  # tensors in a body
+    head: int = 16_000_000  # bytes of a head, and of a body's header
 
     @classmethod
     def of(cls, known: Schema) -> "Limits":
         """Room for four models, or for the activations of a batch where those are larger."""
         model = sum(math.prod(shape) * dtype.itemsize for dtype, shape in known.values())
-        # A header describes each tensor in up to some 300 characters besides its name.
+        # a header describes each tensor in up to some 300 characters besides its name.
         described = 4 * sum(len(name) + 300 for name in known) + 4 * 2**20
         return cls(body=4 * model + 256 * 2**20, tensors=4 * len(known) + 10_000, head=min(described, cls.head))
 
@@ -91,37 +145,23 @@ def version_of(round: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """The head of a call.
-
-    Attributes:
-        id: unique in the run.
-        client: whom it is for.
-        round: number of finished rounds.
-        version: of the state that this call may leave behind, see :func:`version_of`.
-        base: the newest version of the client's state that counts. What was saved later belongs to calls whose
-            replies the server has not accepted, or to a part of the run that it has to do again.
-        kept: versions that must stay loadable: those of the server's checkpoints.
-        journals: what the server has signed of the site's journals, "" for nothing
-            (:mod:`confed.engines.remote.journal_chains`).
-    """
-
-    id: str
-    client: str
+    id: str  # unique in the run
+    client: str  # whom it is for
     action: str
-    round: int
-    version: int
+    round: int  # number of finished rounds
+    version: int  # of the state that this call may leave behind, see version_of
+    # the newest version of the client's state that counts. What was saved later belongs to calls whose replies the
+    # server has not accepted, or to a part of the run that it has to do again.
     base: int
-    kept: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()  # versions that must stay loadable: those of the server's checkpoints
     session: bool = False
-    journals: str = ""
+    journals: str = ""  # what the server has signed of the site's journals, "" for nothing (journal_chains)
 
     def to_bytes(self) -> bytes:
-        """The head as it travels."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
-        """The head from its bytes."""
         head = _head(data, limits, {"id": str, "client": str, "action": str, "round": int, "version": int,
                                     "base": int, "kept": list, "session": bool, "journals": str})  # fmt: skip
         if not all(type(kept) is int for kept in head["kept"]):
@@ -135,28 +175,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The head of a reply.
-
-    Attributes:
-        error: what went wrong, type and message; None if nothing did.
-        saved: whether the client's state is another than before.
-        seconds: that the site took.
-        journals: lengths and heads of the site's journals; "" where it does not say.
-    """
-
     id: str
-    error: str | None
-    saved: bool
-    seconds: float
-    journals: str = ""
+    error: str | None  # what went wrong, type and message; None if nothing did
+    saved: bool  # whether the client's state is another than before
+    seconds: float  # that the site took
+    journals: str = ""  # lengths and heads of the site's journals; "" where it does not say
 
     def to_bytes(self) -> bytes:
-        """The head as it travels."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Answer":
-        """The head from its bytes."""
         if len(data) > ANSWER:
             raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
         fields = {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float, "journals": str}
@@ -173,7 +202,6 @@ def printable(text: str, most: int) -> str:
 
 
 def seal(message: Message) -> bytes:
-    """A message as a body."""
     return encode(message)
 
 
@@ -190,7 +218,6 @@ def schema_of(tensors: Params) -> Schema:
 def open_body(
     data: bytes, limits: Limits, known: Schema, allowed: frozenset[str], exact: Schema | None = None
 ) -> Message:
-    """The message of a body."""
     header = _header(data, limits)
     described = {name: _tensor(name, entry) for name, entry in header.items() if name != "__metadata__"}
     if exact is not None and described.keys() != exact.keys():
@@ -233,7 +260,6 @@ def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, .
 
 
 def _header(data: bytes, limits: Limits) -> dict[str, Any]:
-    """The header of safetensors bytes."""
     if len(data) > limits.body:
         raise Refused(f"a body has at most {limits.body} bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")

@@ -26,23 +26,31 @@ import torch
 
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
-from confed.engines.remote.calls import CallBatch, PendingCall
-from confed.engines.remote.handshake import fingerprint
 from confed.engines.remote.journal_chains import Countersignatures
-from confed.engines.remote.open_files import patiently
 from confed.engines.remote.protocol import (
     NAME,
     Answer,
     Limits,
     Refused,
     Request,
+    fingerprint,
     open_body,
     printable,
     schema_of,
     seal,
     version_of,
 )
-from confed.engines.remote.sites import Bounded, Registered, SiteRegistry, Timeouts, Transport, Waiting
+from confed.engines.remote.sites import (
+    Bounded,
+    CallBatch,
+    PendingCall,
+    Registered,
+    SiteRegistry,
+    Timeouts,
+    Transport,
+    Waiting,
+    patiently,
+)
 from confed.engines.remote.update_bounds import FEWEST, Bounds, NormHistory, largest_of, most_of, norm_of, scaled
 from confed.engines.timeline import Timeline
 from confed.federation.algorithm import Algorithm
@@ -63,28 +71,23 @@ Done = TypeVar("Done")
 class Attempts:
     """Replies that the server has received in one part of a round; a folder that :meth:`close` removes.
 
-    Attributes:
-        batches: the calls of the attempt under way.
-        handled: the call whose reply the method has in hand, if that reply is no error.
-        refused: request -> why its reply counts as failed.
-        single: whether there can be one attempt only, in a session or secure aggregation; then no reply is kept once
-            it was read.
+    In a session or secure aggregation there is a ``single`` attempt, and no reply is kept once it was read.
     """
 
     def __init__(
         self, steps: Mapping[tuple[str, int], int], bases: Mapping[str, int], spool: Path | None, single: bool
     ) -> None:
         self.steps, self.bases, self.single = dict(steps), dict(bases), single
-        self.batches: list[CallBatch] = []
+        self.batches: list[CallBatch] = []  # the calls of the attempt under way
+        # the call whose reply the method has in hand, if that reply is no error
         self.handled: PendingCall | None = None
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, str] = {}  # request -> why its reply counts as failed
         self._read: PendingCall | None = None
         self._end = ""
         self._kept: dict[str, tuple[Call, Path | str]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="confed-replies-", dir=spool)
 
     def close(self) -> None:
-        """Removes the replies."""
         self._folder.cleanup()
 
     def drive(self, part: Callable[[], Done], method: str, again: Callable[["Attempts"], None]) -> Done:
@@ -167,17 +170,10 @@ def _equal(one: Message, other: Message) -> bool:
 
 # Checks of a reply's scalars and counts against what the method and the task ----------------------------------
 
-VIEWS = ("global", "personal")
-"""The models that a site evaluates."""
-
-METRICS = 256
-"""Names of metrics in a tally of a task that does not declare its own, at most."""
-
-WEIGHT = 2.0**53
-"""What an evaluation may weigh, at most: numbers of examples and of words are exact below."""
-
-ROUNDING = 1e-6
-"""What sums of single-precision values may lie outside of their range, relative to their weight."""
+VIEWS = ("global", "personal")  # the models that a site evaluates
+METRICS = 256  # names of metrics in a tally of a task that does not declare its own, at most
+WEIGHT = 2.0**53  # what an evaluation may weigh, at most: numbers of examples and of words are exact below
+ROUNDING = 1e-6  # what sums of single-precision values may lie outside of their range, relative to their weight
 
 
 def check_content(algorithm: Algorithm, task: Any, action: str, message: Message) -> None:
@@ -246,19 +242,15 @@ def _check_counts(task: Any, tensors: Params) -> None:
 
 
 class ReplyReader:
-    """Reader of replies; what is faulty in one becomes its error, and nothing of it reaches the method.
-
-    Attributes:
-        limits: as given, or from the model.
-        values: the absolute bound on values.
-    """
+    """Reader of replies; what is faulty in one becomes its error, and nothing of it reaches the method."""
 
     def __init__(
         self, setup: Setup, workspace: Workspace, limits: Limits | None, judge: Callable[[ClientInfo, Message], None]
     ) -> None:
         self._setup, self._workspace, self._judge = setup, workspace, judge
         self._known = schema_of(workspace.tensors)
-        self.limits = Limits.of(self._known) if limits is None else limits
+        self.limits = Limits.of(self._known) if limits is None else limits  # as given, or from the model
+        # the absolute bound on values
         self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
 
     def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool, str]:
@@ -297,11 +289,8 @@ class ReplyReader:
 
 # Pauses between looks at what has arrived ---------------------------------------------------------------------
 
-SHORTEST = 0.005
-"""Seconds of the first pause: a look costs well under a millisecond where little is on its way."""
-
-SHARE = 0.1
-"""Of the time waited so far: what a reply that comes now waits for at most."""
+SHORTEST = 0.005  # seconds of the first pause: a look costs well under a millisecond where little is on its way
+SHARE = 0.1  # of the time waited so far: what a reply that comes now waits for at most
 
 
 class Pauses:
@@ -318,24 +307,14 @@ class Pauses:
 
 # The server's end of a federation across machines: calls go out as requests -----------------------------------
 
-__all__ = ["Registered", "Remote"]
+__all__ = ["Registered"]
 
-LINE = 500
-"""Characters of what went wrong at a site that logs and the run folder hold."""
-
-TRIES = 3
-"""How often a site may lose a request before it is left out of a round."""
+LINE = 500  # characters of what went wrong at a site that logs and the run folder hold
+TRIES = 3  # how often a site may lose a request before it is left out of a round
 
 
 class Remote:
-    """Answers calls by asking sites; see :class:`confed.engines.executor.Executor`.
-
-    Attributes:
-        shortened: client -> what was done to its update, as it went too far; readers empty it.
-        answered: sites that have answered the same before and count towards the minimum.
-        kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
-        fill: puts outcomes that are known beforehand into calls that are asked for together; nothing by default.
-    """
+    """Answers calls by asking sites; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(
         self,
@@ -364,16 +343,19 @@ class Remote:
         self.sites = SiteRegistry(
             transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
         )
+        # rounds whose checkpoints the server may go back to; sites keep what belongs to them
         self.kept: Sequence[int] = (0,)
         self.spool = spool
+        # puts outcomes that are known beforehand into calls that are asked for together; nothing by default
         self.fill: Callable[[CallBatch], None] = lambda batch: None
         if spool is not None:  # leftovers of a process that was killed
             shutil.rmtree(spool, ignore_errors=True)
             private_folder(spool)
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self.bounds = Bounds(0, 0) if bounds is None else bounds
+        # client -> what was done to its update, as it went too far; readers empty it
         self.shortened: dict[str, str] = {}
-        self.answered = 0
+        self.answered = 0  # sites that have answered the same before and count towards the minimum
         self._history = NormHistory(None if memory is None else memory / "norms.json")
         self._keep = False
         self._start = 0
@@ -415,10 +397,7 @@ class Remote:
             shutil.rmtree(self.spool, ignore_errors=True)
 
     def attempt(self, part: Callable[[], Done]) -> Done:
-        """A part of a round, repeated without the site whose reply the method handled when an error ended it.
-
-        A part that cannot be driven again is a RuntimeError.
-        """
+        """A part of a round, repeated without the site whose reply the method handled when an error ended it."""
         algorithm = self._setup.algorithm
         with closing(Attempts(self._steps, self._bases, self.spool, algorithm.secure_sum is not None)) as attempts:
             self._attempts = attempts

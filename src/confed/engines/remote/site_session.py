@@ -1,25 +1,186 @@
-"""A site's session: live objects in memory, requests on disk, and their repetition by a process that takes over."""
+"""A site's session: live objects in memory, requests on disk, and their repetition by a process that takes over.
+
+Log of a site's session on disk: the requests that it has done since its newest snapshots, in order.
+
+What a client has in hand between two calls of split learning is the size of its model, a request the size of a batch's
+gradients at the cut. A site therefore keeps the first in memory and writes down the second, before its reply counts; a
+process that takes over does the requests again, from the state that they began with, and has the same in hand, bit for
+bit. A record that was not written to its end, because the process was killed, does not count.
+"""
 
 import json
+import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from confed.engines.perform import Setup, Workspace, perform
 from confed.engines.remote.protocol import Refused, Request, digest, version_of
-from confed.engines.remote.session_log import Proof, Record, SessionLog
+from confed.federation.atomic import write_atomically
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call
 from confed.federation.state import ClientState
 from confed.federation.wire import decode, encode_state
-from confed.privacy.secure_sum.memory import GROUP
+from confed.privacy.secure_sum.member import GROUP
+
+Proof = Callable[["Record", bytes], str]  # digest of a request from its record and its body
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request of a session, as done by its site."""
+
+    client: str  # whose session it is
+    action: str
+    round: int  # number of finished rounds
+    version: int
+    base: int
+    asked: str
+    found: int  # version of the state on disk that it began with; -1 for none
+    left: int  # version of the state on disk when it was done; the same where it changed nothing there
+    session: bool  # whether it was a call of the session, rather than one in between that left another state
+    whole: bool  # whether that state holds everything that the session needs
+    size: int  # bytes of the body
+    heard: str = ""  # digest of what came in the round up to this request; empty where it does not matter
+    at: int = field(default=0, compare=False)  # where the body begins; not written
+
+    @property
+    def end(self) -> int:
+        return self.at + self.size
+
+
+class SessionLog:
+    """Records of one session in a file."""
+
+    def __init__(self, path: Path, client: str, proof: Proof) -> None:
+        self._path, self._client, self._proof = path, client, proof
+        self.records: list[Record] = []  # in the order in which they were done; each begins where the one before ended
+        self._stamp: tuple[int, ...] | None = ()
+
+    def read(self) -> bool:
+        """Reads the file where another process may have written to it; whether it had."""
+        if self._look() == self._stamp:
+            return False
+        self.records = self._sound()
+        self._stamp = self._look()
+        return True
+
+    @property
+    def newest(self) -> int:
+        """Version of the last record; -1 where there is none."""
+        return self.records[-1].version if self.records else -1
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """Versions of the state on disk without which the records cannot be done again."""
+        if not self.records:
+            return ()
+        first = self.records[0]
+        between = (record.left for record in self.records if not record.session)
+        return (first.left if first.whole else first.found, *between)
+
+    def rewind(self, version: int) -> bool:
+        """Drops what was done after a version; whether there was any."""
+        if self.newest <= version:
+            return False
+        self.records = [record for record in self.records if record.version <= version]
+        if self._path.is_file():
+            os.truncate(self._path, self.records[-1].end if self.records else 0)
+        self._stamp = self._look()
+        return True
+
+    def add(self, record: Record, body: bytes) -> None:
+        """Writes down a request that was done: after the last one where it goes on from there, else as the first."""
+        if record.base != self.newest or record.round != self.records[-1].round:
+            self._anew([], record, body)
+        elif record.whole and (before := [n for n, old in enumerate(self.records) if old.whole]) and before[-1] > 0:
+            # The snapshot before this one stays: the server may not accept the reply to come.
+            self._anew(self.records[before[-1] :], record, body)
+        else:
+            head = _head(record)
+            end = self.records[-1].end
+            with open(self._path, "r+b") as file:
+                file.seek(end)
+                file.writelines((head, body))
+                file.truncate()
+            self.records.append(_placed(record, end + len(head)))
+        self._stamp = self._look()
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self.records, self._stamp = [], None
+
+    def body(self, record: Record) -> bytes:
+        with open(self._path, "rb") as file:
+            file.seek(record.at)
+            return file.read(record.size)
+
+    def _anew(self, kept: list[Record], record: Record, body: bytes) -> None:
+        pieces, records, end = list[bytes](), list[Record](), 0
+        for old, content in [*((old, self.body(old)) for old in kept), (record, body)]:
+            head = _head(old)
+            pieces += (head, content)
+            records.append(_placed(old, end + len(head)))
+            end = records[-1].end
+        write_atomically(self._path, pieces)
+        self.records = records
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _sound(self) -> list[Record]:
+        """The records up to the first that is damaged, or does not go on from the one before."""
+        records = list[Record]()
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            return []
+        with file:
+            while (record := _read(file.read, file.tell)) is not None:
+                body = file.read(record.size)
+                goes_on = not records or (record.base, record.round) == (records[-1].version, records[-1].round)
+                if record.client != self._client or not goes_on or record.asked != self._proof(record, body):
+                    break
+                records.append(record)
+        return records
+
+
+def _placed(record: Record, at: int) -> Record:
+    return Record(**{**asdict(record), "at": at})
+
+
+def _head(record: Record) -> bytes:
+    told = asdict(record)
+    del told["at"]
+    data = json.dumps(told).encode()
+    return len(data).to_bytes(8, "little") + blake2b(data, digest_size=16).digest() + data
+
+
+def _read(read: Callable[[int], bytes], tell: Callable[[], int]) -> Record | None:
+    """A record's head; None at the end of the file, or where it is damaged."""
+    start = read(24)
+    data = read(min(int.from_bytes(start[:8], "little"), 2**20)) if len(start) == 24 else b""
+    if not data or blake2b(data, digest_size=16).digest() != start[8:]:
+        return None
+    told: dict[str, Any] = json.loads(data)
+    try:
+        return Record(**told, at=tell())
+    except TypeError:  # of a version that writes other fields
+        return None
+
 
 SNAPSHOT = 60.0
 """Seconds of work after which a session leaves a snapshot, so that a process that takes over has less to do again."""
 
-LOGGED = 2**26
-"""Bytes of requests after which it does so, too: the log holds about three times as much at most."""
+LOGGED = 2**26  # bytes of requests after which it does so, too: the log holds about three times as much at most
 
 
 class HeldState:
@@ -30,11 +191,9 @@ class HeldState:
         self._held: tuple[tuple[int, ...], ClientState] | None = None
 
     def begin(self, version: int) -> None:
-        """See :class:`confed.federation.state.Store`."""
         self._store.begin(version)
 
     def load(self, client_id: str) -> ClientState:
-        """See :class:`confed.federation.state.Store`."""
         stamp = self._store.stamp(client_id)
         if self._held is None or self._held[0] != stamp:
             state = self._store.load(client_id)
@@ -43,7 +202,6 @@ class HeldState:
         return self._held[1].copy()
 
     def save(self, client_id: str, state: ClientState) -> None:
-        """See :class:`confed.federation.state.Store`."""
         self._held = None
         self._store.save(client_id, state)
         stamp = self._store.stamp(client_id)
@@ -92,10 +250,7 @@ class SiteSession:
             self._drop()
 
     def enter(self, request: Request, asked: str, body: bytes) -> int:
-        """Begins a call: afterwards the client has in hand what the request goes on from.
-
-        What it goes on from may be lost, which is a :class:`Refused`.
-        """
+        """Begins a call: afterwards the client has in hand what the request goes on from."""
         self._began, self._found = time.perf_counter(), self._version(request.base)
         self._heard = self._hears(request, body)
         again = self._take_up(request) if request.session else 0
@@ -201,7 +356,6 @@ class SiteSession:
         return len(records) - start - 1
 
     def _state(self, version: int) -> ClientState:
-        """The client's state of a version."""
         if version < 0:
             return ClientState()
         if version not in self._store.versions(self._client.id):

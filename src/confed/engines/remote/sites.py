@@ -1,22 +1,22 @@
 """Registry of the sites that are connected to a server: who they are, and what they do."""
 
+import errno
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 from uuid import uuid4
 
-from confed.engines.remote.handshake import Fingerprint
 from confed.engines.remote.journal_chains import Countersignatures
-from confed.engines.remote.open_files import patiently
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
     LEFT_OUT,
     ROLES,
     Answer,
+    Fingerprint,
     Limits,
     Refused,
     Request,
@@ -26,7 +26,7 @@ from confed.engines.remote.protocol import (
     seal,
 )
 from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Message
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.ownership import MODALITIES
 from confed.federation.params import Scalar
 from confed.federation.protocols import ClientData
@@ -34,20 +34,32 @@ from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check
 from confed.system.events import Progress, SiteStates, SiteStatus
 from confed.system.plain_text import visible
 
-__all__ = ["Bounded", "Connection", "Registered", "SiteRegistry", "SiteStatus", "Timeouts", "Transport", "Waiting"]
+Result = TypeVar("Result")
+
+WAIT = 0.2  # seconds between tries
+
+
+def patiently(act: Callable[[], Result], most: float = 600.0) -> Result:
+    """Result of a function that is called again while the process has too many files open.
+
+    Connections come and go, and a file that cannot be opened now can be in a while: no reason to end a run.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return act()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() - began > most:
+                raise
+        time.sleep(WAIT)
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A site's connection to the server.
+    """A site's connection to the server."""
 
-    Attributes:
-        since: changes when the site connects anew.
-        name: what the site is called, where its key proves it; None where it has to say so itself.
-    """
-
-    since: str
-    name: str | None = None
+    since: str  # changes when the site connects anew
+    name: str | None = None  # what the site is called, where its key proves it; None where it has to say so itself
 
 
 class Transport(Protocol):
@@ -90,20 +102,17 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Time limits of a server: how long it waits for replies and absent sites.
+    """Time limits of a server: how long it waits for replies and absent sites."""
 
-    Attributes:
-        minimum: sites that must answer for a round to count: below that the server waits for those that are missing
-            instead of leaving them out.
-        deadline: seconds from request to reply; a site that takes longer is left out of this round.
-        away: seconds that a site may be disconnected before it is left out of this round.
-        interval: seconds between looks at what has arrived, at most; less after short waits, and where the transport
-            tells what arrives. Between looks at who is connected four times that.
-    """
-
+    # sites that must answer for a round to count: below that the server waits for those that are missing instead of
+    # leaving them out
     minimum: Annotated[int, AT_LEAST_ONE] = 1
+    # seconds from request to reply; a site that takes longer is left out of this round
     deadline: Annotated[float, POSITIVE] = 3600.0
+    # seconds that a site may be disconnected before it is left out of this round
     away: Annotated[float, NOT_NEGATIVE] = 60.0
+    # seconds between looks at what has arrived, at most; less after short waits, and where the transport tells what
+    # arrives. Between looks at who is connected four times that.
     interval: Annotated[float, POSITIVE] = 0.25
 
     def __post_init__(self) -> None:
@@ -120,7 +129,6 @@ class Registered:
         return len(self._clients)
 
     def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.participation.Population`."""
         return self._clients[number]
 
     def data(self, client_id: str) -> ClientData:
@@ -129,16 +137,7 @@ class Registered:
 
 
 class SiteRegistry:
-    """Sites of a federation, as their server sees them.
-
-    Attributes:
-        clients: those that introduced themselves at some time.
-        left_out: those of them whose own examples are not all used -> role -> examples whose pictures cannot be read.
-        lines: those that are connected -> their number and connection.
-        missing: those that are not -> since when, of the clock :func:`time.monotonic`.
-        status: site -> what it does.
-        members: who takes part; None before that is known.
-    """
+    """Sites of a federation, as their server sees them."""
 
     def __init__(
         self,
@@ -152,12 +151,13 @@ class SiteRegistry:
     ) -> None:
         self.heads = Countersignatures(None) if heads is None else heads
         self.transport, self.fingerprint, self.timeouts, self.limits = transport, fingerprint, timeouts, limits
-        self.clients: dict[str, ClientInfo] = {}
+        self.clients: dict[str, ClientInfo] = {}  # those that introduced themselves at some time
+        # those of them whose own examples are not all used -> role -> examples whose pictures cannot be read
         self.left_out: dict[str, dict[str, int]] = {}
-        self.lines: dict[str, tuple[int, Connection]] = {}
-        self.missing: dict[str, float] = {}
-        self.status: dict[str, SiteStatus] = {}
-        self.members: frozenset[str] | None = None
+        self.lines: dict[str, tuple[int, Connection]] = {}  # those that are connected -> their number and connection
+        self.missing: dict[str, float] = {}  # those that are not -> since when, of the clock monotonic
+        self.status: dict[str, SiteStatus] = {}  # site -> what it does
+        self.members: frozenset[str] | None = None  # who takes part; None before that is known
         self.run = uuid4().hex
         self._audit, self._progress = audit, progress
         self._greeted: dict[int, Connection] = {}
@@ -297,3 +297,44 @@ def _left_out(told: Mapping[str, Scalar]) -> dict[str, int]:
         if count:
             counts[role] = count
     return counts
+
+
+@dataclass
+class PendingCall:
+    """A call that is sent to a site."""
+
+    call: Call  # the call with its message
+    request: Request
+    sent: str | None = None  # what the reply will be known by; None while it is not sent
+    to: tuple[int, Connection] | None = None  # the connection it went over
+    late: float = 0.0  # when the deadline is over
+    lost: int = 0  # how often the request was lost on its way or with the process that was to answer it
+
+
+@dataclass
+class CallBatch:
+    """Calls that a flow asked for together."""
+
+    calls: Sequence[Call]  # the calls in the order of their replies
+    round: int  # number of finished rounds
+    spool: Path  # where replies wait until their turn comes
+    waiting: list[int]  # positions that are not sent for the first time yet, in order
+    running: dict[int, PendingCall] = field(default_factory=dict[int, PendingCall])  # position -> what is on its way
+    # position -> a file with the reply, or what went wrong
+    done: dict[int, tuple[PendingCall, Path | str]] = field(default_factory=dict[int, "tuple[PendingCall, Path | str]"])
+    lost: int = 0  # calls that were given up
+    useless: int = 0  # replies that were read and could not be used, or never came
+    optional: bool = False  # whether the run goes on without any of the replies
+
+    def count_out(self, reply: Reply, minimum: int) -> None:
+        """Check that enough replies of a round can still be used: a repeated request would give the same replies.
+
+        A round without any usable reply is handled by the round itself.
+        """
+        self.useless += 1
+        left, wanted = len(self.calls) - self.useless, min(minimum, len(self.calls))
+        if left < wanted and wanted > 1:
+            raise RuntimeError(
+                f"round {self.round + 1} needs {wanted} usable replies and can have {left} at most; "
+                f"{reply.client.id}: {reply.error}"
+            )

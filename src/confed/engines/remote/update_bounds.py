@@ -31,33 +31,23 @@ from confed.federation.reading import FAULTS
 from confed.federation.update_privacy import origin
 from confed.privacy.protections import UPDATE
 
-FEWEST = 3
-"""Clients that a median is taken of, at least: of two, neither can be told from the other."""
-
+FEWEST = 3  # clients that a median is taken of, at least: of two, neither can be told from the other
 HARMLESS = 0.1
 """An update of this share of the norm of what was sent passes always: no site can stop others by tiny updates."""
 
 IN_SESSION = 100.0
 """Times the usual largest value that activations and gradients may have: honest ones differ by more than updates do."""
 
-FIRST = 5
-"""Rounds whose activations and gradients say what is usual: later some sites have learned more than others."""
-
-RECENT = 50
-"""Rounds of a site whose updates say what is usual."""
+FIRST = 5  # rounds whose activations and gradients say what is usual: later some sites have learned more than others
+RECENT = 50  # rounds of a site whose updates say what is usual
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on one client's influence.
+    """Bounds on one client's influence."""
 
-    Attributes:
-        update: times the median norm of the round's updates; 0 for no bound.
-        weight: times the median number of examples of all members; 0 for no bound.
-    """
-
-    update: float = 10.0
-    weight: float = 10.0
+    update: float = 10.0  # times the median norm of the round's updates; 0 for no bound
+    weight: float = 10.0  # times the median number of examples of all members; 0 for no bound
 
     def __post_init__(self) -> None:
         for name, value in (("update", self.update), ("weight", self.weight)):
@@ -181,10 +171,7 @@ def most_of(norms: Mapping[str, float], factor: float) -> float:
 
 
 def scaled(call: Call, message: Message, changes: Sequence[str], scale: float) -> Message:
-    """A reply whose change is scaled by a factor between 0 and 1.
-
-    A tensor that was not sent and is not a change either is a ValueError.
-    """
+    """A reply whose change is scaled by a factor between 0 and 1."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in message.tensors.items():
         if tensor.is_floating_point():

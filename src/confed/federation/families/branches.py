@@ -14,8 +14,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.specs import BelowHead, SplitsPass, model_spec, task_spec
 from confed.federation.structure import adapters_of
 
-Blend = Mapping[str, float]
-"""Adapter -> weight; see :meth:`confed.federation.structure.Adapters.using`."""
+Blend = Mapping[str, float]  # adapter -> weight; see using
 
 
 class Branches:

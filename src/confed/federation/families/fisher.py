@@ -41,14 +41,9 @@ from confed.federation.specs import Contrasting
 from confed.federation.state import ServerState
 from confed.federation.update_privacy import STATISTICS
 
-FISHER = "fisher/"
-"""What precedes a tensor's name in a reply, for its Fisher information."""
-
-FLOOR = 1e-12
-"""What a value of the Fisher information counts as, at least."""
-
-CEILING = 1e290
-"""What it counts as, at most: of double precision, so that weighted sums over clients stay finite."""
+FISHER = "fisher/"  # what precedes a tensor's name in a reply, for its Fisher information
+FLOOR = 1e-12  # what a value of the Fisher information counts as, at least
+CEILING = 1e290  # what it counts as, at most: of double precision, so that weighted sums over clients stay finite
 
 
 @dataclass(frozen=True)
@@ -85,12 +80,12 @@ class FisherWeighted(Algorithm):
             reply = offered["fit"](client, message)
             with self.sharing(client.model):
                 names = informed(reply.tensors, self.traits.aggregates)
-                found = diagonal_information(client, names, self.fisher_examples)
+                information = diagonal_information(client, names, self.fisher_examples)
             shapes = {FISHER + name: tuple(map(slice, reply.tensors[name].shape)) for name in names}
-            own = {
-                name: found[name][shape].contiguous() for name, shape in shapes.items()
+            fisher_tensors = {
+                name: information[name][shape].contiguous() for name, shape in shapes.items()
             }  # who sends a part tells of it
-            return Message({**reply.tensors, **own}, reply.scalars)
+            return Message({**reply.tensors, **fisher_tensors}, reply.scalars)
 
         return {**offered, "fit": fit}
 
@@ -124,8 +119,8 @@ class FisherWeighted(Algorithm):
                 if reply.error is not None:
                     continue
                 tensors = dict(reply.message.tensors)
-                found = {n.removeprefix(FISHER): tensors.pop(n) for n in list(tensors) if n.startswith(FISHER)}
-                mean.add({name: tensors.pop(name) for name in found}, found, self.weight(reply))
+                information = {n.removeprefix(FISHER): tensors.pop(n) for n in list(tensors) if n.startswith(FISHER)}
+                mean.add({name: tensors.pop(name) for name in information}, information, self.weight(reply))
                 yield replace(reply, message=Message(tensors, reply.message.scalars))
 
         return super().average(server, rest()) | mean.result(server.params)
@@ -154,12 +149,12 @@ class FisherMean:
             weight: w_k, positive.
         """
         for name, value in params.items():
-            own = weight * information[name].double().clamp(FLOOR, CEILING)
+            precision = weight * information[name].double().clamp(FLOOR, CEILING)
             if name not in self._means:
-                self._means[name], self._totals[name] = value.detach().to(self._dtype, copy=True), own
+                self._means[name], self._totals[name] = value.detach().to(self._dtype, copy=True), precision
                 continue
-            self._totals[name] = self._totals[name] + own
-            share = (own / self._totals[name]).to(self._dtype)
+            self._totals[name] = self._totals[name] + precision
+            share = (precision / self._totals[name]).to(self._dtype)
             self._means[name] = torch.lerp(self._means[name], value.to(self._dtype), share)
 
     def result(self, like: Params) -> dict[str, Tensor]:
@@ -195,13 +190,13 @@ def diagonal_information(client: Client, names: Sequence[str], examples: int) ->
     size = client.local.batch_size if isinstance(client.task, Contrasting) else 1
     batches = client.data.train(size, client.rng("Fisher information"))
     for count, batch in zip(range(-(-examples // size)), batches, strict=False):
-        there: Mapping[str, Tensor] = to_device(batch, device)
+        moved: Mapping[str, Tensor] = to_device(batch, device)
         with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
-            loss = client.task.loss(model(there), there)
+            loss = client.task.loss(model(moved), moved)
         gradients: Any = torch.autograd.grad(loss, list(learned.values()), allow_unused=True) if learned else ()
         for name, gradient in zip(learned, gradients, strict=True):
             if gradient is not None:
-                # A running mean, as a sum may overflow where the mean does not.
+                # a running mean, as a sum may overflow where the mean does not.
                 largest = torch.finfo(gradient.dtype).max
                 square = gradient.detach().square().clamp_max(largest)
                 squares[FISHER + name] += square / (count + 1) - squares[FISHER + name] / (count + 1)

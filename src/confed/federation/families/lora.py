@@ -39,8 +39,8 @@ _FACTOR = re.compile(r"(?P<target>.+)\.lora_(?P<factor>[AB])\.[^.]+\.weight")
 
 def factor_names(tensors: Iterable[str]) -> list[tuple[str, int]]:
     """The names of factors among others, and along which dimension each has its rank."""
-    found = ((name, _FACTOR.fullmatch(name)) for name in tensors)
-    return [(name, "AB".index(match["factor"])) for name, match in found if match]
+    matches = ((name, _FACTOR.fullmatch(name)) for name in tensors)
+    return [(name, "AB".index(match["factor"])) for name, match in matches if match]
 
 
 def lora_layers(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -99,12 +99,8 @@ def still(tensors: Iterable[Tensor]) -> Generator[None]:
 
 # What rounds add to a layer beside the factors of LoRA: a matrix D --------------------------------------------
 
-ADDED = "lora_added"
-"""Name of the matrix D beside a layer's factors."""
-
-STACKED = ("lora_stack.A", "lora_stack.B")
-"""Names of the factors whose product is a change of D."""
-
+ADDED = "lora_added"  # name of the matrix D beside a layer's factors
+STACKED = ("lora_stack.A", "lora_stack.B")  # names of the factors whose product is a change of D
 _HELD, _HOLDERS, _LAST = "lora_held", "holders", "last_stack"
 """On a client: D, and of which round. On the server: who has D of the round before, and the stacks since."""
 
@@ -151,9 +147,9 @@ def change_for(server: ServerState, client: str) -> dict[str, Tensor]:
     holds = since is not None and int(since) == server.round - 1
     tensors: dict[str, Tensor] = {}
     for target in lora_layers(server.params) if server.round else ():  # D starts at 0
-        stacked = {f"{target}.{part}": server.slots[_LAST].get(f"{target}.{part}") for part in STACKED}
-        known = {name: t for name, t in stacked.items() if holds and t is not None}
-        tensors |= known or {f"{target}.{ADDED}": server.params[f"{target}.{ADDED}"]}
+        stacked = {f"{target}.{factor}": server.slots[_LAST].get(f"{target}.{factor}") for factor in STACKED}
+        last = {name: t for name, t in stacked.items() if holds and t is not None}
+        tensors |= last or {f"{target}.{ADDED}": server.params[f"{target}.{ADDED}"]}
     return tensors
 
 
@@ -164,7 +160,7 @@ def received(client: Client, message: Message, tensors: Mapping[str, Tensor], ad
     """Every layer's D in this round; a change of a D that this client does not hold is a ``ValueError``."""
     matrices: dict[str, Tensor] = {}
     for target, (a, b) in lora_layers(tensors).items():
-        name, stacks = f"{target}.{ADDED}", tuple(f"{target}.{part}" for part in STACKED)
+        name, stacks = f"{target}.{ADDED}", tuple(f"{target}.{factor}" for factor in STACKED)
         if stacks[0] in message.tensors:
             before, held = int(message.scalars["round"]) - 1, client.state.scalars.get(_HELD)
             if held != before:

@@ -24,8 +24,7 @@ from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, needs_two, trained
 
-Loss = Callable[[Params, Batch], Tensor]
-"""A batch's loss with given values of the parameters, a scalar."""
+Loss = Callable[[Params, Batch], Tensor]  # a batch's loss with given values of the parameters, a scalar
 
 
 def look_ahead(client: Client, alpha: float, *, hessian: bool = False, delta: float = 1e-3) -> Objective:
@@ -55,7 +54,7 @@ def look_ahead(client: Client, alpha: float, *, hessian: bool = False, delta: fl
 
         batches = [next(inner), batch, *([next(inner)] if hessian else [])]
         after, gradients = meta_gradient(loss, live, batches, alpha, delta)
-        # A linear form with that gradient, and the value of the loss.
+        # a linear form with that gradient, and the value of the loss.
         slope = torch.stack([(live[name] * g).sum() for name, g in gradients.items()]).sum()
         yield slope + (after - slope).detach()
 
@@ -144,12 +143,12 @@ def endless(client: Client, purpose: str) -> Iterator[Batch]:
     device = next(client.model.parameters()).device
     least, passes = (2 if needs_two(client) else 1), 0
     while True:
-        found = False
+        has_batch = False
         for batch in training_batches(client, f"{purpose}/{passes}"):
             if len(batch["index"]) >= least:
-                found = True
+                has_batch = True
                 yield to_device(batch, device)
-        if not found:
+        if not has_batch:
             raise ValueError(f"client {client.info.id!r} has no training batch of at least {least} examples")
         passes += 1
 

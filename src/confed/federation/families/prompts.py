@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from confed.federation.actions import OFFERED, among_offered
 from confed.federation.protocols import Batch, Output
 
-CONTEXT = "context.vectors"
-"""Name of the learned context, (M, d), in a model that has one."""
+CONTEXT = "context.vectors"  # name of the learned context, (M, d), in a model that has one
 
 
 @runtime_checkable

@@ -14,8 +14,7 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.specs import PlacesItself
 from confed.federation.state import ClientState, ServerState
 
-SERVER = "server"
-"""Under which name a server that learns draws its random numbers."""
+SERVER = "server"  # under which name a server that learns draws its random numbers
 
 
 @runtime_checkable

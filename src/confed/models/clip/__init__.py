@@ -9,16 +9,15 @@ from typing import Any, get_args
 
 import torch
 
-from confed.models.clip.class_texts import plain_names
-from confed.models.clip.dual_encoder import DualEncoder, Head
+from confed.models.clip.dual_encoder import DualEncoder, Head, plain_names
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hub_names import hub_name
-from confed.models.picture_side import picture_fit, picture_side
+from confed.models.inputs import picture_fit, picture_side
 from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
-__all__ = ["WEIGHTS", "clip", "hub_name"]
+__all__ = ["WEIGHTS", "hub_name"]
 
 TINY = "tiny:"
 SOURCES = "a hub name owner/name, a folder, clip_mini, or tiny:FAMILY"
@@ -67,7 +66,6 @@ def clip(
         ValueError: no such model or none of these families, class names that are missing, double or too long, learned
             context beside a linear head, or a kind of finetuning that the model cannot do.
     """
-    del vocab_size, max_length
     if head not in get_args(Head):
         raise ValueError(f"model.head must be one of {', '.join(get_args(Head))}, got {head!r}")
     learned = trainable == "prompt"
@@ -91,7 +89,6 @@ clip.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 @lru_cache(maxsize=2)
 def _processor(source: str, revision: str) -> Any:
-    """The processor of a source."""
     if source.startswith(TINY):
         from confed.models.clip.tiny import tiny
 

@@ -26,15 +26,73 @@ from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.protocols import Batch, Output
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
-from confed.models.clip.class_texts import ClassTexts
 from confed.models.finetuning import Finetunable, Places
 from confed.models.inputs import processor_settings
 from confed.models.layers import seeded_linear
 
+
+def plain_names(answers: Sequence[str] | int) -> tuple[str, ...]:
+    """Class names as they stand in prompts: underscores are spaces."""
+    if isinstance(answers, int):
+        raise ValueError(f"the model 'clip' reads the names of classes, got only their number, {answers}")
+    names = tuple(" ".join(name.replace("_", " ").split()) for name in answers)
+    if not names or not all(names):
+        raise ValueError(f"class names must not be empty, got {', '.join(map(repr, names)) or 'none'}")
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise ValueError(f"class names must differ in prompts, where underscores are spaces, got {doubles[0]!r} twice")
+    return names
+
+
+class ClassTexts:
+    """Prompts of C classes as token ids."""
+
+    def __init__(self, tokenizer: Any, names: Sequence[str], length: int, whole: bool) -> None:
+        self.names, self._tokenizer, self._length, self._whole = tuple(names), tokenizer, length, whole
+        first = self._rows(["x"])[0][0]
+        begins = {tokenizer.bos_token_id, tokenizer.cls_token_id} - {None}
+        self.start = int(first in begins)  # position of the first token behind what begins every text
+
+    def words(self, text: str) -> list[int]:
+        """Tokens of some words alone, without what begins and ends a text."""
+        return self._rows([text])[0][self.start : -1]
+
+    def plain(self, template: str) -> tuple[Tensor, Tensor]:
+        """Ids and mask of handwritten prompts, int64 (C, L)."""
+        if template.count("{}") != 1:
+            raise ValueError(f"a template must have {{}} once, where the class name goes, got {template!r}")
+        return self._padded([template.format(name) for name in self.names], 0)
+
+    def with_room(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Ids and mask of "name.", with places for context behind what begins a text, int64 (C, L).
+
+        The places hold the name's first token; what they are is replaced.
+        """
+        return self._padded([f"{name}." for name in self.names], tokens)
+
+    def _padded(self, texts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
+        rows = self._rows(texts)
+        rows = [[*row[: self.start], *[row[self.start]] * room, *row[self.start :]] for row in rows]
+        longest = max(map(len, rows))
+        if longest > self._length:
+            name, row = max(zip(self.names, rows, strict=True), key=lambda pair: len(pair[1]))
+            raise ValueError(
+                f"the text encoder reads at most {self._length} tokens, and the prompt of class {name!r} has "
+                f"{len(row)}, {room} of them learned: shorten the name, model.template or model.context"
+            )
+        width = self._length if self._whole else longest
+        pad = self._tokenizer.pad_token_id or 0
+        ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        return ids, mask
+
+    def _rows(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(row) for row in self._tokenizer(list(texts))["input_ids"]]
+
+
 # Pictures as a dual encoder's processor prepares them ---------------------------------------------------------
 
-KEPT = 256 * 2**20
-"""Bytes of prepared pictures or of features that are kept; beyond these the oldest are made again."""
+KEPT = 256 * 2**20  # bytes of prepared pictures or of features that are kept; beyond these the oldest are made again
 
 
 class PictureInputs:
@@ -46,7 +104,6 @@ class PictureInputs:
 
     @property
     def bytes_kept(self) -> int:
-        """Bytes of all that is kept."""
         return self._bytes
 
     @property
@@ -129,8 +186,7 @@ Head = Literal["text", "linear", "attention", "adapter"]
 """What scores classes: their texts, a linear layer on the picture's features, or texts behind FedCLIP's attention or
 CLIP-Adapter's bottleneck on the picture's features."""
 
-REDUCTION, SHARE = 4, 0.2
-"""CLIP-Adapter's."""
+REDUCTION, SHARE = 4, 0.2  # CLIP-Adapter's
 
 
 class Context(nn.Module):
@@ -201,7 +257,6 @@ class DualEncoder(Finetunable):
 
     @property
     def class_count(self) -> int:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         return len(self.names)
 
     @property
@@ -213,7 +268,6 @@ class DualEncoder(Finetunable):
 
     @property
     def context_shape(self) -> tuple[int, int]:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         width: int = self.body.config.text_config.hidden_size
         return (0 if self.context is None else len(self.context.vectors)), width
 
@@ -257,7 +311,6 @@ class DualEncoder(Finetunable):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`confed.models.finetuning.Finetunable`."""
         return ("body.vision_model.", "body.visual_projection.")
 
     def prefix(self, batch: Batch) -> Tensor:
@@ -280,17 +333,13 @@ class DualEncoder(Finetunable):
         return Output(scores_of(scores, classes, batch, self.class_count), features)
 
     def similarity_scores(self, similarities: Tensor) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         scores = similarities * self.body.logit_scale.exp()
         return scores + self.body.logit_bias if self._whole else scores
 
     # Pictures -----------------------------------------------------------------------------------------------
 
     def image_features(self, batch: Batch) -> Tensor:
-        """f(x), unit length, (B, D): computed once per picture where nothing in the picture tower learns.
-
-        A batch without pictures, or with other ones than uint8 (B, 3, H, W), is a ``ValueError``.
-        """
+        """f(x), unit length, (B, D): computed once per picture where nothing in the picture tower learns."""
         return run_stages(self, batch, 1)
 
     def patch_features(self, batch: Batch) -> Tensor:
@@ -337,7 +386,6 @@ class DualEncoder(Finetunable):
     # Texts --------------------------------------------------------------------------------------------------
 
     def class_features(self, context: Tensor, classes: Tensor) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         ids, mask = self._ids[classes.cpu()], self._mask[classes.cpu()]
         with self._inserting(context if context.ndim == 3 else context.expand(len(ids), -1, -1)):
             return self._encoded(ids, mask)
@@ -357,7 +405,6 @@ class DualEncoder(Finetunable):
         return self._handwritten[classes]
 
     def initial_context(self) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         if self.context is None:
             raise ValueError("the model learns no context: set model.trainable to 'prompt'")
         return self.context.vectors.detach().clone()

@@ -28,21 +28,13 @@ VISION: Mapping[str, Any] = {**COMMON, "image_size": PIXELS, "patch_size": PATCH
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's small model has beyond the common sizes.
+    """What a family's small model has beyond the common sizes."""
 
-    Attributes:
-        pictures: builds the processor of its pictures.
-        begins: whether texts begin with a token of their own.
-        config: keywords of its configuration.
-        text: keywords of the text tower's.
-        vision: keywords of the picture tower's.
-    """
-
-    pictures: Callable[[], Any]
-    begins: bool = True
-    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    text: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    vision: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    pictures: Callable[[], Any]  # builds the processor of its pictures
+    begins: bool = True  # whether texts begin with a token of their own
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of its configuration
+    text: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the text tower's
+    vision: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the picture tower's
 
 
 class Processor:

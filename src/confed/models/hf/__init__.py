@@ -10,23 +10,17 @@ from typing import Any, Literal, get_args
 import torch
 
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
-from confed.models.hf.model import HuggingFaceVLM, Quantised, quantise
-from confed.models.hf.processors import check_torchvision, read_processor
-from confed.models.hf.prompts import ChatTokenizer
-from confed.models.hf.soft_prompt import LearnedTokens
+from confed.models.hf.model import HuggingFaceVLM, LearnedTokens, Quantised, quantise
+from confed.models.hf.prompts import ChatTokenizer, check_torchvision, read_processor
 from confed.models.hub_names import gated, hub_name
-from confed.models.picture_side import picture_fit, picture_side
+from confed.models.inputs import picture_fit, picture_side
 from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
 from confed.registry import register_model
 
-__all__ = ["TINY", "WEIGHTS", "Base", "Part", "base_model", "hf", "hub_name"]
+__all__ = ["WEIGHTS", "hub_name"]
 
-Base = Literal["fp32", "bf16", Quantised]
-"""Number format of what does not learn."""
-
-Part = Literal["language", "connector", "vision"]
-"""Parts of a model that finetuning applies to."""
-
+Base = Literal["fp32", "bf16", Quantised]  # number format of what does not learn
+Part = Literal["language", "connector", "vision"]  # parts of a model that finetuning applies to
 TINY = "tiny:"
 SOURCES = "a hub name owner/name, a folder, smolvlm_mini, or tiny:FAMILY"
 
@@ -76,7 +70,6 @@ def hf(
         ValueError: no such model, a processor without chat template or of another kind, experts in place of linear
             layers, an unknown part or number format, or a kind of finetuning that the model cannot do.
     """
-    del answers, vocab_size
     unknown = [part_name for part_name in parts if part_name not in get_args(Part)]
     if unknown or not parts:
         raise ValueError(f"model.parts must be of {', '.join(get_args(Part))}, got {', '.join(unknown) or 'none'}")
@@ -115,7 +108,6 @@ def hf(
 
 
 def _check_device_map(device_map: str, base: str, trainable: str, peft: Finetuning) -> None:
-    """Check that a base that is to be spread is one that can be."""
     if device_map not in ("one", "auto"):
         raise ValueError(f"model.device_map must be 'one' or 'auto', got {device_map!r}")
     if device_map == "auto" and base in get_args(Quantised):
@@ -128,14 +120,9 @@ def _check_device_map(device_map: str, base: str, trainable: str, peft: Finetuni
 
 
 def _tokenizer(
-    words: Sequence[str],
-    answers: Sequence[str] = (),
-    source: str = "",
-    revision: str = "",
-    max_length: int = 256,
+    words: Sequence[str], answers: Sequence[str] = (), source: str = "", revision: str = "", max_length: int = 256
 ) -> ChatTokenizer:
     """Prompts of the model's processor; its vocabulary is fixed, so the dataset's words do not matter."""
-    del words, answers
     return ChatTokenizer(_processor(source, revision), max_length)
 
 
@@ -146,7 +133,6 @@ hf.tokenizer = _tokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 @lru_cache(maxsize=2)
 def _processor(source: str, revision: str) -> Any:
-    """The processor of a source."""
     check_torchvision()
     if source.startswith(TINY):
         from confed.models.hf.tiny import tiny

@@ -42,7 +42,6 @@ def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how:
     features: list[Tensor] = []
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
-        del module, given
         if not features:
             features.append(output.last_hidden_state[:: how.beams, -1])
 
@@ -61,10 +60,8 @@ def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how:
 
 # Candidate answers behind cached prompts ----------------------------------------------------------------------
 
-SCORES_AT_ONCE = 2**24
-"""Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
-_MASKED = ("sdpa", "eager")
-"""Implementations of attention that read a mask for each pair of tokens."""
+SCORES_AT_ONCE = 2**24  # vocabulary scores held at once while candidates are compared: 64 MiB in single precision
+_MASKED = ("sdpa", "eager")  # implementations of attention that read a mask for each pair of tokens
 
 
 @dataclass(frozen=True)
@@ -73,27 +70,17 @@ class CandidateTree:
 
     A node is what some candidates begin with, by its last token; an edge leads from a node to a token that follows it.
     There is no node for a whole candidate, which nothing follows, and no edge to first tokens, which follow the prompt.
-
-    Attributes:
-        rows: which candidates these are, int64 (C,).
-        tokens: token ids of the nodes, int64 (N,), ancestors first.
-        depth: number of ancestors of each node, int64 (N,).
-        visible: whether a node (row) reads another one (column): its ancestors and itself, bool (N, N).
-        source: node of each edge, int64 (E,), ascending.
-        target: token id that the edge leads to, int64 (E,).
-        edges: edges of each candidate, int64 (C, T - 1); E behind its last one.
     """
 
-    rows: Tensor
-    tokens: Tensor
-    depth: Tensor
-    visible: Tensor
-    source: Tensor
-    target: Tensor
-    edges: Tensor
+    rows: Tensor  # which candidates these are, int64 (C,)
+    tokens: Tensor  # token ids of the nodes, int64 (N,), ancestors first
+    depth: Tensor  # number of ancestors of each node, int64 (N,)
+    visible: Tensor  # whether a node (row) reads another one (column): its ancestors and itself, bool (N, N)
+    source: Tensor  # node of each edge, int64 (E,), ascending
+    target: Tensor  # token id that the edge leads to, int64 (E,)
+    edges: Tensor  # edges of each candidate, int64 (C, T - 1); E behind its last one
 
     def to(self, device: torch.device) -> "CandidateTree":
-        """The same tree on a device."""
         return CandidateTree(*(value.to(device) for value in vars(self).values()))
 
 
@@ -117,18 +104,16 @@ def candidate_trees(answers: Tensor, most: int) -> tuple[CandidateTree, ...]:
 
 
 def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> CandidateTree:
-    """The tree of some candidates."""
-    nodes = {prefix: n for n, prefix in enumerate(sorted({t[:end] for t in texts for end in range(1, len(t))}))}
-    items: set[tuple[int, int]] = set()
-    for t in texts:
-        for end in range(1, len(t)):
-            items.add((nodes[t[:end]], t[end]))
-    found = sorted(items)
-    number = {edge: n for n, edge in enumerate(found)}
+    steps = set[tuple[tuple[int, ...], int]]()  # beginning of a text, and the token that follows it
+    for text in texts:
+        steps |= {(text[:end], text[end]) for end in range(1, len(text))}
+    nodes = {prefix: n for n, prefix in enumerate(sorted(dict(steps)))}
+    tree_edges = sorted((nodes[prefix], token) for prefix, token in steps)
+    number = {edge: n for n, edge in enumerate(tree_edges)}
     visible = torch.eye(len(nodes), dtype=torch.bool)
     for prefix, node in nodes.items():
         visible[node, [nodes[prefix[:end]] for end in range(1, len(prefix))]] = True
-    edges = torch.full((len(texts), width), len(found), dtype=torch.int64)
+    edges = torch.full((len(texts), width), len(tree_edges), dtype=torch.int64)
     for row, text in enumerate(texts):
         node_numbers = [number[nodes[text[:end]], text[end]] for end in range(1, len(text))]
         edges[row, : len(node_numbers)] = torch.tensor(node_numbers, dtype=torch.int64)
@@ -138,7 +123,7 @@ def _tree(rows: Sequence[int], texts: Sequence[tuple[int, ...]], width: int) -> 
 
     return CandidateTree(
         column(rows), column([prefix[-1] for prefix in nodes]), column([len(prefix) - 1 for prefix in nodes]), visible,
-        column([source for source, _ in found]), column([target for _, target in found]), edges,
+        column([source for source, _ in tree_edges]), column([target for _, target in tree_edges]), edges,
     )  # fmt: skip
 
 
@@ -165,7 +150,6 @@ def first_position_behind(decoder: nn.Module, length: int) -> Iterator[Callable[
     read: list[Tensor | None] = []
 
     def keep(module: nn.Module, given: Any, named: dict[str, Any]) -> None:
-        del module, given
         read.append(named.get("position_ids"))
 
     hook = decoder.register_forward_pre_hook(keep, with_kwargs=True)

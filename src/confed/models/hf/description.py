@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from confed.federation.params import matches_any
 from confed.models.finetuning import USUAL, Finetuning, Trainable
 from confed.models.hf import Base, Part, hf
 from confed.models.hf.model import HuggingFaceVLM
@@ -125,19 +126,11 @@ def _licence(source: str, revision: str) -> str:
 
 
 def _added(model: Any, part: str = "") -> int:
-    """Values that finetuning added."""
-    inside = model.adapters.names
-    return sum(
-        value.numel()
-        for name, value in model.named_parameters()
-        if name.startswith(part)
-        and (
-            name.startswith("prompts.")
-            or ".lora_" in name
-            or ".ia3_l" in name
-            or any(f".{adapter_name}." in name for adapter_name in inside)
-        )
-    )
+    added = ("prompts.*", "*.lora_*", "*.ia3_l*", *(f"*.{name}.*" for name in model.adapters.names))
+    parameters = [
+        value for name, value in model.named_parameters() if name.startswith(part) and matches_any(name, added)
+    ]
+    return sum(value.numel() for value in parameters)
 
 
 def _bytes(count: int) -> str:

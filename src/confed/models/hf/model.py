@@ -13,6 +13,12 @@ that a language part can learn behind frozen features that are computed once.
 
 NF4 with double quantisation is that of QLoRA (Dettmers et al., NeurIPS 2023), 8-bit is LLM.int8() (Dettmers et al.,
 NeurIPS 2022). Connector, picture encoder, embeddings and output layer stay bf16.
+
+Prompt tuning of vision-language models: learned tokens before everything else that a prompt has.
+
+Lester, Al-Rfou and Constant, "The power of scale for parameter-efficient prompt tuning", EMNLP 2021. In a prompt's ids
+a learned token is a number behind the vocabulary, so that positions, masks and caches are made by the library's model
+as for any other token; its embedding layer gives the learned values there.
 """
 
 from collections import OrderedDict
@@ -32,7 +38,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import HasCandidates, WritesAnswers, Writing
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import Finetunable, Places
+from confed.models.finetuning import Finetunable, Places, Prompt
 from confed.models.hf.candidates import (
     SCORES_AT_ONCE,
     CandidateTree,
@@ -46,13 +52,49 @@ from confed.models.hf.candidates import (
 )
 from confed.models.hf.placeholder import TEXT_INPUTS, Placeholder, typed_inputs
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.hf.soft_prompt import LearnedTokens, with_learned
+
+
+def with_learned(ids: Tensor, mask: Tensor, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Prompts with ids of learned tokens in front."""
+    absent = (mask == 0).sum(1, keepdim=True)
+    column = torch.arange(tokens + ids.shape[1], device=ids.device).expand(len(ids), -1)
+    before, behind = ids.gather(1, column.clamp_max(ids.shape[1] - 1)), ids.gather(1, (column - tokens).clamp_min(0))
+    token_ids = torch.where(column < absent, before, vocabulary + column - absent)
+    return torch.where(column < absent + tokens, token_ids, behind), (column >= absent).to(mask.dtype)
+
+
+class LearnedTokens(nn.Module):
+    """Hooks of an embedding layer, which give the learned values where a prompt has learned tokens."""
+
+    def __init__(self, prompt: Prompt, embedding: Any) -> None:
+        super().__init__()
+        self.vocabulary = int(embedding.weight.shape[0])
+        self._prompt, self._asked = [prompt], list[Tensor]()  # in a list: it is a submodule of the model already
+        # Methods of a module, which are copied with it.
+        embedding.register_forward_pre_hook(self._below)
+        embedding.register_forward_hook(self._filled)
+
+    @property
+    def tokens(self) -> int:
+        """Number of learned tokens, n."""
+        return self._prompt[0].tokens
+
+    def _below(self, module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self._asked[:] = [given[0]]
+        return given[0].clamp_max(self.vocabulary - 1), *given[1:]
+
+    def _filled(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        asked = self._asked.pop()
+        learned = asked >= self.vocabulary
+        if not bool(learned.any()):
+            return output
+        values = self._prompt[0]().to(output.dtype)[(asked - self.vocabulary).clamp_min(0)]
+        return torch.where(learned[..., None], values, output)
+
 
 # Quantised frozen weights of a language part ------------------------------------------------------------------
 
-_BLOCK = 64
-"""Values that share a scale; on CPUs the library's 0.50 gives wrong weights where a block spans two rows."""
-
+_BLOCK = 64  # values that share a scale; on CPUs the library's 0.50 gives wrong weights where a block spans two rows
 Quantised = Literal["int8", "nf4"]
 """8 bits with a scale per row and outliers in bf16, or 4 bits with a scale per 64 values."""
 
@@ -105,27 +147,22 @@ def _quantised(linear: nn.Linear, kind: Quantised, layers: Any) -> nn.Module:
 
 # Pictures as a processor of transformers prepares them --------------------------------------------------------
 
-_KEPT = 256 * 2**20
-"""Bytes of processed pictures that are kept; beyond these the oldest are made again."""
+_KEPT = 256 * 2**20  # bytes of processed pictures that are kept; beyond these the oldest are made again
 
 
 class Pictures:
-    """Inputs that a processor makes of pictures, kept up to a number of bytes.
-
-    Attributes:
-        axes: input -> what its first axis is of in the library's model: "example", or "packed": all pictures of a
-            batch, or parts of all of them, such as tiles and patches.
-    """
+    """Inputs that a processor makes of pictures, kept up to a number of bytes."""
 
     def __init__(self, placeholder: Placeholder, kept: int = _KEPT) -> None:
         self._placeholder, self._budget, self._bytes = placeholder, kept, 0
         self._kept: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
         grey = np.zeros((32, 48, 3), np.uint8)
+        # input -> what its first axis is of in the library's model: "example", or "packed": all pictures of a batch,
+        # or parts of all of them, such as tiles and patches
         self.axes = {key: "example" if len(value) == 1 else "packed" for key, value in self._made(grey, grey).items()}
 
     @property
     def bytes_kept(self) -> int:
-        """Bytes of all inputs that are kept."""
         return self._bytes
 
     def __call__(self, images: Tensor, only: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -185,15 +222,12 @@ _FLAT, _LIST = 0, -1
 
 
 class PictureStates(NamedTuple):
-    """What a picture encoder and a connector make of each example's pictures.
+    """What a picture encoder and a connector make of each example's pictures."""
 
-    Attributes:
-        features: N tokens for the language part, and as many for each of its first S layers where these read pictures,
-            too (Qwen3-VL): (B, 1 + S, N, d).
-        each: tokens of a picture where the library has one tensor (P, T, d); 0 for (P T, d), -1 for a list of tensors.
-    """
-
+    # N tokens for the language part, and as many for each of its first S layers where these read pictures, too
+    # (Qwen3-VL): (B, 1 + S, N, d)
     features: Tensor
+    # tokens of a picture where the library has one tensor (P, T, d); 0 for (P T, d), -1 for a list of tensors
     each: int
 
     def of(self, rows: Tensor) -> "PictureStates":
@@ -206,10 +240,10 @@ class PictureStates(NamedTuple):
         whole: Any = list(pooled)
         if self.each != _LIST:
             whole = pooled.reshape(-1, *((self.each,) if self.each else ()), pooled.shape[-1])
-        found = SimpleNamespace(pooler_output=whole)
+        features = SimpleNamespace(pooler_output=whole)
         if deep:
-            found.deepstack_features = [list(level) for level in deep]
-        return {"image": found}
+            features.deepstack_features = [list(level) for level in deep]
+        return {"image": features}
 
 
 def encoded(body: Any, inputs: Mapping[str, Tensor], examples: int) -> PictureStates:
@@ -307,8 +341,7 @@ class TransformersAdapter(Finetunable):
 
 # Frozen base of a vision-language model spread over several devices -------------------------------------------
 
-SHARE = 0.8
-"""Share of a GPU's free memory that the base may take; the rest is for activations."""
+SHARE = 0.8  # share of a GPU's free memory that the base may take; the rest is for activations
 
 
 def check_spreadable(model: nn.Module, body: nn.Module) -> None:
@@ -352,7 +385,8 @@ def spread(model: nn.Module, body: Any, places: Sequence[tuple[torch.device, int
     for linear in _factors(body):
         linear.forward = _at_input(linear)
     devices = {name: places[int(number)][0] for name, number in device_map.items()}
-    embedding = _name_of(body, body.get_input_embeddings())
+    table = body.get_input_embeddings()
+    embedding = next(name for name, module in body.named_modules() if module is table)
     main = next(device for name, device in devices.items() if _within(embedding, name))
     skipped: Any = body._skip_keys_device_placement  # caches stay with their layers
     for name, block in body.named_modules():
@@ -370,7 +404,6 @@ def spread(model: nn.Module, body: Any, places: Sequence[tuple[torch.device, int
             parameter.data = parameter.data.to(main)
 
     def home(module: nn.Module, given: Any, output: Any) -> Any:
-        del module, given
         return send_to_device(output, main, skip_keys=["past_key_values"])
 
     for module in (body.model, body.get_decoder(), body.get_output_embeddings()):
@@ -392,7 +425,6 @@ def _sender(device: torch.device, skipped: Any) -> Any:
     from accelerate.utils import send_to_device
 
     def send(module: nn.Module, given: Any, named: Any) -> Any:
-        del module
         return send_to_device(given, device), send_to_device(named, device, skip_keys=skipped)
 
     return send
@@ -420,10 +452,6 @@ def _at_input(linear: nn.Linear) -> Any:
     return forward
 
 
-def _name_of(body: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in body.named_modules() if module is wanted)
-
-
 def _within(name: str, block: str) -> bool:
     return not block or name == block or name.startswith(f"{block}.")
 
@@ -446,33 +474,21 @@ def choose_attention(*, exact: bool) -> None:
 
 # Wrapper of generative vision-language models of transformers -------------------------------------------------
 
-__all__ = ["Asked", "HuggingFaceVLM", "Pictures"]
 
-_TOKENS = 2**14
-"""Tokens of candidates that are read at once, where each has its own copy of the prompt."""
-_NODES = 256
-"""Tokens of candidates that are read at once behind one prompt."""
+_TOKENS = 2**14  # tokens of candidates that are read at once, where each has its own copy of the prompt
+_NODES = 256  # tokens of candidates that are read at once behind one prompt
 
 
 class Asked(NamedTuple):
-    """Prompts with their pictures, before the first layer.
+    """Prompts with their pictures, before the first layer."""
 
-    Attributes:
-        ids: prompts with the tokens of their pictures, padded on the left, int64 (B, L).
-        mask: 1 for tokens, int64 (B, L).
-        pictures: what the processor made of each example's pictures, each (B, P, ...).
-        tokens: tokens of the answers to learn, (B, K, T), or None.
-        shown: which of the P pictures each example has, bool (B, P).
-        counted: which answers there are, bool (B, K); None where all are.
-        seen: what the picture encoder made of the pictures, where its outputs are kept; ``pictures`` are few then.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    pictures: Mapping[str, Tensor]
-    tokens: Tensor | None
-    shown: Tensor
-    counted: Tensor | None = None
+    ids: Tensor  # prompts with the tokens of their pictures, padded on the left, int64 (B, L)
+    mask: Tensor  # 1 for tokens, int64 (B, L)
+    pictures: Mapping[str, Tensor]  # what the processor made of each example's pictures, each (B, P, ...)
+    tokens: Tensor | None  # tokens of the answers to learn, (B, K, T), or None
+    shown: Tensor  # which of the P pictures each example has, bool (B, P)
+    counted: Tensor | None = None  # which answers there are, bool (B, K); None where all are
+    # what the picture encoder made of the pictures, where its outputs are kept; pictures are few then
     seen: PictureStates | None = None
 
 
@@ -486,23 +502,16 @@ class HuggingFaceVLM(TransformersAdapter):
     log-likelihoods of the candidates (B, C) of all others. Where the task says how answers are written, these are
     texts instead, int64 (B, max_new_tokens), padded behind their end. Features are the last layer's state of the
     prompt's last token, (B, d).
-
-    Attributes:
-        mixed: whether what does not learn is bf16, so that passes run under autocast.
-        is_loaded_in_4bit: whether linear layers are quantised to 4 bits; the library ``peft`` asks.
-        is_loaded_in_8bit: whether they are quantised to 8 bits.
-        device_map: "auto" for a base that is spread over the GPUs that there are, "one" for one device.
-        exact: whether passes on a GPU repeat to the bit.
-        learned_tokens: those before prompts, where the kind of finetuning is "prompt".
     """
 
     writes = "answers"
     converses = True
-    mixed = False
-    is_loaded_in_4bit = False
-    is_loaded_in_8bit = False
+    mixed = False  # whether what does not learn is bf16, so that passes run under autocast
+    is_loaded_in_4bit = False  # whether linear layers are quantised to 4 bits; the library peft asks
+    is_loaded_in_8bit = False  # whether they are quantised to 8 bits
+    # "auto" for a base that is spread over the GPUs that there are, "one" for one device
     device_map: Literal["one", "auto"] = "one"
-    exact: bool = True
+    exact: bool = True  # whether passes on a GPU repeat to the bit
 
     def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
         super().__init__()
@@ -514,6 +523,7 @@ class HuggingFaceVLM(TransformersAdapter):
         self._writing: Writing | None = None
         self._main: torch.device | None = None
         self._typed = typed_inputs(body, tokenizer.placeholder)
+        # those before prompts, where the kind of finetuning is "prompt"
         self.learned_tokens: LearnedTokens | None = None
         self._checkpointing = checkpointing
         if checkpointing:
@@ -522,10 +532,7 @@ class HuggingFaceVLM(TransformersAdapter):
         self.train()
 
     def place(self, device: str) -> None:
-        """See :class:`confed.federation.specs.PlacesItself`.
-
-        A base that cannot be spread as ``device_map`` says is a ValueError.
-        """
+        """See :class:`confed.federation.specs.PlacesItself`."""
         if torch.device(device).type == "cuda":
             choose_attention(exact=self.exact)
         if self.device_map == "auto":
@@ -545,10 +552,7 @@ class HuggingFaceVLM(TransformersAdapter):
         self._writing = task.writing if isinstance(task, WritesAnswers) else None
 
     def forward(self, batch: Batch) -> Output:
-        """Scores and features; see the class.
-
-        Raises ``ValueError``: a key is missing, or there are no candidates.
-        """
+        """Scores and features; see the class."""
         return self.suffix(self.prefix(batch))
 
     def prefix(self, batch: Batch) -> Asked:
@@ -684,10 +688,10 @@ class HuggingFaceVLM(TransformersAdapter):
     def _rank_whole(self, state: Asked, candidates: Tensor) -> Output:
         """As :meth:`rank`, with a prompt of its own before each candidate."""
         b, c = len(state.ids), len(candidates)
-        found = self._token_scores(state, candidates.expand(b, -1, -1))
+        token_scores = self._token_scores(state, candidates.expand(b, -1, -1))
         target = candidates[:, 1:].repeat(b, 1)
-        scores = found.logits.float().log_softmax(-1).gather(2, target[..., None])[..., 0]
-        return Output((scores * answered(target)).sum(1).view(b, c), found.features)
+        scores = token_scores.logits.float().log_softmax(-1).gather(2, target[..., None])[..., 0]
+        return Output((scores * answered(target)).sum(1).view(b, c), token_scores.features)
 
     def _continued(self, state: Asked, cache: Any, answers: Tensor, start: int) -> Tensor:
         """Log-likelihood of all but the first token of c answers given the cached prompts, (B, c)."""
@@ -724,10 +728,7 @@ class HuggingFaceVLM(TransformersAdapter):
         return Output(*search(self.body, read, self.tokenizer, how))
 
     def check_pictures(self, image: Tensor) -> None:
-        """Check that a picture has as many tokens in a prompt as the picture encoder gives features.
-
-        Raises ``ValueError``: the numbers differ.
-        """
+        """Check that a picture has as many tokens in a prompt as the picture encoder gives features."""
         placed = self.tokenizer.placeholder.tokens(image.cpu().permute(1, 2, 0).contiguous().numpy())
         tokens = placed.count(self._picture_token)
         device = next(self.body.parameters()).device

@@ -24,8 +24,7 @@ from confed.models.inputs import processor_settings
 
 # Control tokens that people write in their texts --------------------------------------------------------------
 
-_FIRST = 0xF0000
-"""First character that marks a control token: Unicode's supplementary private use area A."""
+_FIRST = 0xF0000  # first character that marks a control token: Unicode's supplementary private use area A
 
 
 class LiteralEncoder:
@@ -52,7 +51,7 @@ class LiteralEncoder:
         if marked is None:
             return self._encoded(text)
         parts = self._parts(text)
-        # A tokenizer that treats the beginning of its input in a way of its own cannot read a text part by part.
+        # a tokenizer that treats the beginning of its input in a way of its own cannot read a text part by part.
         plain = [self._marks.sub("x", piece) for piece in parts]
         spelled = [self._encoded(self._unmarked(piece), literal=bool(self._marks.search(piece))) for piece in parts]
         loose = any(
@@ -88,18 +87,14 @@ _GREY = np.zeros((32, 48, 3), np.uint8)
 
 
 class Placeholder:
-    """Prompts by a chat template, and the tokens of a picture within them.
-
-    Attributes:
-        text: what the chat template writes for a picture.
-        ids: its token ids before the picture is known.
-    """
+    """Prompts by a chat template, and the tokens of a picture within them."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self._expanded: dict[tuple[int, ...], list[int]] = {}
         self._literal = LiteralEncoder(processor.tokenizer)
-        self.text = self._text()
+        self.text = self._text()  # what the chat template writes for a picture
+        # its token ids before the picture is known
         self.ids: list[int] = processor.tokenizer(self.text, add_special_tokens=False)["input_ids"]
         if not self.text or not self.ids:
             raise ValueError(f"the chat template of {type(processor).__name__} writes nothing for a picture")
@@ -144,7 +139,6 @@ class Placeholder:
         return self._literal.ids(self.rendered(self._marked(conversation), marked_answer))
 
     def adds_tokens(self, conversation: Conversation, text: str) -> bool:
-        """Whether a text behind a conversation adds tokens."""
         bare = self.rendered(self._marked(conversation))
         return len(self._literal.ids(bare + self._literal.mark(text))) > len(self._literal.ids(bare))
 
@@ -181,16 +175,16 @@ class Placeholder:
         tokens, width = self.tokens(picture), len(self.ids)
         rows: list[list[int]] = []
         for number, (ids, absent) in enumerate(zip(text.tolist(), (mask == 0).sum(1).tolist(), strict=True)):
-            own = ids[absent:]
-            positions, count = self.places(own), 1 if counts is None else counts[number]
+            prompt_ids = ids[absent:]
+            positions, count = self.places(prompt_ids), 1 if counts is None else counts[number]
             if len(positions) != count:
                 raise ValueError(
                     f"a prompt lacks the placeholder {self.text!r} of its picture" if not positions else
                     f"a prompt has {len(positions)} placeholders {self.text!r} and {count} pictures"
                 )  # fmt: skip
             for start in reversed(positions):
-                own[start : start + width] = tokens
-            rows.append(own)
+                prompt_ids[start : start + width] = tokens
+            rows.append(prompt_ids)
         return left_padded(rows, padding(self._processor.tokenizer), text.device)
 
     def rendered(self, conversation: Conversation, answer: str | None = None) -> str:
@@ -244,7 +238,6 @@ class BarePlaceholder(Placeholder):
         return image
 
     def processed(self, *pictures: np.ndarray) -> dict[str, Tensor]:
-        """See :meth:`Placeholder.processed`."""
         text = self._lead * len(pictures)
         # As arrays: PaliGemma's makes labels of token ids, which numpy warns of where they are tensors.
         made = self._processor(text=[text], images=[list(pictures)], return_tensors="np")
@@ -254,7 +247,6 @@ class BarePlaceholder(Placeholder):
         return [token for token in super()._tokens(picture) if token == self._image]
 
     def written(self, conversation: Conversation, answer: str | None = None) -> list[int]:
-        """See :meth:`Placeholder.written`."""
         turn = conversation[-1]
         if len(conversation) != 1 or turn.parts.count(None) != 1:
             raise ValueError(
@@ -277,8 +269,6 @@ class BarePlaceholder(Placeholder):
         )
 
     def adds_tokens(self, conversation: Conversation, text: str) -> bool:
-        """See :meth:`Placeholder.adds_tokens`."""
-        del conversation
         return bool(self._ids(text))
 
     def fault(self, conversation: Conversation) -> str:
@@ -294,7 +284,6 @@ class BarePlaceholder(Placeholder):
 
 
 def padding(tokenizer: Any) -> int:
-    """The token of padding."""
     pad_token = tokenizer.pad_token_id
     return int(pad_token if pad_token is not None else tokenizer.eos_token_id)
 
@@ -310,7 +299,6 @@ def left_padded(
 
 
 def to_chat_messages(conversation: Conversation) -> list[dict[str, Any]]:
-    """A conversation as chat templates read it."""
     result = []
     for role, parts in conversation:
         result.append(

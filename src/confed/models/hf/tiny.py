@@ -11,15 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from confed.models.hf.processors import missing, without_videos
+from confed.models.hf.prompts import missing, without_videos
 from confed.models.pretrained import seeded
 
 # Configurations of small models of transformers families, as tiny builds them ---------------------------------
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<image>", "<fake_token_around_image>", "<global-img>",
            "<end_of_utterance>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")  # fmt: skip
-VOCABULARY = 288
-"""256 bytes, the special tokens, and room for the tokens that a processor may add."""
+VOCABULARY = 288  # 256 bytes, the special tokens, and room for the tokens that a processor may add
 PIXELS, PATCH = 32, 8
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}:{% for c in m['content'] %}{% if c['type'] == 'image' %}PICTURE"
@@ -39,20 +38,14 @@ VISION: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's small model has beyond the common sizes.
+    """What a family's small model has beyond the common sizes."""
 
-    Attributes:
-        processor: builds its processor from a tokenizer.
-        config: keywords of its configuration.
-        text: keywords of the language part's.
-        vision: keywords of the vision part's; those of other names than usual replace the usual ones.
-        tokens: special tokens that its processor asks its tokenizer for, by their names there.
-    """
-
-    processor: Callable[[Any], Any]
-    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    text: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    processor: Callable[[Any], Any]  # builds its processor from a tokenizer
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of its configuration
+    text: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the language part's
+    # keywords of the vision part's; those of other names than usual replace the usual ones
     vision: Mapping[str, Any] = field(default_factory=lambda: VISION)
+    # special tokens that its processor asks its tokenizer for, by their names there
     tokens: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -153,9 +146,7 @@ def _lfm2_vl(tokenizer: Any) -> Any:
 _PINPOINTS = [[PIXELS, PIXELS], [PIXELS, 2 * PIXELS], [2 * PIXELS, PIXELS]]
 """Heights and widths in pixels that pictures of LLaVA-OneVision are brought to."""
 
-_FIRST = 256 + len(SPECIAL)
-"""Id of the first special token of a family's own."""
-
+_FIRST = 256 + len(SPECIAL)  # id of the first special token of a family's own
 _QWEN_TOKENS = {
     "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
@@ -259,7 +250,6 @@ def tiny(family: str, seed: int = 0) -> tuple[nn.Module, Any]:
 
 
 def _processor(family: str, made: Family) -> Any:
-    """A family's processor."""
     try:
         return made.processor(tiny_tokenizer(made))
     except ImportError as error:

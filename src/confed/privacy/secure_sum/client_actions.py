@@ -13,19 +13,13 @@ from confed.federation.messages import Message
 from confed.federation.params import Params, Scalar
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
-from confed.privacy.secure_sum.fixed_point import encode, to_wire
-from confed.privacy.secure_sum.masks import KEY, Integers
-from confed.privacy.secure_sum.member import Keys, Member
-from confed.privacy.secure_sum.memory import as_tensor, forget, recall, remember, rows, stacked
+from confed.privacy.secure_sum.masks import KEY, SHARE, Integers, encode, to_wire
+from confed.privacy.secure_sum.member import Keys, Member, as_tensor, forget, recall, remember, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
-from confed.privacy.secure_sum.shamir import SHARE
 from confed.privacy.secure_sum.signatures import statement
 
-UPDATE = "fit"
-"""The action whose reply is summed."""
-PREFIX = "secure sum/"
-"""What begins the names of tensors and scalars that go with the method's own in a message."""
-
+UPDATE = "fit"  # the action whose reply is summed
+PREFIX = "secure sum/"  # what begins the names of tensors and scalars that go with the method's own in a message
 Action = Callable[[Client, Message], Message]
 
 

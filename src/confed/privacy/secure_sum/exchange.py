@@ -32,14 +32,21 @@ from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Mean, Params
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
-from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.client_actions import PREFIX, UPDATE
-from confed.privacy.secure_sum.fixed_point import decode, from_wire
-from confed.privacy.secure_sum.masks import KEY, Integers, add_mask, pair_secret, public_key, usable
-from confed.privacy.secure_sum.member import Keys, mask_purpose, needed, parcel_size
-from confed.privacy.secure_sum.memory import as_bytes, rows, stacked
+from confed.privacy.secure_sum.masks import (
+    KEY,
+    SHARE,
+    Integers,
+    add_mask,
+    decode,
+    from_wire,
+    join_shares,
+    pair_secret,
+    public_key,
+    usable,
+)
+from confed.privacy.secure_sum.member import Keys, as_bytes, mask_purpose, needed, parcel_size, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
-from confed.privacy.secure_sum.shamir import SHARE
 from confed.privacy.secure_sum.signatures import LARGEST, statement
 
 # The server's side of secure aggregation: sums of masked vectors ----------------------------------------------
@@ -81,29 +88,25 @@ class Tally:
         holders = {name: number for number, name in enumerate(with_keys, start=1)}
         first = sorted(given, key=holders.__getitem__)[: self.plan.threshold]
         dropped: dict[str, Any] = {}
-        for name in self._gone():
+        for name in sorted(set(self.sharers) - set(self.survivors)):  # they sent shares and then no vector
             dropped[name] = self._lost_key(name, {holders[holder]: given[holder][name][-1] for holder in first})
-        found: dict[int, Integers] = {}
+        block_sums: dict[int, Integers] = {}
         for block, total in self._totals.items():
             senders = self.senders(block)
             if len(senders) < self.plan.least:
                 continue
             for name in senders:
-                seed = shamir.join({holders[h]: given[h][name][block] for h in first})
+                seed = join_shares({holders[h]: given[h][name][block] for h in first})
                 add_mask(total, seed, -1)
                 for other, key in dropped.items():
                     if other in self.plan.blocks[block].senders:
                         purpose = mask_purpose(self.plan, block, name, other)
                         add_mask(total, pair_secret(key, self._keys[name].mask, purpose), -1 if other > name else 1)
-            found[block] = total
-        return found
-
-    def _gone(self) -> list[str]:
-        """Clients that sent shares and then no vector."""
-        return sorted(set(self.sharers) - set(self.survivors))
+            block_sums[block] = total
+        return block_sums
 
     def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:
-        key = shamir.join(shares)
+        key = join_shares(shares)
         if public_key(key) != self._keys[name].mask:
             raise ValueError(f"the shares of the mask key of {name!r} do not belong together")
         return key
@@ -111,8 +114,7 @@ class Tally:
 
 # Secure aggregation between an engine and a method ------------------------------------------------------------
 
-Expected = Callable[[str], Params | None]
-"""What a client's reply must carry."""
+Expected = Callable[[str], Params | None]  # what a client's reply must carry
 
 
 def summing(
@@ -222,10 +224,10 @@ class _Round:
         keys = {n: Keys(as_bytes(m.tensors["seal"]), as_bytes(m.tensors["mask"])) for n, m in key_messages.items()}
         tally, messages = Tally(self.plan, keys, boxes), dict[str, Message]()
         for name in boxes:
-            own, column = self.calls[name].message, keyed.index(name)
+            request, column = self.calls[name].message, keyed.index(name)
             parcels = torch.stack([box.tensors["parcels"][column] for box in boxes.values()])
             extra = {f"{PREFIX}weight": self.weights[name], f"{PREFIX}sharers": json.dumps(list(boxes))}
-            messages[name] = Message({**own.tensors, f"{PREFIX}parcels": parcels}, {**own.scalars, **extra})
+            messages[name] = Message({**request.tensors, f"{PREFIX}parcels": parcels}, {**request.scalars, **extra})
         for name, reply in self._ask(UPDATE, messages, self._masked):
             tally.add(name, {int(n.removeprefix(PREFIX)): from_wire(t) for n, t in reply.tensors.items()})
         return tally
@@ -261,8 +263,8 @@ class _Round:
         told: dict[str, Message] = {}
         for name in replies:
             column, others = tally.survivors.index(name), [other for other in replies if other != name]
-            own = torch.stack([replies[other].tensors["tags"][column] for other in others])
-            told[name] = Message({"tags": own}, {**asked.scalars, "confirmed": json.dumps(others)})
+            told_tags = torch.stack([replies[other].tensors["tags"][column] for other in others])
+            told[name] = Message({"tags": told_tags}, {**asked.scalars, "confirmed": json.dumps(others)})
         return told
 
     def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:

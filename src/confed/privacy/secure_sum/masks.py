@@ -1,49 +1,90 @@
-"""Keys, seeds and masks of secure aggregation, by the library ``cryptography``."""
+"""Keys, seeds and masks of secure aggregation, by the library ``cryptography``.
+
+Shamir's secret sharing: any t of n shares give the secret, and fewer tell nothing.
+
+Shamir, "How to share a secret", Communications of the ACM 22, 1979: the shares are values of a random polynomial of
+degree t - 1 whose value at 0 is the secret, in the integers modulo a prime.
+"""
 
 import importlib.util
 import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-KEY = 32
-"""Bytes of a key, private or public, and of a seed."""
-NONCE = 12
-"""Bytes of a seal that are drawn for every text."""
-SEAL = NONCE + 16
-"""Bytes by which a sealed text is longer."""
-CHUNK = 2**20
-"""Numbers of a mask that are in memory at a time."""
+PRIME = 2**256 + 297  # the least prime above all secrets of 32 bytes
+SHARE = 33  # bytes of a share
 
-Integers = NDArray[Any]
-"""A vector of unsigned integers of 32 or 64 bits, which wrap around."""
+
+def _drawn(_: int) -> int:
+    return secrets.randbelow(PRIME)
+
+
+def split_secret(secret: bytes, threshold: int, count: int, coefficient: Callable[[int], int] = _drawn) -> list[bytes]:
+    """Shares of a secret, beginning with holder 1."""
+    if len(secret) != 32:
+        raise ValueError(f"a secret must have 32 bytes, got {len(secret)}")
+    if not 1 <= threshold <= count:
+        raise ValueError(f"the threshold must lie in [1, {count}], got {threshold}")
+    coefficients = [int.from_bytes(secret, "big"), *(coefficient(power) % PRIME for power in range(1, threshold))]
+    shares: list[bytes] = []
+    for holder in range(1, count + 1):
+        value = 0
+        for factor in reversed(coefficients):
+            value = (value * holder + factor) % PRIME
+        shares.append(value.to_bytes(SHARE, "big"))
+    return shares
+
+
+def join_shares(shares: Mapping[int, bytes]) -> bytes:
+    """The secret from shares by their holders' numbers, from 1; all that are given are used."""
+    if not shares:
+        raise ValueError("a secret needs shares, got none")
+    for holder, share in shares.items():
+        if len(share) != SHARE:
+            raise ValueError(f"share {holder} must have {SHARE} bytes, got {len(share)}")
+    total = 0
+    for holder, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != holder:
+                above, below = above * other % PRIME, below * (other - holder) % PRIME
+        total = (total + int.from_bytes(share, "big") * above * pow(below, -1, PRIME)) % PRIME
+    if total >= 2**256:
+        raise ValueError("these are no shares of one secret")
+    return total.to_bytes(32, "big")
+
+
+KEY = 32  # bytes of a key, private or public, and of a seed
+NONCE = 12  # bytes of a seal that are drawn for every text
+SEAL = NONCE + 16  # bytes by which a sealed text is longer
+CHUNK = 2**20  # numbers of a mask that are in memory at a time
+Integers = NDArray[Any]  # a vector of unsigned integers of 32 or 64 bits, which wrap around
 
 
 def available() -> bool:
-    """Whether the library is installed."""
     return importlib.util.find_spec("cryptography") is not None
 
 
 def new_key() -> bytes:
-    """A private key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_key(private: bytes) -> bytes:
-    """The public key of a private key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def pair_secret(private: bytes, public: bytes, purpose: str) -> bytes:
-    """Shared secret of two key pairs (X25519), 32 bytes, different for every purpose.
-
-    A faulty public key is a ValueError.
-    """
+    """Shared secret of two key pairs (X25519), 32 bytes, different for every purpose."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
@@ -76,7 +117,6 @@ def sealed(key: bytes, text: bytes) -> bytes:
 
 
 def opened(key: bytes, text: bytes) -> bytes:
-    """The text of :func:`sealed`."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -100,3 +140,38 @@ def add_mask(vector: Integers, seed: bytes, sign: int) -> None:
             chunk += mask
         else:
             chunk -= mask
+
+
+def encode(
+    updates: Sequence[Tensor], weight: int, fraction: int, reach: float, bits: int, names: Sequence[str] = ()
+) -> Integers:
+    """Fixed-point encoding w round(2^f d) of tensors, in one vector of integers."""
+    if weight < 1:
+        raise ValueError(f"an update's weight must be at least 1, got {weight}")
+    parts = [update.detach().double().reshape(-1) for update in updates]
+    beyond = next(
+        (i for i, values in enumerate(parts) if not bool((values.abs() <= reach).all())), None
+    )  # a NaN is, too
+    if beyond is not None:
+        name = f" of {names[beyond]!r}" if names else ""
+        raise ValueError(f"algorithm.secure_sum.reach is {reach}, and a value{name} in the update moved further")
+    flat = torch.cat(parts)
+    whole = np.rint(np.ldexp(flat.numpy(), fraction)).astype(np.int64) * weight
+    return whole.astype(np.int32).view(np.uint32) if bits == 32 else whole.view(np.uint64)
+
+
+def decode(total: Integers, weights: int, fraction: int, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Fixed-point decoding: the weighted mean 2^-f total / weights, cut into tensors of float64."""
+    signed = total.view(np.int32 if total.dtype.itemsize == 4 else np.int64)
+    flat = torch.from_numpy(np.ldexp(signed.astype(np.float64), -fraction) / weights)
+    parts = flat.split([shape.numel() for shape in shapes])
+    return [values.reshape(shape) for values, shape in zip(parts, shapes, strict=True)]
+
+
+def to_wire(vector: Integers) -> Tensor:
+    """The same bits as a tensor of signed integers, which messages can carry."""
+    return torch.from_numpy(vector.view(np.int32 if vector.dtype.itemsize == 4 else np.int64))
+
+
+def from_wire(tensor: Tensor) -> Integers:
+    return tensor.numpy().view(np.uint32 if tensor.dtype is torch.int32 else np.uint64)

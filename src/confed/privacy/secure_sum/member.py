@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Self
 
-from confed.privacy.secure_sum import shamir
+import torch
+from torch import Tensor
+
+from confed.federation.state import ClientState
 from confed.privacy.secure_sum.masks import (
     SEAL,
+    SHARE,
     Integers,
     add_mask,
     derived,
@@ -21,44 +25,30 @@ from confed.privacy.secure_sum.masks import (
     pair_secret,
     public_key,
     sealed,
+    split_secret,
 )
 from confed.privacy.secure_sum.plan import Plan
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The public keys of a client.
-
-    Attributes:
-        seal: for secrets that others send to it.
-        mask: for the masks that it shares with others.
-    """
-
-    seal: bytes
-    mask: bytes
+    seal: bytes  # for secrets that others send to it
+    mask: bytes  # for the masks that it shares with others
 
 
 @dataclass
 class Member:
-    """State of a client in secure aggregation; never sent.
-
-    Attributes:
-        seal_key: private, and never given to other parties.
-        mask_key: private; shared out, as it must be known to others should this client drop out.
-        seeds: block -> b_u, for the blocks that this client sends.
-        keys: U_1 and their public keys.
-        parcels: sender -> sealed shares for this client, of U_2.
-        done: the shares have been given: a second answer could betray what the first one hid.
-    """
+    """State of a client in secure aggregation; never sent."""
 
     plan: Plan
     name: str
-    seal_key: bytes
-    mask_key: bytes
-    seeds: dict[int, bytes]
-    keys: dict[str, Keys] = field(default_factory=dict[str, Keys])
+    seal_key: bytes  # private, and never given to other parties
+    mask_key: bytes  # private; shared out, as it must be known to others should this client drop out
+    seeds: dict[int, bytes]  # block -> b_u, for the blocks that this client sends
+    keys: dict[str, Keys] = field(default_factory=dict[str, Keys])  # U_1 and their public keys
+    # sender -> sealed shares for this client, of U_2
     parcels: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    done: bool = False
+    done: bool = False  # the shares have been given: a second answer could betray what the first one hid
 
     @classmethod
     def begin(cls, plan: Plan, name: str) -> Self:
@@ -69,7 +59,6 @@ class Member:
 
     @property
     def public(self) -> Keys:
-        """The public keys, for the other members."""
         return Keys(public_key(self.seal_key), public_key(self.mask_key))
 
     def share(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
@@ -83,16 +72,16 @@ class Member:
         if keys[self.name] != self.public:
             raise ValueError(f"the keys of {self.name!r} were changed on their way")
         self.keys = dict(keys)
-        holders = self._holders()
+        holders = [name for name in self.plan.members if name in self.keys]  # U_1, by the numbers of the shares
         threshold, count = self.plan.threshold, len(holders)
-        own = [shamir.split(self.mask_key, threshold, count, self._polynomial(-1))]
-        nothing = [bytes(shamir.SHARE)] * count
+        secrets = [split_secret(self.mask_key, threshold, count, self._polynomial(-1))]
+        nothing = [bytes(SHARE)] * count
         for block in range(len(self.plan.blocks)):
             seed = self.seeds.get(block)
-            own.append(nothing if seed is None else shamir.split(seed, threshold, count, self._polynomial(block)))
+            secrets.append(nothing if seed is None else split_secret(seed, threshold, count, self._polynomial(block)))
         parcels: dict[str, bytes] = {}
         for position, holder in enumerate(holders):
-            text = b"".join(shares[position] for shares in own)
+            text = b"".join(shares[position] for shares in secrets)
             key = pair_secret(self.seal_key, keys[holder].seal, seal_purpose(self.plan, self.name, holder))
             parcels[holder] = sealed(key, text)
         return parcels
@@ -147,7 +136,7 @@ class Member:
         for owner, parcel in self.parcels.items():
             purpose = seal_purpose(self.plan, owner, self.name)
             text = opened(pair_secret(self.seal_key, self.keys[owner].seal, purpose), parcel)
-            shares = [text[i : i + shamir.SHARE] for i in range(0, len(text), shamir.SHARE)]
+            shares = [text[i : i + SHARE] for i in range(0, len(text), SHARE)]
             if len(shares) != 1 + len(self.plan.blocks):
                 raise ValueError(f"{owner!r} shared {len(shares)} secrets, expected {1 + len(self.plan.blocks)}")
             given[owner] = {block: shares[1 + block] for name, block in wanted if name == owner}
@@ -159,10 +148,6 @@ class Member:
         purpose = ["polynomial", self.plan.digest, sha256(asked.encode()).hexdigest(), str(block)]
         # 384 bits modulo a prime of 257: as good as uniformly distributed, up to 2^-127.
         return lambda number: int.from_bytes(derived(self.seal_key, "\x1f".join([*purpose, str(number)]), 48), "big")
-
-    def _holders(self) -> list[str]:
-        """U_1 in the order of the plan: the numbers of the shares."""
-        return [name for name in self.plan.members if name in self.keys]
 
     def _check(self, heard: Mapping[str, object], known: Sequence[str], what: str) -> None:
         if self.name not in heard or not set(heard) <= set(known):
@@ -198,4 +183,68 @@ def seal_purpose(plan: Plan, owner: str, holder: str) -> str:
 
 def parcel_size(plan: Plan) -> int:
     """Bytes of the sealed shares that one client sends to another."""
-    return shamir.SHARE * (1 + len(plan.blocks)) + SEAL
+    return SHARE * (1 + len(plan.blocks)) + SEAL
+
+
+GROUP = "secure sum"  # of tensors in a client's state, and the scalar with the plan
+FRESH = frozenset({"secure_keys", "secure_unmask"})
+"""Actions after which nothing of an earlier sum, or of an earlier step, is needed any more."""
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes as a tensor, uint8, shape (their number,)."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def stacked(texts: Sequence[bytes]) -> Tensor:
+    """Bytes of equal length, uint8, shape (how many, length)."""
+    return torch.stack([as_tensor(text) for text in texts])
+
+
+def rows(tensor: Tensor) -> list[bytes]:
+    return [as_bytes(row) for row in tensor]
+
+
+def remember(state: ClientState, member: Member) -> None:
+    """Write a client's side of secure aggregation into its state, in place of an earlier one."""
+    tensors = {"own": stacked([member.seal_key, member.mask_key, *member.seeds.values()])}
+    if member.keys:
+        tensors["keys"] = stacked([key.seal + key.mask for key in member.keys.values()])
+    if member.parcels:
+        tensors["parcels"] = stacked(list(member.parcels.values()))
+    state.tensors[GROUP] = tensors
+    state.scalars[GROUP] = json.dumps(
+        {
+            "plan": member.plan.to_json(), "name": member.name, "seeds": list(member.seeds),
+            "keys": list(member.keys), "parcels": list(member.parcels),
+        }
+    )  # fmt: skip
+
+
+def recall(state: ClientState) -> Member:
+    """The client's side of the secure aggregation in progress."""
+    tensors = state.tensors.get(GROUP)
+    if tensors is None:
+        raise ValueError("this client is in the middle of no secure aggregation")
+    names = json.loads(str(state.scalars[GROUP]))
+    seal, mask, *seeds = rows(tensors["own"])
+    pairs = _named(names["keys"], tensors.get("keys"))
+    return Member(
+        Plan.from_json(names["plan"]), names["name"], seal, mask, dict(zip(names["seeds"], seeds, strict=True)),
+        {name: Keys(pair[:32], pair[32:]) for name, pair in pairs.items()},
+        _named(names["parcels"], tensors.get("parcels")),
+    )  # fmt: skip
+
+
+def forget(state: ClientState) -> None:
+    """Removal of a client's side of secure aggregation: the shares are given, or another sum begins."""
+    state.tensors.pop(GROUP, None)
+    state.scalars.pop(GROUP, None)
+
+
+def _named(names: Sequence[str], tensor: Tensor | None) -> dict[str, bytes]:
+    return {} if tensor is None else dict(zip(names, rows(tensor), strict=True))

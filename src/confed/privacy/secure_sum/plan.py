@@ -15,13 +15,9 @@ from confed.federation.secure_sum import COARSEST, LEAST, SecureSum
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors that the same clients send: one vector.
+    """Tensors that the same clients send: one vector."""
 
-    Attributes:
-        names: of the tensors, in the order of the vector.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the tensors, in the order of the vector
     senders: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -36,27 +32,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """Parameters of one secure aggregation.
+    """Parameters of one secure aggregation."""
 
-    Attributes:
-        label: no two sums of a run have the same.
-        members: all clients, each once; their order is the order of their numbers.
-        bits: k, 32 or 64.
-        fraction: bits after the binary point.
-        reach: largest absolute value of an update.
-        blocks: each with at least three of the members; no tensor is in two of them, as the difference of two sums
-            over other senders is the update of those who are in one of them only.
-        least: members that must send a block: three, or two more than those that may collude.
-    """
-
-    label: str
-    members: tuple[str, ...]
+    label: str  # no two sums of a run have the same
+    members: tuple[str, ...]  # all clients, each once; their order is the order of their numbers
     threshold: int
-    bits: int
-    fraction: int
-    reach: float
+    bits: int  # k, 32 or 64
+    fraction: int  # bits after the binary point
+    reach: float  # largest absolute value of an update
+    # each with at least three of the members; no tensor is in two of them, as the difference of two sums over other
+    # senders is the update of those who are in one of them only
     blocks: tuple[Block, ...]
-    least: int = LEAST
+    least: int = LEAST  # members that must send a block: three, or two more than those that may collude
 
     def __post_init__(self) -> None:
         count = len(self.members)
@@ -127,7 +114,6 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> "Plan":
-        """The plan from its text."""
         try:
             values = json.loads(text)
             blocks = tuple(Block(_texts(block["names"]), _texts(block["senders"])) for block in values.pop("blocks"))

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 
-LARGEST = 8192
-"""Bytes of a signature, with a certificate where one belongs to it, at most."""
+LARGEST = 8192  # bytes of a signature, with a certificate where one belongs to it, at most
 
 
 def statement(plan: Plan, name: str, keys: Keys) -> bytes:
@@ -51,7 +50,6 @@ class PublicKeys:
             self._public[name] = public_key
 
     def check(self, client: str, statement: bytes, signature: bytes) -> None:
-        """See :class:`confed.federation.client.SignatureCheck`."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA384
@@ -76,7 +74,6 @@ class ListedKeys(PublicKeys):
         return client in self._public and self._public[client] == self._key.public_key()
 
     def sign(self, statement: bytes) -> bytes:
-        """See :class:`confed.federation.client.Signer`."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA384
 
@@ -96,7 +93,6 @@ class Authority:
         self._names = dict(names)
 
     def check(self, client: str, statement: bytes, signature: bytes) -> None:
-        """See :class:`confed.federation.client.SignatureCheck`."""
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
