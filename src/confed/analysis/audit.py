@@ -32,6 +32,7 @@ from confed.attacks.answer_recovery import (
     observe_gradients,
     score,
 )
+from confed.comparison.records import distinct_labels
 from confed.federation.local import make_optimizer
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator, isolated
@@ -40,7 +41,6 @@ from confed.federation.structure import heads_of
 from confed.privacy.accountant import epsilon
 from confed.privacy.cut import CutPrivacy, cut_privacy
 from confed.report.tables.table import Cell, Column, Table
-from confed.comparison.records import distinct_labels
 from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
 

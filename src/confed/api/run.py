@@ -1,11 +1,9 @@
 """A run as an object, and the function that makes one of a recipe."""
 
-from itertools import product
-from confed.results.summary import number, numbers
-from confed.results.views import EVALUATED, View
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,8 @@ from confed.results.history import curve, loss
 from confed.results.metric import metric_of
 from confed.results.runs import Run, load
 from confed.results.runs import Run as Record
+from confed.results.summary import number, numbers
+from confed.results.views import EVALUATED, View
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
 from confed.studies.study import free_folder

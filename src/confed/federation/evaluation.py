@@ -81,7 +81,12 @@ class Evaluation:
         passes = int(message.scalars["passes"]) if "passes" in message.scalars else None
         with expected_passes(client.model, passes):
             tallies = evaluate(
-                client.model, client.task, batches, precision=client.local.precision, scores=scores, records=records,
+                client.model,
+                client.task,
+                batches,
+                precision=client.local.precision,
+                scores=scores,
+                records=records,
                 measures=client.measures if message.scalars.get("measures") else (),
             )
         scalars: dict[str, Scalar] = {}

@@ -36,12 +36,12 @@ from confed.metrics.stratified import flip_interval, sign_flip
 from confed.models.tokenizer import CountsShortened
 from confed.recipes.recipe import load_recipe
 from confed.report.tables.control_marks import SIGN
-from confed.results.records import is_blind
-from confed.results.summary import Summary
-from confed.results.views import View
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_markdown
 from confed.results.folder import RunFolder
+from confed.results.records import is_blind
 from confed.results.run_files import NAMES, TRUTH, name_hashes
+from confed.results.summary import Summary
+from confed.results.views import View
 from confed.runs.build import tasks_of
 from confed.runs.dataset import Source, load_source
 from confed.runs.encode import RunData, encoded

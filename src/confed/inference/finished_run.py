@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from confed.data.encode import Tokenizer
 from confed.data.examples import channels_first
-from confed.data.labelled import LabelDataset
 from confed.data.intake.opening import PictureSource, read_picture
+from confed.data.labelled import LabelDataset
 from confed.data.pictures import Fit, resize
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file

@@ -127,7 +127,12 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
         model.begin(task)
     network = algorithm.deployed_model(model.eval())
     return TrainedModel(
-        network, tokenizer, answers, facts["image_size"], model_facts["head"], facts.get("regions", {}).get("encoder"),
+        network,
+        tokenizer,
+        answers,
+        facts["image_size"],
+        model_facts["head"],
+        facts.get("regions", {}).get("encoder"),
         recipe.sections["data"].get("fit", "squeeze"),
     )
 

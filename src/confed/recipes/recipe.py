@@ -17,8 +17,6 @@ compare --models all`` runs all methods; ``[models.NAME]`` are the keywords of o
 ``[models.NAME.local]`` as for methods.
 """
 
-from typing import get_args
-from confed.data.pictures import Fit
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,6 +29,7 @@ from typing import Annotated, Any, Literal, get_args
 import tomli_w
 
 from confed.data.imputation import missing_of
+from confed.data.pictures import Fit
 from confed.federation.file_names import Name, Title
 from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
