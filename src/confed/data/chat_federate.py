@@ -12,6 +12,7 @@ from confed.data.chat import Said, pictures_shown, transcript
 from confed.data.chat_files import ChatRecord
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
+from confed.data.intake.account import Account, settled
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_files import PictureFiles
@@ -109,12 +110,15 @@ def federate_chat(
     index: Mapping[str, int],
     how: Dealing,
     facts: Mapping[str, str],
+    account: Account | None = None,
 ) -> FederatedDataset:
     """Conversations shared out among clients. Owners and test sets are the same for all seeds.
 
     Conversations of a client that share a picture have one role, and one owner unless a column says otherwise. Where
     every one is a single question about a single picture, examples are plain questions, which all models read.
     """
+    if account is not None:
+        account.check_remains(len(records))
     if not records:
         raise ValueError(f"{name}: expected conversations, found none")
     if not index:
@@ -128,6 +132,8 @@ def federate_chat(
     partition = how.partition or ("client" if has_clients else "iid")
     records = _owned(records, partition, how.unseen)
     examples, owner = _examples(records, pictures, index, how.turns)
+    if account is not None:
+        account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
     if CLUSTER in (how.partition, how.skew):
         clusters = picture_clusters(pictures, how.clients)
@@ -156,6 +162,7 @@ def federate_chat(
         name, tuple(sorted(set(training_answers))), splits, places, words(examples.questions),
         {**facts, "partition": partition, **floors(splits)}, outside=True,
     )  # fmt: skip
+    dataset = settled(dataset, account, "beyond max_train or max_test, or of no client that trains")
     if isinstance(pictures, PictureFiles) and math.prod(pictures.shape) <= HELD:
         return with_held_pictures(leave_out_unreadable(dataset))
     return dataset

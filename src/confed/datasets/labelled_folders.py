@@ -26,11 +26,11 @@ import numpy as np
 
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
+from confed.data.intake.tables import read_jsonl
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
-from confed.data.record_files import read_jsonl
 from confed.registry import register_dataset
 
 ROLES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}

@@ -9,10 +9,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from confed.data.chat_files import ChatRecord, asking, chat_record
+from confed.data.chat_files import ChatRecord, asking, chat_records
+from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
+from confed.data.intake.values import find_file
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
-from confed.data.record_files import COLUMNS, ENDINGS, read_jsonl, read_records
 from confed.datasets.labelled_folders import ENDINGS as PICTURES
 from confed.datasets.labelled_folders import ROLES
 
@@ -20,10 +21,6 @@ from confed.datasets.labelled_folders import ROLES
 
 QUESTION = "what is this?"
 """Asked where rows have pictures and labels but no question."""
-LOOKED_AT = 1000
-"""Rows in which columns are looked for: cells of the first one may be blank."""
-MOST = 20_000
-"""Rows of each file that are looked at."""
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "image": ("img", "picture", "photo", "file", "filename", "file_name", "image_path", "image_file", "path"),
@@ -94,11 +91,9 @@ def mapped(names: Collection[str]) -> dict[str, str] | None:
 
 def _columns_of(file: Path) -> dict[str, str] | None:
     """Mapped columns of a file with questions; None for a file of another kind."""
-    if file.suffix.lower() == ".json" and not file.read_text(encoding="utf-8", errors="replace").lstrip().startswith(
-        "["
-    ):
+    if not holds_records(file):
         return None  # an object, such as somebody's settings
-    rows = [entry for _, entry in islice(read_records(file), LOOKED_AT)]
+    rows = [entry for _, entry in read_records(file).rows]
     names = dict.fromkeys(chain.from_iterable(row for row in rows if isinstance(row, dict)))
     return mapped(names) if names else None
 
@@ -109,14 +104,17 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     if other := next((file for file, file_columns in files.items() if file_columns != columns), None):
         first = next(iter(files))
         raise ValueError(f"{other} names its columns in another way than {first.name}; put one of them elsewhere")
-    question, records, entries = "", list[ChatRecord](), list[Mapping[str, Any]]()
+    records, entries = list[ChatRecord](), list[Mapping[str, Any]]()
     for file in files:
-        for row, entry in islice(read_records(file, columns), MOST):
-            entries.append(entry)
-            question = question or ("" if asking(entry, QUESTION) is entry else QUESTION)
-            records.append(chat_record(asking(entry, question), f"{file}, row {row}", f"{file.stem}/{row}"))
+        entries += [entry for _, entry in read_records(file, columns).rows]
+    asked = any(asking(entry, QUESTION) is entry for entry in entries)
+    question = "" if asked else QUESTION
+    for file in files:
+        records += chat_records(file, columns, question)
+    if not records:
+        raise ValueError(f"{next(iter(files))}: none of {len(entries)} rows has a question and an answer")
     shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
-    picture_places = [_place(folder, name) for name in shown]
+    picture_places = [find_file((folder, folder / "images"), name) for name in shown]
     absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
     if len(absent) == len(shown):
         what = f"the first is {absent[0]!r}" if absent else "no row has one"
@@ -149,13 +147,6 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
     form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
     return Questions(form, options, saw, len(records), len(shown), owner, names, frozenset(uses))
-
-
-def _place(folder: Path, name: str) -> Path | None:
-    try:
-        return next((place for place in (folder / name, folder / "images" / name) if place.is_file()), None)
-    except OSError:  # no name of a file
-        return None
 
 
 def cells_of(entries: Iterable[Mapping[str, Any]], name: str) -> list[str]:
@@ -234,7 +225,7 @@ def _parquet_with_pictures(folder: Path) -> Questions | None:
         return None
     count, names, shown = 0, list[str](), ""
     for file in files:
-        rows = read_records(file)
+        rows = parquet_rows(file)
         first = next(rows, None)
         if first is None:
             continue
@@ -368,7 +359,7 @@ def _vqa(folder: Path, clients: int) -> Found | None:
 
 
 def _in_json(file: Path, key: str) -> int:
-    from confed.data.vl_files.stream import json_items
+    from confed.data.intake.stream import json_items
 
     return sum(1 for _ in json_items(file, key))
 

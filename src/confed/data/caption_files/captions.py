@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.records import Captioned
+from confed.data.intake.stream import Window, encoding_of, json_items
 from confed.data.vl_files.records import Distinct, number, text
-from confed.data.vl_files.stream import Window, json_items
 
 
 def caption_records(file: Path) -> Iterator[Captioned]:
@@ -134,9 +134,10 @@ def token_records(file: Path) -> Iterator[Captioned]:
         raise ValueError(f"the file of captions {file} does not exist")
     distinct = Distinct("picture")
     picture, first, captions = "", 0, list[str]()
-    with file.open(encoding="utf-8") as lines:
+    encoding = encoding_of(file)
+    with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
         try:
-            for row, line in enumerate(lines):
+            for row, line in enumerate(lines, start=1):
                 key, tab, caption = line.rstrip("\n").partition("\t")
                 name, sign, place = key.rpartition("#")
                 if not tab or not sign or not place.isdigit() or not caption.strip():

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confed.data.record_files import read_jsonl
+from confed.data.intake.tables import read_jsonl
 
 SCENES = ("commercial", "educational", "transport", "natural", "sports", "home")
 """In the order of Table 8.1."""
