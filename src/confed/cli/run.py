@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from confed.cli.app import Json, app, complain, console, interruptible, show, tell_asks
+from confed.cli.app import Json, app, complain, console, interruptible, say, show, tell_asks
 from confed.cli.completion import complete_folder, complete_key, complete_method
 from confed.cli.global_options import is_quiet
 from confed.cli.plan import Plan, rows_of_study, show_plan
@@ -80,6 +81,9 @@ def run(
             summaries = run_study(folder, display).summaries
         else:
             summaries = [run_single(loaded, folder, display)]
+    for key in ("account", "read"):
+        if (told := summaries[0].get("facts", {}).get(key)) and not as_json and not is_quiet():
+            say(f"data: {escape(told)}")
     show(folder, summaries, as_json)
 
 

@@ -18,7 +18,7 @@ ms-swift). Where nothing stands for any, all come before the first user's text. 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from confed.data.chat import Role, Said, check_turns, pictures_shown
@@ -114,7 +114,7 @@ def _check_encodable(turns: Sequence[Said]) -> None:
     """Check that texts are Unicode, which tokenizers expect."""
     for turn in turns:
         for piece in turn.parts:
-            if piece is not None and any("\ud800" <= letter <= "\udfff" for letter in piece):
+            if piece and not piece.isascii() and any("\ud800" <= letter <= "\udfff" for letter in piece):
                 raise ValueError(f"expected Unicode as the text of the {turn.role}, got {piece!a:.80}")
 
 
@@ -233,7 +233,7 @@ class _Parts:
         pictures = (*left, *self._shown)
         assert len(pictures) == pictures_shown(turns)
         for picture in pictures:
-            if ".." in PurePosixPath(picture).parts or "://" in picture or picture.startswith("data:"):
+            if ".." in picture.split("/") or "://" in picture or picture.startswith("data:"):
                 raise ValueError(f"expected pictures as paths below the folder, got {picture!r:.80}")
         return turns, pictures
 
@@ -254,7 +254,7 @@ def _turns(entry: Mapping[str, Any], reader: _Parts) -> tuple[tuple[Said, ...], 
     if "question" in entry:
         asked = Said("user", reader.asked(entry["question"]))
         answers = _answers(entry)
-        best = Counter(answers).most_common(1)[0][0]
+        best = Counter(answers).most_common(1)[0][0] if len(answers) > 1 else answers[0]
         return (*begun, asked, Said("assistant", (best,))), answers if len(answers) > 1 else ()
     raise ValueError(
         f"expected messages, conversations, prompt and completion, or question and answer, got {', '.join(entry)!r:.80}"

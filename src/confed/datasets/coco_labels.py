@@ -16,6 +16,7 @@ from confed.data.ml_files.coco import COCO_GROUPS, coco_categories, coco_records
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.picture_files import Check, NamedPictures
+from confed.data.ragged import PackedTexts
 from confed.registry import register_dataset
 
 HELD = 1 << 28
@@ -26,6 +27,8 @@ _FACTS = {
     "licence": "annotations: CC BY 4.0; every picture keeps its own Flickr licence",
     "citation": 'T.-Y. Lin et al., "Microsoft COCO: common objects in context", ECCV 2014',
 }
+_PUBLISHED = {82_783, 82_081, 40_504, 40_137, 118_287, 117_266, 5_000, 4_952}
+"""Pictures of the published files, all or those with objects; other files in their format are somebody's own."""
 
 
 @register_dataset
@@ -99,6 +102,7 @@ def coco(
         return drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
 
     table, pictures = read(train)
+    published = categories == "coco80" and len(table) in _PUBLISHED
     splits = federate_labels(
         LabelPool(table, pictures, np.full(len(table), "train")),
         partition,
@@ -111,18 +115,28 @@ def coco(
         seed=seed,
     )
     places: dict[str, LabelExamples] = {}
-    facts = {**_FACTS, **table.facts()}
+    origin = {"origin": f"objects of {len(table)} pictures in COCO's format"}
+    facts = {**(_FACTS if published else origin), **table.facts()}
     if test:
         central, shown = read(test)
-        both = set(table.names) & set(central.names)
+        same = _same_ids(table, central)
+        both = [name for name, row, other in same if np.array_equal(pictures[row], shown[other])]
         if both:
             raise ValueError(
                 f"coco: {len(both)} pictures are in train ({train}) and in test ({test}), {min(both)!r} is one"
             )
+        if same:  # numbers of their own in each file
+            central = replace(central, names=PackedTexts.of(f"{test}-{name}" for name in central.names))
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
     facts |= label_facts(splits, places.values())
     return LabelDataset("coco", labels, splits, places, facts, coarse=coarse)
+
+
+def _same_ids(table: MultiLabelTable, other: MultiLabelTable) -> list[tuple[str, int, int]]:
+    """Names of pictures in both tables, with their rows in each."""
+    rows = {name: row for row, name in enumerate(table.names)}
+    return [(name, rows[name], row) for row, name in enumerate(other.names) if name in rows]
 
 
 def _annotations(root: Path, split: str) -> Path:

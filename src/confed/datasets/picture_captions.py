@@ -44,6 +44,8 @@ _FACTS = {
         "citation": 'P. Young et al., "From image descriptions to visual denotations", TACL 2014',
     },
 }
+_PUBLISHED = {"coco": {123_287, 82_783, 40_504, 118_287, 5_000}, "flickr30k": {31_014, 31_783}}
+"""Pictures of the published files; other files in their format are somebody's own."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,9 @@ def _dataset(
     check_unreadable(unreadable, check)
     pictures = _pictures(root, [record.picture for record in records], size)
     pictures.unreadable, pictures.check = unreadable, check
-    shared = share_captions(dataset, records, pictures, sharing, min_count, _FACTS[name])
+    published = len(records) in _PUBLISHED[name]
+    facts = _FACTS[name] if published else {"origin": f"captions of {len(records)} pictures in {file.name}"}
+    shared = share_captions(dataset, records, pictures, sharing, min_count, facts)
     return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
 
 

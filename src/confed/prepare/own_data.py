@@ -11,7 +11,7 @@ from typing import Any
 
 from confed.data.chat_files import ChatRecord, asking, chat_records
 from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
-from confed.data.intake.values import find_file
+from confed.data.intake.values import find_file, plain_text
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 from confed.datasets.labelled_folders import ENDINGS as PICTURES
@@ -427,24 +427,23 @@ def _labels(folder: Path, clients: int) -> Found | None:
     pictures = next((place for place in (folder / "images", folder / "images.tar") if place.exists()), None)
     if not file.is_file() or pictures is None:
         return None
-    entries = [entry for _, entry in read_jsonl(file)]
+    entries = [entry for _, entry in read_jsonl(file, strict=False)]
     if not entries:
         raise ValueError(f"{file}: expected a picture a line, got an empty file")
+    # One row without a value changes nothing about the others.
+    several = sum("labels" in entry for entry in entries)
+    single = sum("label" in entry for entry in entries)
     uses = frozenset({file.name, pictures.name, "labels.txt"})
-    if all("labels" in entry for entry in entries):
-        items: list[str] = []
-        for entry in entries:
-            for label in entry["labels"]:
-                if isinstance(entry["labels"], list):
-                    items.append(str(label))
-        labels = Counter(items)
+    if several > len(entries) / 2:
+        given = [entry["labels"] for entry in entries if isinstance(entry.get("labels"), list)]
+        labels = Counter(filter(None, map(plain_text, chain.from_iterable(given))))
         saw = [f"labels.jsonl: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
         shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
         options = {"root": str(folder.resolve()), **shares, "image_size": 64}
         return Found("labels", "labelled_pictures", options, saw, uses)
-    if not all("label" in entry for entry in entries):
+    if single <= len(entries) / 2:
         return None
-    classes = Counter(str(entry["label"]) for entry in entries)
+    classes = Counter(filter(None, (plain_text(entry.get("label")) for entry in entries)))
     owners: list[str] = []
     shares = _by_owner(entries, "domain", owners)
     roles = {ROLES.get(str(entry.get("split", "")), "") for entry in entries}
@@ -521,7 +520,7 @@ def _texts(folder: Path, clients: int) -> Found | None:
     file = folder / "texts.jsonl"
     if not file.is_file():
         return None
-    entries = [entry for _, entry in read_jsonl(file, ("text", "labels"))]
+    entries = [entry for _, entry in read_jsonl(file, strict=False)]
     saw = [f"texts.jsonl: {len(entries)} texts"]
     shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
     return Found(

@@ -2,7 +2,10 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
+
+from confed.data.intake.stream import encoding_of
 
 _NAMED = 3
 """Rows that a reason names."""
@@ -38,6 +41,11 @@ class Account:
         """Notes what is to be said, once."""
         self.notes += [text for text in dict.fromkeys(texts) if text and text not in self.notes]
 
+    def note_encoding(self, file: Path) -> None:
+        """Notes how a file's bytes are read as text, where that is not as usual."""
+        if said := encoding_of(file).said:
+            self.note(f"{file.name} is read as {said}")
+
     def keep(self, examples: Iterable[str], why: str) -> Self:
         """The account with rows left out of which no example is left."""
         kept_names = set(examples)
@@ -72,7 +80,7 @@ class Account:
     def __str__(self) -> str:
         """One line that adds up."""
         counts = self.counts
-        files = next(iter(self.rows), "") if len(self.rows) == 1 else f"{len(self.rows)} files"
+        files = Path(next(iter(self.rows))).name if len(self.rows) == 1 else f"{len(self.rows)} files"
         parts = [f"{counts['used']} used"]
         for why, rows in self.left.items():
             parts.append(f"{len(rows)} left out ({why}: {_listed(rows)})")

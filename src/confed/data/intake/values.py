@@ -49,9 +49,11 @@ def without_fraction(value: Any) -> Any:
 
 def plain_path(path: str) -> str:
     r"""A path as this system writes it: of ``.\a\b.png``, ``file://a/b.png`` and ``./a/b.png`` it is ``a/b.png``."""
+    path = path.strip()
     if path.startswith("file://"):
         path = unquote(path.removeprefix("file://").removeprefix("localhost"))
-    path = path.strip().replace("\\", "/")
+    if "\\" in path:
+        path = path.replace("\\", "/")
     while path.startswith("./"):
         path = path[2:].lstrip("/")
     return path if path.isascii() else unicodedata.normalize("NFC", path)

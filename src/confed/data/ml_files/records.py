@@ -7,7 +7,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from confed.data.intake.account import Account, Blank
-from confed.data.intake.stream import encoding_of
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
@@ -67,7 +66,10 @@ def optional_text(entry: dict[str, Any], key: str, file: Path, row: int) -> str:
 
     Raises ``ValueError``: the value under this key is no text (the message names file, row and key).
     """
-    plain = plain_text(entry.get(key))
+    value = entry.get(key)
+    if value is None:
+        return ""
+    plain = value.strip() if isinstance(value, str) and value.isascii() else plain_text(value)
     return text(entry, key, file, row) if plain is None else plain
 
 
@@ -99,7 +101,8 @@ def line_records(
         given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list)]
         texts_given = (label for label in chain.from_iterable(given) if plain_text(label) is not None)
         spelled = Spellings("label", texts_given, fold_case, known)
-        account.note(encoding_of(file).said, *spelled.notes)
+        account.note_encoding(file)
+        account.note(*spelled.notes)
     for row, entry in entries:
         try:
             labels = _labels(entry, file, row, spelled)
