@@ -96,7 +96,7 @@ def hub(
     name = source.name if isinstance(source, Tables) else source
     local = Path(name).resolve() if Path(name).is_dir() else None
     folder = Path.cwd() if session else local
-    table = _Table(image_size, folder, session)
+    table = PictureTable(image_size, folder, session)
     mapped = dict(columns or {})
     check_columns(mapped)
     records, account = list[ChatRecord](), Account()
@@ -124,7 +124,7 @@ def hub(
 
 
 @dataclass
-class _Table:
+class PictureTable:
     """Pictures by the hash of their bytes, each decoded once."""
 
     side: int
@@ -205,7 +205,7 @@ def _loaded(source: str, revision: str, config: str) -> dict[str, Any]:
 
 
 def _entries(
-    rows: Any, where: str, mapped: Mapping[str, str], most: int, table: _Table, question: str, account: Account
+    rows: Any, where: str, mapped: Mapping[str, str], most: int, table: PictureTable, question: str, account: Account
 ) -> list[tuple[str, dict[str, Any]]]:
     """Rows of a split with their pictures in the table; beyond ``most`` they are drawn from the whole split."""
     column_names = rows.column_names
