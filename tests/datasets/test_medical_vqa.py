@@ -40,8 +40,8 @@ def rad(root: Path) -> list[dict[str, Any]]:
     for number in range(8):
         write(root / "VQA_RAD Image Folder" / f"synpic{number}.jpg", png(number))
     return [
-        {"qid": str(n), "image_name": f"synpic{n % 8}.jpg", "image_organ": ["HEAD", "CHEST"][n % 2], "question": f"q{n}",
-        
+        {"qid": str(n), "image_name": f"synpic{n % 8}.jpg", "image_organ": ["HEAD", "CHEST"][n % 2],
+         "question": f"q{n}",
          "answer": [1, "Yes", "no"][n % 3], "answer_type": ["OPEN", "CLOSED "][n % 2],
          "phrase_type": ["freeform", "para", "test_freeform"][n // 8]} for n in range(24)
     ]  # fmt: skip

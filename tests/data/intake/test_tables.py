@@ -15,8 +15,10 @@ from PIL import Image
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import plain_path, plain_text
 from confed.datasets.chat_records import chat_records
+from confed.datasets.coco_labels import coco
 from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
+from confed.datasets.picture_captions import coco_captions
 from confed.datasets.tagged_texts import tagged_texts
 
 COUNT = 12
@@ -336,3 +338,43 @@ def test_values_and_paths_in_normal_form() -> None:
     assert [plain_text(value) for value in given] == ["x", CAFE, "2", "2.5", "true", "", "", None]
     paths = ["a\\b.png", "./a/b.png", "file://a/b.png", ".\\a\\b.png", " a/b.png", f"{NFD}.png"]
     assert [plain_path(path) for path in paths] == [*["a/b.png"] * 5, f"{CAFE}.png"]
+
+
+def captions_of(place: Path, name: str, content: str) -> Any:
+    folder = folder_of(place, name, content)
+    return coco_captions(folder, captions=name, clients=2, min_count=1, validation=0.1, image_size=4)
+
+
+def test_captions_a_row_are_merged_by_picture(tmp_path: Path) -> None:
+    pairs = [(f"{n % COUNT}.png", "" if n == 5 else f"a thing, number {n}") for n in range(3 * COUNT)]
+    flickr8k = table([{"image": name, "caption": caption} for name, caption in pairs])
+    bars = "image_name| comment_number| comment\n" + "".join(f"{a}| {n}| {b}\n" for n, (a, b) in enumerate(pairs))
+    tokens = "".join(f"{name}#0\t{caption}\n" for name, caption in sorted(pairs))
+    for name, content in (("captions.txt", flickr8k), ("results.csv", bars), ("results.token", tokens)):
+        dataset = captions_of(tmp_path / name, name, content)
+        counts = dataset.account.counts
+        assert counts == {"rows": 36, "used": 12, "left out": 1, "merged": 23}
+        assert "23 merged (captions of one picture)" in dataset.facts["account"]
+        assert "licence" not in dataset.facts
+
+
+def test_objects_of_other_files_have_numbers_of_their_own(tmp_path: Path) -> None:
+    for split, count in (("train", 10), ("val", 4)):
+        (tmp_path / split).mkdir()
+        for n in range(count):
+            shade = np.full((4, 4, 3), 20 * n + (5 if split == "val" else 0), np.uint8)
+            Image.fromarray(shade).save(tmp_path / split / f"{n:04d}.png")
+        content = {
+            "images": [{"id": n, "file_name": f"{n:04d}.png"} for n in range(count)],
+            "annotations": [{"id": n, "image_id": n, "category_id": 1} for n in range(count - 1)],
+            "categories": [{"id": 1, "name": "cat"}],
+        }
+        (tmp_path / f"instances_{split}.json").write_text(json.dumps(content))
+    options = {"train": "train", "test": "val", "clients": 2, "image_size": 4, "categories": "file"}
+    dataset = coco(tmp_path, **options)
+    check_account(dataset, 14, 2)
+    assert "2 left out (no object: " in dataset.facts["account"]
+    assert "licence" not in dataset.facts
+    (tmp_path / "val" / "0001.png").write_bytes((tmp_path / "train" / "0001.png").read_bytes())
+    with pytest.raises(ValueError, match="1 pictures are in train"):
+        coco(tmp_path, **options)

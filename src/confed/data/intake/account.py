@@ -37,6 +37,10 @@ class Account:
         """Notes a row that is left out."""
         self.left.setdefault(why, []).append(row)
 
+    def merge(self, what: str) -> None:
+        """Notes a row that is merged with another one."""
+        self.merged[what] = self.merged.get(what, 0) + 1
+
     def note(self, *texts: str) -> None:
         """Notes what is to be said, once."""
         self.notes += [text for text in dict.fromkeys(texts) if text and text not in self.notes]
@@ -86,6 +90,20 @@ class Account:
             parts.append(f"{len(rows)} left out ({why}: {_listed(rows)})")
         parts += [f"{count} merged ({what})" for what, count in self.merged.items()]
         return f"{files}: {counts['rows']} rows = {' + '.join(parts)}"
+
+
+def joined(accounts: Iterable[Account]) -> Account:
+    """One account of several files, whose examples have names of their own."""
+    whole = Account()
+    for account in accounts:
+        whole.rows |= account.rows
+        whole.used |= account.used
+        whole.note(*account.notes)
+        for why, rows in account.left.items():
+            whole.left[why] = [*whole.left.get(why, ()), *rows]
+        for what, count in account.merged.items():
+            whole.merged[what] = whole.merged.get(what, 0) + count
+    return whole
 
 
 def _listed(rows: Collection[str]) -> str:
