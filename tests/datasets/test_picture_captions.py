@@ -98,7 +98,7 @@ def test_captions_of_a_wrong_layout_are_refused(tmp_path: Path, content: object,
 
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [("1.jpg A man\n", "row 1: expected 'file.jpg#n"), ("1.jpg#0\t \n", "row 1"),
+    [("1.jpg A man\n", "row 1: expected 'file.jpg#n"),
      ("1.jpg#0\ta\n2.jpg#0\tb\n1.jpg#1\tc\n", "row 3: the picture '1.jpg' is that of row 1")],
 )  # fmt: skip
 def test_lists_of_tokens_that_are_faulty_are_refused(tmp_path: Path, lines: str, message: str):
