@@ -37,6 +37,7 @@ from typing import Literal
 import numpy as np
 
 from confed.data.intake.account import Account, settled
+from confed.data.intake.layouts import Layout, layout_records
 from confed.data.intake.values import stored_names
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
@@ -60,6 +61,7 @@ def labelled_pictures(
     root: Path | str,
     partition: Literal["user", "iid", "dirichlet", "label_skew"] | None = None,
     *,
+    layout: Layout = "lines",
     user_key: str = "user",
     clients: int = 10,
     alpha: float = 0.5,
@@ -82,6 +84,9 @@ def labelled_pictures(
         partition: "user", one client per user who has training pictures: the test pictures of the others are the place
             "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
             labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
+        layout: "lines" for ``labels.jsonl``, or what another tool has written below ``root``: "yolo", "roboflow"
+            (COCO's objects beside each split's pictures), "cvat" (for images), "label_studio" (JSON), or "one_hot", a
+            table with a column of zeros and ones per label.
         user_key: what ``labels.jsonl`` calls whose a picture is; pictures that are nobody's are left out by "user".
         clients: number of clients, but for "user".
         alpha: concentration of the skewed partitions.
@@ -106,7 +111,11 @@ def labelled_pictures(
     listed = folder / "labels.txt"
     labels = listed_labels(listed) if listed.is_file() else None
     account = Account()
-    records = _records(folder, user_key, account, fold_case, labels or ())
+    if layout == "lines":
+        records = _records(folder, user_key, account, fold_case, labels or ())
+    else:
+        records = layout_records(folder, layout, account, fold_case, labels or ())
+        account.check_remains(len(records))
     has_users = any(record.user for record in records)
     chosen = partition or ("user" if has_users else "iid")
     if chosen == "user":
@@ -122,7 +131,7 @@ def labelled_pictures(
     whole = build_table(bare, labels)[""]
     if not whole.labels:
         raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
-    source = _source(folder)
+    source = _source(folder) if layout == "lines" else folder
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
     account = account.keep(table.names, "picture cannot be read")
     roles = np.array([ROLES[records_by_name[name].split] for name in table.names], dtype=str)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.chat_files import ChatRecord, asking, chat_records
+from confed.data.intake.account import Account
+from confed.data.intake.layouts import layout_of, layout_records
 from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
 from confed.data.intake.values import find_file, plain_text
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
@@ -247,6 +249,8 @@ MOST_FILES = 500_000
 """Files that are looked at."""
 DEALT = ("partition", "clients", "alpha")
 """Keys of :func:`dealt`."""
+_NO_CLASSES = {"images", "image", "imgs", "img", "pictures", "masks", "mask", "labels", "annotations", "gt", *ROLES}
+"""Folders of pictures that are named after what they are for."""
 FEW = 100
 """Examples per client below which equal shares are proposed in place of skewed ones."""
 
@@ -277,7 +281,7 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
     if not folder.is_dir():
         raise ValueError(f"expected a folder with data at {folder}, found {'a file' if folder.exists() else 'none'}")
     forms: Sequence[Callable[[Path, int], Found | None]] = (
-        _saved, _vqa, _objects, _captions, _labels, _texts, _sensors, _questions, _classes
+        _saved, _vqa, _objects, _captions, _labels, _tools, _texts, _sensors, _questions, _classes
     )  # fmt: skip
     proposals, faults = list[Found](), list[ValueError]()
     for form in forms:
@@ -485,6 +489,12 @@ def _classes(folder: Path, clients: int) -> Found | None:
     classes = Counter(path[1] if domains else path[0] for path in below)
     if len(classes) < 2:
         return None
+    if {name.casefold() for name in classes} <= _NO_CLASSES:
+        listed = ", ".join(sorted(classes))
+        raise ValueError(
+            f"{folder} has pictures in the folders {listed}, which are no classes; put them into a folder per class, or "
+            "write labels.jsonl with a line per picture"
+        )
     uses = frozenset(path[0] for path in parts)
     return _of_classes(folder, classes, domains, roles, clients, "folders", uses)
 
@@ -513,6 +523,25 @@ def _of_classes(
     if low := [name for name, number in classes.items() if number < 5]:
         saw.append(f"{len(low)} classes have fewer than 5 pictures, such as {low[0]!r}")
     return Found("classes", "labelled_folders", options, saw, uses)
+
+
+def _tools(folder: Path, clients: int) -> Found | None:
+    """Labels as another tool has written them."""
+    layout = layout_of(folder)
+    if layout is None:
+        return None
+    account = Account()
+    records = layout_records(folder, layout, account)
+    labels = Counter(chain.from_iterable(record.labels for record in records))
+    if not labels:
+        raise ValueError(
+            f"{folder} has the layout {layout!r}, and none of {account.counts['rows']} pictures has a label"
+        )
+    saw = [f"the layout {layout}: {len(records)} pictures with {len(labels)} labels, {_most(labels)}"]
+    options = {"root": str(folder.resolve()), "layout": layout, **dealt(len(records), clients), "minimum": 2}
+    uses = {record.picture.split("/")[0] for record in records}
+    uses |= {Path(file).relative_to(folder).parts[0] for file in account.rows} | {"labels"}
+    return Found("labels", "labelled_pictures", {**options, "image_size": 64}, saw, frozenset(uses))
 
 
 def _texts(folder: Path, clients: int) -> Found | None:
