@@ -212,11 +212,11 @@ def test_parts_of_the_large_training_file_come_in_their_order(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("p.csv", "image,category,confidence\n1,warehouse,0.5\n", "line 2: expected one of the 365 categories"),
+        ("p.csv", "image,category,confidence\n1,warehouse,0.5\n", "row 2: expected one of the 365 categories"),
         ("p.csv", "image,category,confidence\n1,kitchen,1.5\n", r"in \[0, 1\], got 1.5"),
         ("p.csv", "image,category,confidence\n1,kitchen,nan\n", r"in \[0, 1\], got nan"),
-        ("p.csv", "image,category,confidence\n1,kitchen,x\n", "line 2: could not convert"),
-        ("p.csv", "image,category,confidence\n1,kitchen,1\n1.jpg,bedroom,1\n", "line 3: the image '1' has a pred"),
+        ("p.csv", "image,category,confidence\n1,kitchen,x\n", "row 2: could not convert"),
+        ("p.csv", "image,category,confidence\n1,kitchen,1\n1.jpg,bedroom,1\n", "row 3: the image '1' has a pred"),
         ("p.csv", "image,category\n1,kitchen\n", "expected a value for confidence or probability"),
         ("p.csv", "", "found none"),
         ("p.jsonl", '{"image": "1", "category": "kitchen", "conf', "row 1: expected one JSON object"),

@@ -97,9 +97,9 @@ def test_path_vqa_is_read_from_the_hubs_files_and_not_from_pickled_ones(tmp_path
                 for n in range(first, first + count)]  # fmt: skip
         (tmp_path / "data").mkdir(exist_ok=True)
         library.write_table(arrow.Table.from_pylist(rows), tmp_path / "data" / f"{name}-00000-of-00001.parquet")
+        short = {"validation": "val"}.get(name, name)
         for row in rows:
             number = int(row["question"][1:])
-            short = {"validation": "val"}.get(name, name)
             write(tmp_path / "first" / "images" / short / f"{short}_{number}.jpg", png(number))
         lines = [{**row, "image": f"{short}_{row['question'][1:]}"} for row in rows]
         write(tmp_path / "first" / "qas" / f"{short}.jsonl", "\n".join(map(json.dumps, lines)))

@@ -254,7 +254,7 @@ def _turns(entry: Mapping[str, Any], reader: _Parts) -> tuple[tuple[Said, ...], 
     if "question" in entry:
         asked = Said("user", reader.asked(entry["question"]))
         answers = _answers(entry)
-        best = Counter(answers).most_common(1)[0][0] if len(answers) > 1 else answers[0]
+        best = answers[0] if len(answers) == 1 else Counter(answers).most_common(1)[0][0]
         return (*begun, asked, Said("assistant", (best,))), answers if len(answers) > 1 else ()
     raise ValueError(
         f"expected messages, conversations, prompt and completion, or question and answer, got {', '.join(entry)!r:.80}"

@@ -492,8 +492,8 @@ def _classes(folder: Path, clients: int) -> Found | None:
     if {name.casefold() for name in classes} <= _NO_CLASSES:
         listed = ", ".join(sorted(classes))
         raise ValueError(
-            f"{folder} has pictures in the folders {listed}, which are no classes; put them into a folder per class, or "
-            "write labels.jsonl with a line per picture"
+            f"{folder} has pictures in the folders {listed}, which are no classes; put them into a folder per class, "
+            "or write labels.jsonl with a line per picture"
         )
     uses = frozenset(path[0] for path in parts)
     return _of_classes(folder, classes, domains, roles, clients, "folders", uses)

@@ -119,7 +119,8 @@ def test_layouts_are_recognised_and_read(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [("names: [cat, 'big dog']", ["cat", "big dog"]), ("names:\n- cat\n- big dog\nnc: 2", ["cat", "big dog"]),
-     ("path: x\nnames:\n  0: cat\n  1: big dog\n", ["cat", "big dog"]), ("names: {0: cat, 1: big dog}", ["cat", "big dog"])],
+     ("path: x\nnames:\n  0: cat\n  1: big dog\n", ["cat", "big dog"]),
+     ("names: {0: cat, 1: big dog}", ["cat", "big dog"])],
 )  # fmt: skip
 def test_names_of_classes_in_yaml(text: str, names: list[str], tmp_path: Path) -> None:
     yolo(tmp_path)

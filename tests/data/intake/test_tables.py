@@ -62,8 +62,8 @@ def parquet(entries: list[dict[str, Any]]) -> bytes:
 
 def stray_quotes() -> str:
     questions = {4: '"is it red?', 8: 'is it red"'}
-    cells = ((r["image"], questions.get(n, r["question"]), r["answer"], r["client"]) for n, r in enumerate(rows()))
-    return "image\tquestion\tanswer\tclient\n" + "".join("\t".join(row) + "\n" for row in cells)
+    entries = [{**row, "question": questions.get(n, row["question"])} for n, row in enumerate(rows())]
+    return "".join("\t".join(cells) + "\n" for cells in [[*entries[0]], *([*entry.values()] for entry in entries)])
 
 
 def every(of: str, value: Any, *numbers: int) -> Callable[[int], Any]:

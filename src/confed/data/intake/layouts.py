@@ -168,7 +168,8 @@ def _label_studio(folder: Path, file: Path) -> Iterator[_Shown]:
     for row, entry in read_records(file).rows:
         if not isinstance(entry, dict):
             raise ValueError(f"{file}, row {row}: expected a task of Label Studio, got {entry!r:.80}")
-        data = entry.get("data") if isinstance(entry.get("data"), dict) else entry
+        nested: Any = entry.get("data")
+        data: dict[str, Any] = nested if isinstance(nested, dict) else entry
         named = next((data[key] for key in ("image", "img", "picture", "photo") if isinstance(data.get(key), str)), "")
         path = plain_path(named).partition("?d=")[2] or plain_path(named)
         bare = re.sub(r"(^|.*/)[0-9a-f]{8}-", "", path)

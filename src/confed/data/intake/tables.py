@@ -160,8 +160,10 @@ def check_columns(columns: Mapping[str, str]) -> None:
 # Tables of text: CSV, TSV and their dialects ------------------------------------------------------------------
 
 
-def read_cells(file: Path, needed: Collection[str] = ()) -> tuple[list[tuple[int, dict[str, str]]], str]:
-    """The rows of a table of text with a header, blank cells left out, and how it is read."""
+def read_cells(
+    file: Path, needed: Collection[str] = (), *, blank: bool = False
+) -> tuple[list[tuple[int, dict[str, str]]], str]:
+    """The rows of a table of text with a header, and how it is read; blank cells are left out, or empty."""
     encoding = encoding_of(file)
     try:
         text = file.read_text(encoding=encoding.name, errors=encoding.errors)
@@ -179,7 +181,7 @@ def read_cells(file: Path, needed: Collection[str] = ()) -> tuple[list[tuple[int
     for row, cells in _rows(file, lines, start + 1, delimiter, len(header)):
         entry = {name: cell for name, cell in zip(header, cells, strict=True) if name and cell and not cell.isspace()}
         if entry:
-            rows.append((row, entry))
+            rows.append((row, {**dict.fromkeys(filter(None, header), ""), **entry} if blank else entry))
     usual = delimiter == ("\t" if file.suffix.lower() == ".tsv" else ",")
     between = [] if usual else [f"a table with {_DELIMITERS.get(delimiter, repr(delimiter))} between cells"]
     return rows, " in ".join([*between, *([encoding.said] if encoding.said else [])])
