@@ -88,7 +88,7 @@ def chat_records(
     places = [picture_place(folder, name) for name in names]
     files_shown = {name: str(place) for name, place in zip(names, places, strict=True)}
     if len(set(files_shown.values())) < len(names):  # a picture under two names is one
-        records = [replace(record, pictures=tuple(files_shown[name] for name in record.pictures)) for record in records]
+        records = [replace(record, pictures=tuple(map(files_shown.__getitem__, record.pictures))) for record in records]
         places = list(dict.fromkeys(places))
         names = [str(place) for place in places]
     how = Dealing(

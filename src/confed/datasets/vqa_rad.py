@@ -75,10 +75,11 @@ def vqa_rad(
     names = list(dict.fromkeys(record.pictures[0] for record in records))
     places = [folder / name for name in _FOLDERS]
     found = [find_file(places, name) or places[0] / name for name in names]
-    parts = {split: {r.pictures for r in records if r.columns["split"] == split} for split in ("train", "test")}
+    seen = {record.pictures for record in records if record.columns["split"] == "train"}
+    tested = {record.pictures for record in records if record.columns["split"] == "test"}
     facts = {
         **(_FACTS if len(rows) == _PUBLISHED else {"origin": f"{len(rows)} questions in VQA-RAD's format"}),
-        "pictures seen in training": f"{len(parts['test'] & parts['train'])} of {len(parts['test'])} test pictures",
+        "pictures seen in training": f"{len(tested & seen)} of {len(tested)} test pictures",
     }
     return federate_chat(
         "vqa_rad", records, PictureFiles(found, image_size, unreadable=unreadable, check=check),

@@ -6,6 +6,7 @@ TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,12 @@ def caption_records(file: Path, account: Account | None = None) -> Iterator[Capt
     raise ValueError(f"{file}: expected a list under 'images', as COCO and Karpathy have it")
 
 
-def coco_caption_records(file: Path, account: Account) -> Iterator[Captioned]:
+def coco_caption_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of an official ``captions_*.json`` in its order; those without a caption are left out.
 
     The captions are in memory, as those of a picture do not stand together.
     """
+    account = Account() if account is None else account
     content = _Content()
     for key, row, entry in _two_lists(file):
         content.add(key, row, entry, file)
@@ -124,11 +126,12 @@ def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:
         window.finish()
 
 
-def karpathy_records(file: Path, account: Account) -> Iterator[Captioned]:
+def karpathy_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of a split file of Karpathy, ``dataset_coco.json`` or ``dataset_flickr30k.json``, one by one.
 
     Its splits are train, restval, val and test; "restval" are pictures of COCO's validation part that are trained on.
     """
+    account = Account() if account is None else account
     distinct = Distinct("filename")
     for row, entry in json_items(file, "images"):
         account.rows[str(file)] = row
@@ -148,8 +151,9 @@ def karpathy_records(file: Path, account: Account) -> Iterator[Captioned]:
         )
 
 
-def token_records(file: Path, account: Account) -> Iterator[Captioned]:
+def token_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of Flickr30k's list "file.jpg#n<TAB>caption", whose captions of a picture stand together."""
+    account = Account() if account is None else account
     if not file.is_file():
         raise ValueError(f"the file of captions {file} does not exist")
     distinct = Distinct("picture")
@@ -187,8 +191,9 @@ def table_records(file: Path, account: Account) -> Iterator[Captioned]:
     cells, said = read_cells(file)
     account.rows[str(file)] = len(cells)
     account.note(said and f"{file.name} is read as {said}")
-    image, caption = (next((name for name in names if any(name in row for _, row in cells)), "")
-                      for names in (_IMAGES, _CAPTIONS))  # fmt: skip
+    columns = dict.fromkeys(chain.from_iterable(row for _, row in cells))
+    image = next((name for name in columns if name.lower() in _IMAGES), "")
+    caption = next((name for name in columns if name.lower() in _CAPTIONS), "")
     rows, captions = dict[str, int](), dict[str, list[str]]()
     for row, entry in cells:
         if not entry.get(image) or not entry.get(caption):

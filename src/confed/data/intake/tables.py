@@ -234,7 +234,8 @@ def _rows(
         fits = all(len(cells) == width for _, cells in rows)
     except csv.Error:
         rows, fits = [], False
-    over_lines = [cell for cell in chain.from_iterable(cells for _, cells in rows) if "\n" in cell]
+    whole_table = chain.from_iterable(cells for _, cells in rows)
+    over_lines = [cell for cell in whole_table if "\n" in cell]
     if not fits or over_lines:
         each = [(row, _cells(line, delimiter)) for row, line in _numbered(body, start)]
         inside = chain.from_iterable(cell.split("\n")[1:-1] for cell in over_lines)
