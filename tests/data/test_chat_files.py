@@ -119,7 +119,6 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "role": (turns(("tool", "x")), "expected the role of a turn to be of user, human, assistant, gpt, model, system"),
     "list as role": ({"messages": [{"role": ["user"], "content": "q"}]}, "expected the role of a turn to be of user"),
     "surrogate": (turns(("user", "\ud800"), ("assistant", "a")), "expected Unicode as the text of the user, got '"),
-    "empty answer": (turns(("user", "q"), ("assistant", " ")), "turn 2 has none"),
     "more pictures": (
         {**turns(("user", "<image>q"), ("assistant", "a")), "images": ["a.png", "b.png"]},
         "expected a placeholder <image> for every picture, or for none, got 2 pictures and 1 placeholders",
@@ -134,7 +133,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "web": ({"question": "q", "answer": "a", "image": "https://x/a.png"}, "expected pictures as paths below the"),
     "video": ({"question": "q", "answer": "a", "videos": ["a.mp4"]}, "got videos, which are not read"),
-    "answer": ({"question": "q", "answer": 3, "image": "a.png"}, "expected an answer, or a list of answers, got [3]"),
+    "answer": (
+        {"question": "q", "answer": ["x"], "image": "a.png"},
+        "expected an answer, or a list of answers, got [[",
+    ),
     "client": ({"question": "q", "answer": "a", "client": ["x"]}, "expected a text as 'client', got ['x']"),
     "part": ({"question": [{"type": "audio"}], "answer": "a"}, "expected a text, or a list of text and image parts"),
 }
@@ -144,12 +146,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faulty_conversations_are_named_with_their_row(entry: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps(LAYOUTS["question"]) + "\n" + json.dumps(entry))
-    with pytest.raises(ValueError, match=re.escape(f"{file}, row 1: ") + ".*" + re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(f"{file}, row 2: ") + ".*" + re.escape(message)):
         list(chat_records(file))
 
 
 def test_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("3")
-    with pytest.raises(ValueError, match=r"row 0: expected an object, got 3"):
+    with pytest.raises(ValueError, match=r"row 1: expected an object, got 3"):
         list(chat_records(file))

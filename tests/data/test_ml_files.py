@@ -87,12 +87,12 @@ def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
 @pytest.mark.parametrize(
     ("key", "entry", "message"),
     [
-        ("images", {"id": 5, "file_name": "x.jpg"}, "row 3 of images: the id 5 is that of row 1"),
+        ("images", {"id": 5, "file_name": "x.jpg"}, "row 4 of images: the id 5 is that of row 2"),
         ("images", {"id": 6, "file_name": "../x.jpg"}, "without a way out of its folder"),
-        ("annotations", {"id": 4, "image_id": 3, "category_id": 17}, "row 4: the id 4 is that of row 3"),
+        ("annotations", {"id": 4, "image_id": 3, "category_id": 17}, "row 5: the id 4 is that of row 4"),
         ("annotations", {"id": 5, "image_id": 99, "category_id": 17}, "an object has the picture 99"),
         ("annotations", {"id": 5, "image_id": 3, "category_id": 2}, "an object has the category 2"),
-        ("categories", {"id": 1, "name": "person"}, "row 3 of categories: the id 1 comes twice"),
+        ("categories", {"id": 1, "name": "person"}, "row 4 of categories: the id 1 comes twice"),
     ],
 )
 def test_malformed_coco_files_are_refused(tmp_path, key, entry, message):
@@ -156,7 +156,7 @@ def test_voc_leaves_difficult_objects_out(tmp_path):
         with pytest.raises(ValueError, match=message):
             list(voc_records(folder, "train"))
     _write(folder / "ImageSets/Main/train.txt", "000001\n000001\n")
-    with pytest.raises(ValueError, match=r"row 1: the picture '000001' is that of row 0 already"):
+    with pytest.raises(ValueError, match=r"row 2: the picture '000001' is that of row 1 already"):
         list(voc_records(folder, "train"))
     for split in ("val", "../train"):
         with pytest.raises(ValueError, match="expected the list of split"):
@@ -169,7 +169,7 @@ def test_sample_of_voc_is_read(real_data):
         pytest.skip("no sample of VOC here")
     records = voc_records(folder, "trainval")
     assert next(records).labels == ("cat",)  # its sofa is difficult
-    with pytest.raises(ValueError, match=r"row 1: the picture 900002 has no annotation"):
+    with pytest.raises(ValueError, match=r"row 2: the picture 900002 has no annotation"):
         next(records)
 
 
@@ -212,9 +212,9 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
     assert flair_relationship(file) == {"waffle": "food", "grass": "plant", "blue_sky": "outdoor"}
     assert flair_fine_labels(file) == ("blue_sky", "grass", "waffle")
     for line, message in [
-        ("waffle", "row 0: expected 'fine label -> coarse label'"),
-        ("waffle -> foot", "row 0: expected one of the 17 coarse labels, got 'foot'"),
-        ("waffle -> food\nwaffle -> art", "row 1: 'waffle' belongs to 'food' already"),
+        ("waffle", "row 1: expected 'fine label -> coarse label'"),
+        ("waffle -> foot", "row 1: expected one of the 17 coarse labels, got 'foot'"),
+        ("waffle -> food\nwaffle -> art", "row 2: 'waffle' belongs to 'food' already"),
     ]:
         with pytest.raises(ValueError, match=message):
             flair_relationship(_write(file, line))
@@ -223,13 +223,13 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([*FLAIR, FLAIR[0]], "row 4: the image_id '11' is that of row 0"),
+        ([*FLAIR, FLAIR[0]], "row 5: the image_id '11' is that of row 1"),
         ([*FLAIR, ("b@N00", "15", [], [], "val")], "the user b@N00 is in the partition train already"),
         ([*FLAIR, ("d@N00", "15", [], [], "dev")], "expected the partition train, val or test, got 'dev'"),
-        ([*FLAIR, ("d@N00", "15", "food", [], "val")], "row 4: expected a list of texts as 'labels'"),
+        ([*FLAIR, ("d@N00", "15", "food", [], "val")], "row 5: expected a list of texts as 'labels'"),
         ([*FLAIR, ("d@N00", "a/../../b", ["food"], [], "val")], "without a way out"),
         ([*FLAIR, *(("d@N00", f"2{n}", [f"odd{n}"], [], "val") for n in range(7))],
-         r"7 labels are outside the 17 that are known: 'odd0' \(1 times, first in .*row 4\).*'odd4'.* and 2 more$"),
+         r"7 labels are outside the 17 that are known: 'odd0' \(1 times, first in .*row 5\).*'odd4'.* and 2 more$"),
     ],
 )  # fmt: skip
 def test_malformed_flair_metadata_are_refused(tmp_path, rows, message):
@@ -245,7 +245,7 @@ def test_sample_of_flair_is_read(real_data, tmp_path):
     assert {split: len(table) for split, table in tables.items()} == {"train": 2, "val": 1, "test": 1}
     assert tables["train"].labels_of(0) == ("equipment", "structure")
     cut = _write(tmp_path / "cut.json", file.read_text()[:-30])
-    with pytest.raises(ValueError, match=r"cut\.json, row 3: .*is it cut off"):
+    with pytest.raises(ValueError, match=r"cut\.json, row 4: .*is it cut off"):
         list(flair_records(cut))
 
 
@@ -336,18 +336,18 @@ def test_text_lines_and_what_they_must_hold(tmp_path):
     assert (list(table.names), list(table.texts)) == (["0", "x"], ["heavy rain", "kein Öl"])
     assert (table.labels, list(table.users), table.labels_of(0)) == (("alert", "weather"), ["u", "v"], table.labels)
     for row, message in [
-        ({"labels": []}, "row 0: expected a picture or a text, got neither"),
-        ({"text": "a"}, "row 0: expected a list of texts as 'labels', got None"),
+        ({"labels": []}, "row 1: expected a picture or a text, got neither"),
+        ({"text": "a"}, "row 1: expected a list of texts as 'labels', got None"),
         ({"text": "a", "labels": [" "]}, "expected the names of labels, got an empty one"),
-        ({"text": "a", "labels": [], "user": [3]}, r"row 0: expected a text as 'user', got \[3\]"),
+        ({"text": "a", "labels": [], "user": [3]}, r"row 1: expected a text as 'user', got \[3\]"),
         ({"image": "/etc/x.png", "labels": []}, "without a way out of its folder"),
     ]:
         with pytest.raises(ValueError, match=message):
             list(line_records(_lines(file, [row])))
     twice = {"image": "a.png", "labels": []}
-    with pytest.raises(ValueError, match=r"row 1: the id 'a\.png' is that of row 0"):
+    with pytest.raises(ValueError, match=r"row 2: the id 'a\.png' is that of row 1"):
         list(line_records(_lines(file, [twice, twice])))
-    with pytest.raises(ValueError, match=r"row 1: expected one JSON object.*cut off"):
+    with pytest.raises(ValueError, match=r"row 2: expected one JSON object.*cut off"):
         list(line_records(_write(file, json.dumps(twice) + '\n{"image": "b')))
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from confed.data.intake.stream import json_items
 from confed.data.vl_files.assemble import Amount, frequent_answers
 from confed.data.vl_files.nlvr2 import LABELS as PAIR_LABELS
 from confed.data.vl_files.nlvr2 import nlvr2_records
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.snli_ve import LABELS as ENTAILMENT_LABELS
 from confed.data.vl_files.snli_ve import snli_ve_records
-from confed.data.vl_files.stream import json_items
 from confed.data.vl_files.vizwiz import (
     aqua_records,
     clove_records,
@@ -171,19 +171,19 @@ def test_answers_are_normalised_and_the_file_names_the_right_one(tmp_path: Path)
 @pytest.mark.parametrize(
     ("asked", "answered", "message"),
     [
-        (ASKED * 2, ANSWERED, r"questions\.json, row 1: the question_id 1 is that of row 0 already"),
-        (ASKED, ANSWERED * 2, r"annotations\.json, row 1: the question_id 1 is that of row 0"),
+        (ASKED * 2, ANSWERED, r"questions\.json, row 2: the question_id 1 is that of row 1 already"),
+        (ASKED, ANSWERED * 2, r"annotations\.json, row 2: the question_id 1 is that of row 1"),
         (ASKED, [], r"1 questions have no answers in v2_mscoco_val2014_annotations\.json, the first: 1"),
-        ([], ANSWERED, r"row 0: the question 1 is not in v2_OpenEnded"),
-        (ASKED, [ANSWERED[0] | {"image_id": 8}], "row 0: question 1 is about picture 7 in .*, here about 8"),
-        (ASKED, [ANSWERED[0] | {"answers": TEN[:9]}], "row 0: expected the answers of 10 annotators, got 9"),
+        ([], ANSWERED, r"row 1: the question 1 is not in v2_OpenEnded"),
+        (ASKED, [ANSWERED[0] | {"image_id": 8}], "row 1: question 1 is about picture 7 in .*, here about 8"),
+        (ASKED, [ANSWERED[0] | {"answers": TEN[:9]}], "row 1: expected the answers of 10 annotators, got 9"),
         (ASKED, [ANSWERED[0] | {"answers": [{}] * 10}], "text as each annotator's 'answer', got None"),
         (
             [{"question_id": 1, "question": "Is it?"}],
             ANSWERED,
-            "row 0: expected an integer of at least 0 as 'image_id'",
+            "row 1: expected an integer of at least 0 as 'image_id'",
         ),
-        ([ASKED[0] | {"question": " "}], ANSWERED, "row 0: expected a text as 'question', got ' '"),
+        ([ASKED[0] | {"question": " "}], ANSWERED, "row 1: expected a text as 'question', got ' '"),
     ],
 )
 def test_malformed_vqa_files_are_refused(tmp_path: Path, asked: Any, answered: Any, message: str):
@@ -197,27 +197,27 @@ Reader = Callable[[Path], Iterable[Record]]
 @pytest.mark.parametrize(
     ("name", "rows", "read", "message"),
     [
-        ("val.json", [VIZWIZ | {"answers": TEN + TEN[:1]}], lambda f: vizwiz_records(f, "val"), "row 0: .*got 11"),
+        ("val.json", [VIZWIZ | {"answers": TEN + TEN[:1]}], lambda f: vizwiz_records(f, "val"), "row 1: .*got 11"),
         ("val.json", [VIZWIZ], lambda f: vizwiz_records(f, "val"), "a list of annotators as 'answers', got None"),
-        ("val.json", [VIZWIZ | {"answers": TEN}] * 2, lambda f: vizwiz_records(f, "val"), r"row 1: the image 'a\.jpg'"),
+        ("val.json", [VIZWIZ | {"answers": TEN}] * 2, lambda f: vizwiz_records(f, "val"), r"row 2: the image 'a\.jpg'"),
         ("val.json", [VIZWIZ | {"answers": TEN, "image": "../a.jpg"}], lambda f: vizwiz_records(f, "val"), "way out"),
         ("val.json", [VIZWIZ | {"answers": TEN, "image": "/etc/a"}], lambda f: vizwiz_records(f, "val"), "way out"),
         ("val.json", [], lambda f: vizwiz_records(f, "test"), "split must be one of train, val, got 'test'"),
         ("val.json", [{"image": "a"}], lambda f: aqua_records(f, "val"), "true or false as 'need_external_knowledge'"),
-        ("val.json", ["x"], lambda f: aqua_records(f, "val"), "row 0"),
+        ("val.json", ["x"], lambda f: aqua_records(f, "val"), "row 1"),
         ("fcl_mmf_object_val.json", [CLOVE] * 2, lambda f: clove_records(f, "object", "val"), "question_id 'g1'"),
         ("fcl_mmf_logical_val.json", [CLOVE], lambda f: clove_records(f, "logical", "val"), "'logical', got 'obj"),
         ("fcl_mmf_object_val.json", [CLOVE | {"answers": ["a", "b"]}], lambda f: clove_records(f, "object", "val"),
-         "row 0: expected the answers of 10 annotators, got 2"),
+         "row 1: expected the answers of 10 annotators, got 2"),
         ("x.json", [], lambda f: clove_records(f, "object", "test"), "split must be one of train, val, got 'test'"),
         ("x.json", [], lambda f: clove_records(f, "objects", "val"), "stage must be one of a#Shop.*got 'objects'"),
         ("x.json", [], lambda f: clove_records(f, "object", "val"), "expected json/function/fcl_mmf_object_val"),
-        ("dev.json", [PAIR | {"label": "true"}], lambda f: nlvr2_records(f, "dev"), "row 0: .*got the label 'true'"),
+        ("dev.json", [PAIR | {"label": "true"}], lambda f: nlvr2_records(f, "dev"), "row 1: .*got the label 'true'"),
         ("dev.json", [PAIR | {"identifier": "x"}], lambda f: nlvr2_records(f, "dev"), "got the identifier 'x'"),
-        ("dev.json", [PAIR, PAIR], lambda f: nlvr2_records(f, "dev"), "row 1: the identifier 'dev-1-0-0'"),
+        ("dev.json", [PAIR, PAIR], lambda f: nlvr2_records(f, "dev"), "row 2: the identifier 'dev-1-0-0'"),
         ("dev.json", [], lambda f: nlvr2_records(f, "val"), "split must be one of train, dev, test1, test2, got 'val'"),
         ("snli_ve_dev.jsonl", [VE | {"gold_label": "yes"}], lambda f: snli_ve_records(f, "dev"), "gold_label out of"),
-        ("snli_ve_dev.jsonl", [VE, VE], lambda f: snli_ve_records(f, "dev"), "row 1: the pairID"),
+        ("snli_ve_dev.jsonl", [VE, VE], lambda f: snli_ve_records(f, "dev"), "row 2: the pairID"),
         ("val.jsonl", [VCR | {"answer_choices": [["a"]] * 3}], lambda f: vcr_records(f, "val"), "expected 4 .* got 3"),
         ("val.jsonl", [VCR | {"answer_label": 4}], lambda f: vcr_records(f, "val"), "0 to 3 as .answer_label., got 4"),
         ("val.jsonl", [VCR | {"question": [[1]]}], lambda f: vcr_records(f, "val"), r"among the 1 objects, got \[1\]"),
@@ -251,7 +251,7 @@ def test_several_answers_of_clove_become_annotations(tmp_path: Path):
 
 def test_disagreement_is_no_label_in_snli_ve(tmp_path: Path):
     write(tmp_path / "snli_ve_dev.jsonl", [VE | {"gold_label": "-"}, VE], lines=True)
-    assert [r.row for r in snli_ve_records(tmp_path, "dev")] == [1]
+    assert [r.row for r in snli_ve_records(tmp_path, "dev")] == [2]
 
 
 def test_references_to_several_objects(tmp_path: Path):
@@ -271,9 +271,9 @@ def test_misaligned_cocoqa_files_are_refused(tmp_path: Path):
     assert len(list(cocoqa_records(cocoqa(tmp_path), "train"))) == 2
     for columns, message in (
         ({"answers": "cat\n"}, r"as many lines each, got img_ids.txt 2, questions.txt 2, answers.txt 1, types.txt 2"),
-        ({"img_ids": "1\nx\n"}, r"img_ids.txt, row 1: expected a COCO number, got 'x'"),
-        ({"types": "0\n4\n"}, r"types.txt, row 1: expected a type from 0 to 3, got '4'"),
-        ({"answers": "cat\n\n"}, r"answers.txt, row 1: expected a text, got ''"),
+        ({"img_ids": "1\nx\n"}, r"img_ids.txt, row 2: expected a COCO number, got 'x'"),
+        ({"types": "0\n4\n"}, r"types.txt, row 2: expected a type from 0 to 3, got '4'"),
+        ({"answers": "cat\n\n"}, r"answers.txt, row 2: expected a text, got ''"),
     ):
         with pytest.raises(ValueError, match=message):
             list(cocoqa_records(cocoqa(tmp_path, **columns), "train"))
@@ -287,11 +287,11 @@ def test_misaligned_cocoqa_files_are_refused(tmp_path: Path):
 def test_streams_equal_what_json_reads_at_every_place_of_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     items = [{"a": 'x"]}é', "b": [1, {"c": None}]}, 12345, -1.5e3, "", [], True]
     for size in (1, 2, 3, 7, 1000):
-        monkeypatch.setattr("confed.data.vl_files.stream._CHUNK", size)
+        monkeypatch.setattr("confed.data.intake.stream._CHUNK", size)
         write(tmp_path / "list.json", items)
-        assert list(json_items(tmp_path / "list.json")) == list(enumerate(items))
+        assert list(json_items(tmp_path / "list.json")) == list(enumerate(items, start=1))
         write(tmp_path / "object.json", {"info": {"rows": [1]}, "rows": items, "n": 4})
-        assert list(json_items(tmp_path / "object.json", "rows")) == list(enumerate(items))
+        assert list(json_items(tmp_path / "object.json", "rows")) == list(enumerate(items, start=1))
     whole = (tmp_path / "object.json").read_bytes()
     for cut in range(len(whole)):
         (tmp_path / "cut.json").write_bytes(whole[:cut])
@@ -307,10 +307,10 @@ def test_streams_equal_what_json_reads_at_every_place_of_a_cut(tmp_path: Path, m
         (b'{"x": []}', "rows", "expected an object with the key 'rows'"),
         (b'{"rows": 3}', "rows", "expected a list under 'rows'"),
         (b"[1] 2", None, "nothing behind the last value"),
-        (b"[1; 2]", None, "expected ',' or '\\]' after row 0, got ';'"),
+        (b"[1; 2]", None, "expected ',' or '\\]' after row 1, got ';'"),
         (b'["\xff"]', None, "expected UTF-8"),
-        (b'[1, {"a": 2', None, "row 1: the last value is incomplete.*cut off"),
-        (b'[1, {"a"; 2}, 3]', None, "row 1: the last value is incomplete or no JSON"),
+        (b'[1, {"a": 2', None, "row 2: the last value is incomplete.*cut off"),
+        (b'[1, {"a"; 2}, 3]', None, "row 2: the last value is incomplete or no JSON"),
         (b'{"x": 1; "rows": []}', "rows", "expected ',' or '}' behind the value of 'x', got ';'"),
         (b"{3: 1}", "rows", "expected a key and ':', near 3"),
         (b"[" * 100_000, None, "nested too deeply|cut off"),

@@ -129,7 +129,7 @@ def test_damaged_packed_files_are_refused(packed):
     with pytest.raises(ValueError, match=r"questions\.jsonl\.gz: expected a complete compressed file.*cut off"):
         easy_vqa(packed)
     (packed / "images.jsonl").write_text('{"split": "train", "image_index": 12, "color": "red"}')
-    with pytest.raises(ValueError, match=r"images\.jsonl, row 0: expected a picture of train \(12\).*'train' 12"):
+    with pytest.raises(ValueError, match=r"images\.jsonl, row 1: expected a picture of train \(12\).*'train' 12"):
         easy_vqa(packed)
     (packed / "images.npz").write_bytes(b"PK nothing")
     with pytest.raises(ValueError, match=r"images\.npz: expected an npz archive"):

@@ -362,7 +362,7 @@ def test_questions_that_share_no_answer_with_their_pool(tmp_path: Path):
     rows = [row | {"answer": "far", "answers": ["far"] * 10} for row in json.loads(file.read_text())]
     write(file, rows)
     message = (
-        r"object: none of the 60 test questions has an answer of the answer set of 3.*'far' \(.*val\.json, row 0\)"
+        r"object: none of the 60 test questions has an answer of the answer set of 3.*'far' \(.*val\.json, row 1\)"
     )
     with pytest.raises(ValueError, match=message):
         feddat_function(tmp_path, clients=("object",))

@@ -141,7 +141,7 @@ def test_the_papers_examples_are_in_the_papers_scenes():
 def test_question_files_are_read_in_windows_as_json_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     content = {f"{n}": entry(str(n % 7), f"Wie viele Bäume {n}?", '"quo, {ted}"', "verify") for n in range(50)}
     for number, (indent, window) in enumerate([(None, 1), (1, 7), (None, 1000), (2, 1 << 22)]):
-        monkeypatch.setattr("confed.data.vl_files.stream._CHUNK", window)
+        monkeypatch.setattr("confed.data.intake.stream._CHUNK", window)
         file = tmp_path / f"{number}.json"
         file.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
         source = Source(file)
@@ -212,15 +212,15 @@ def test_parts_of_the_large_training_file_come_in_their_order(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("p.csv", "image,category,confidence\n1,warehouse,0.5\n", "line 2: expected one of the 365 categories"),
+        ("p.csv", "image,category,confidence\n1,warehouse,0.5\n", "row 2: expected one of the 365 categories"),
         ("p.csv", "image,category,confidence\n1,kitchen,1.5\n", r"in \[0, 1\], got 1.5"),
         ("p.csv", "image,category,confidence\n1,kitchen,nan\n", r"in \[0, 1\], got nan"),
-        ("p.csv", "image,category,confidence\n1,kitchen,x\n", "line 2: could not convert"),
-        ("p.csv", "image,category,confidence\n1,kitchen,1\n1.jpg,bedroom,1\n", "line 3: the image '1' has a pred"),
+        ("p.csv", "image,category,confidence\n1,kitchen,x\n", "row 2: could not convert"),
+        ("p.csv", "image,category,confidence\n1,kitchen,1\n1.jpg,bedroom,1\n", "row 3: the image '1' has a pred"),
         ("p.csv", "image,category\n1,kitchen\n", "expected a value for confidence or probability"),
         ("p.csv", "", "found none"),
-        ("p.jsonl", '{"image": "1", "category": "kitchen", "conf', "row 0: expected one JSON object"),
-        ("p.jsonl", "[1]\n", "row 0: expected an object"),
+        ("p.jsonl", '{"image": "1", "category": "kitchen", "conf', "row 1: expected one JSON object"),
+        ("p.jsonl", "[1]\n", "row 1: expected an object"),
     ],
 )
 def test_damaged_predictions_are_named(tmp_path: Path, name: str, text: str, message: str):

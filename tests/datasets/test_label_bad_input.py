@@ -178,7 +178,7 @@ def test_an_arrow_alone_divides_where_there_is_one(tmp_path: Path) -> None:
     assert flair_relationship(file) == {"salt, pepper": "food", "piano (grand)": "music", "oak": "plant"}
     for line in ("a -> b -> food", " -> food", "a ->"):
         file.write_text(line)
-        with pytest.raises(ValueError, match="row 0: expected 'fine label -> coarse label'"):
+        with pytest.raises(ValueError, match="row 1: expected 'fine label -> coarse label'"):
             flair_relationship(file)
 
 
@@ -296,7 +296,7 @@ def test_texts_of_people_who_do_not_train_are_a_place(tmp_path: Path) -> None:
 
 def test_a_row_without_a_text_is_named(tmp_path: Path) -> None:
     rows = [{"text": "a", "labels": ["x"]}, {"image": "b.jpg", "labels": ["x"]}, {"image": "c.jpg", "labels": []}]
-    with pytest.raises(ValueError, match=r"texts\.jsonl, row 1: expected a text, got none \(2 such rows\)"):
+    with pytest.raises(ValueError, match=r"texts\.jsonl, row 2: expected a text, got none \(2 such rows\)"):
         tagged_texts(_lines(tmp_path, rows))
 
 

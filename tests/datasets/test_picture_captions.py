@@ -83,10 +83,10 @@ def test_the_layouts_of_captions_are_told_apart(tmp_path: Path):
         ({"pictures": []}, "expected a list under 'images'"),
         ({"images": [{"id": 1, "file_name": "a.jpg"}]}, "the key 'annotations'"),
         ({**COCO, "annotations": [{"id": 1, "image_id": 99, "caption": "x"}]}, "picture 99"),
-        ({**COCO, "annotations": [{"id": 1, "image_id": 1, "caption": "  "}]}, "row 0: expected a text as 'caption'"),
-        ({"images": [{"filename": "a.jpg", "split": "train", "sentences": []}]}, "row 0: expected a list of sentences"),
+        ({**COCO, "annotations": [{"id": 1, "image_id": 1, "caption": "  "}]}, "row 1: expected a text as 'caption'"),
+        ({"images": [{"filename": "a.jpg", "split": "train", "sentences": []}]}, "row 1: expected a list of sentences"),
         ({"images": [{**KARPATHY["images"][0], "filename": "../a.jpg"}]}, "a way out of its folder"),
-        ({"images": [KARPATHY["images"][0]] * 2}, "that of row 0 already"),
+        ({"images": [KARPATHY["images"][0]] * 2}, "that of row 1 already"),
         (json.dumps(KARPATHY)[:400], "is it cut off"),
         (json.dumps(COCO)[:300], "is it cut off"),
     ],
@@ -98,8 +98,8 @@ def test_captions_of_a_wrong_layout_are_refused(tmp_path: Path, content: object,
 
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [("1.jpg A man\n", "row 0: expected 'file.jpg#n"), ("1.jpg#0\t \n", "row 0"),
-     ("1.jpg#0\ta\n2.jpg#0\tb\n1.jpg#1\tc\n", "row 2: the picture '1.jpg' is that of row 0")],
+    [("1.jpg A man\n", "row 1: expected 'file.jpg#n"),
+     ("1.jpg#0\ta\n2.jpg#0\tb\n1.jpg#1\tc\n", "row 3: the picture '1.jpg' is that of row 1")],
 )  # fmt: skip
 def test_lists_of_tokens_that_are_faulty_are_refused(tmp_path: Path, lines: str, message: str):
     with pytest.raises(ValueError, match=message):
@@ -228,7 +228,7 @@ def packed(text: str, frames: int = 1) -> bytes:
 def test_texts_are_read_line_by_line_also_compressed(tmp_path: Path):
     lines = "".join(json.dumps({"text": f"Öl number {k}", "meta": {}}) + "\n" for k in range(500))
     plain = written(tmp_path, lines, "a.jsonl")
-    wanted = [(k, f"Öl number {k}") for k in range(500)]
+    wanted = [(k + 1, f"Öl number {k}") for k in range(500)]
     assert list(text_lines(plain)) == wanted
     for frames in (1, 3):
         (tmp_path / "b.jsonl.zst").write_bytes(packed(lines, frames))
@@ -258,8 +258,8 @@ def test_texts_of_a_pile_take_no_memory(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "row 1: expected one JSON object.*cut off"), ("[1]", "row 1: expected an object"),
-     ('{"words": 1}', "row 1: expected a text as 'text'"), ('{"text": " "}', "row 1: expected a text")],
+    [("{", "row 2: expected one JSON object.*cut off"), ("[1]", "row 2: expected an object"),
+     ('{"words": 1}', "row 2: expected a text as 'text'"), ('{"text": " "}', "row 2: expected a text")],
 )  # fmt: skip
 def test_faulty_lines_are_named(tmp_path: Path, line: str, message: str):
     file = written(tmp_path, '{"text": "a"}\n' + line + "\n", "a.jsonl")
@@ -373,7 +373,7 @@ def cut(file: Path, share: float) -> Path:
         (lambda f: tar(f / "a.tar", {"1.jpg": jpeg(1), "1.json": b"{"}), "a caption in UTF-8"),
         (lambda f: cut(parquet(f / "a.parquet", {"image": [jpeg(1)], "caption": ["a"]}), 0.7), "complete Parquet"),
         (lambda f: parquet(f / "a.parquet", {"pixels": [jpeg(1)], "caption": ["a"]}), "a column of pictures"),
-        (lambda f: parquet(f / "a.parquet", {"image": [jpeg(1)], "caption": [None]}), "row 0: expected a text"),
+        (lambda f: parquet(f / "a.parquet", {"image": [jpeg(1)], "caption": [None]}), "row 1: expected a text"),
         (lambda f: written(f, "a", "a.zip"), r"\.tar or \.parquet"),
         (lambda f: f / "gone.tar", "does not exist"),
         (lambda f: f / "gone.parquet", "does not exist"),

@@ -268,16 +268,15 @@ def test_channels_are_standardised_by_training_steps_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "files", "message"),
     [
-        (("a1,north,train", "a1,north,first"), {}, "line 2: split must be one of train, validation, test, got 'first'"),
-        (("a2,north", "a1,north"), {}, "line 3: the id 'a1' was given before"),
+        (("a1,north,train", "a1,north,first"), {}, "row 2: split must be one of train, validation, test, got 'first'"),
+        (("a2,north", "a1,north"), {}, "row 3: the id 'a1' was given before"),
         (("a2,north,train,s2,,bad", "a2,north,train,,,bad"), {}, "example 'a2' has neither a series nor a text"),
         (("label", "answer"), {}, "'label' is not among"),
-        (("cold,bad", "cold,"), {}, "line 8: label must not be empty"),
         (("s2,cold", "s9,cold"), {}, "s9.csv is missing"),
         (("", ""), {"s2": "heat,light\n"}, "the series 's2' is empty"),
         (("", ""), {"s2": "heat,wind\n1,2\n"}, "expected the channels heat, light, got heat, wind"),
-        (("", ""), {"s2": "heat,light\n1,x\n"}, "s2.csv line 2: expected numbers"),
-        (("", ""), {"s2": "heat,light\n1\n"}, "s2.csv line 2: expected 2 values"),
+        (("", ""), {"s2": "heat,light\n1,x\n"}, "s2.csv, row 2: expected numbers"),
+        (("", ""), {"s2": "heat,light\n1\n"}, "s2.csv, row 2: expected 2 cells"),
     ],
 )
 def test_faulty_series_folders(tmp_path: Path, change: tuple[str, str], files: dict[str, str], message: str) -> None:

@@ -80,7 +80,7 @@ def test_cap_varies_with_the_seed_but_tests_do_not(folder):
         (
             "vqa_derived.jsonl",
             b'{"image": 1}',
-            r"vqa_derived\.jsonl, row 0: expected the key 'question_id'",
+            r"vqa_derived\.jsonl, row 1: expected the key 'question_id'",
         ),
     ],
 )
@@ -97,10 +97,10 @@ def test_answer_outside_the_vocabulary_and_unknown_picture(folder):
     file = folder / "vqa_derived.jsonl"
     text = file.read_text()
     file.write_text(text.replace('"answer": "yes"', '"answer": "perhaps"', 1))
-    with pytest.raises(ValueError, match=r"row 1: expected yes, no, .* got 'perhaps'"):
+    with pytest.raises(ValueError, match=r"row 2: expected yes, no, .* got 'perhaps'"):
         ucm_vqa(folder)
     file.write_text(text.replace("forest00.jpg", "../x.jpg", 1))
-    with pytest.raises(ValueError, match=r"row 0: expected a picture of labels.jsonl, got '\.\./x\.jpg'"):
+    with pytest.raises(ValueError, match=r"row 1: expected a picture of labels.jsonl, got '\.\./x\.jpg'"):
         ucm_vqa(folder)
 
 

@@ -246,7 +246,6 @@ def test_families_with_one_question_about_one_picture_say_so(family: str, messag
 
 
 FAULTS: dict[str, tuple[Conversation, str]] = {
-    "placeholder": (asked("<image> and this?"), "its prompt has 2 placeholders '<image>' for 1 picture"),
     "length": (asked("x" * 300), r"tokens without its pictures', more than model.max_length = 256: raise it"),
 }
 

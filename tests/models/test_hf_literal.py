@@ -100,9 +100,12 @@ def test_an_answer_with_a_pictures_token_trains() -> None:
     assert set(task.texts(chosen)) <= {"a <image> b", "<end_of_utterance>"}
 
 
-def test_a_placeholder_in_a_users_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="has 2 placeholders '<start_of_image>' for 1 picture: leave the placeholder"):
-        tokenizer_of("gemma3").prompt(asked("<start_of_image> and this?"))
+@pytest.mark.parametrize(("family", "word"), [("gemma3", "<start_of_image>"), ("llava", "<image>")])
+def test_a_placeholder_in_a_users_text_is_text(family: str, word: str) -> None:
+    tokenizer = tokenizer_of(family)
+    prompt = tokenizer.prompt(asked(f"{word} and this?"))
+    assert len(tokenizer.placeholder.places(prompt)) == 1
+    assert len(prompt) > len(tokenizer.prompt(asked("and this?")))
 
 
 def test_a_private_character_is_refused() -> None:

@@ -89,7 +89,9 @@ def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[
     for role in roles:
         counts.append(sum(len(dataset.clients[name].roles[role]) for name in dataset.clients))
     numbers = ", ".join(f"{count} {role}" for count, role in zip(counts, roles, strict=True))
-    return f"{len(dataset.clients)} clients, examples: {numbers}", list(dict.fromkeys(str(w.message) for w in told))
+    account = [dataset.facts[key] for key in ("account", "read") if key in dataset.facts]
+    found = "; ".join([f"{len(dataset.clients)} clients, examples: {numbers}", *account])
+    return found, list(dict.fromkeys(str(warning.message) for warning in told))
 
 
 def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str], read: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Verbs that use trained models: predict, export."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -133,9 +134,13 @@ def _talk(
     if as_json:
         print_json(talk.asked(questions if questions is not None else [line for line in sys.stdin if line.strip()]))
         return
+    counts = Counter[bool]()
     for asked in questions if questions is not None else sys.stdin:
+        counts[bool(asked.strip())] += 1
         if asked.strip():
             print(talk.ask(asked), flush=True)
+    if counts[False]:
+        say(f"{counts.total()} lines = {counts[True]} asked + {counts[False]} left out (blank)")
 
 
 def _lines(found: Mapping[str, Any], shown: int) -> list[str]:

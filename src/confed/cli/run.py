@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from confed.cli.app import Json, app, complain, console, interruptible, is_quiet, show, tell_asks
+from confed.cli.app import Json, app, complain, console, interruptible, is_quiet, say, show, tell_asks
 from confed.cli.completion import complete_folder, complete_key, complete_method
 from confed.cli.plan import Plan, rows_of_study, show_plan
 from confed.cli.study import RecipeName, finish, show_sweep
@@ -79,6 +80,9 @@ def run(
             summaries = run_study(folder, display).summaries
         else:
             summaries = [run_single(loaded, folder, display)]
+    for key in ("account", "read"):
+        if (told := summaries[0].get("facts", {}).get(key)) and not as_json and not is_quiet():
+            say(f"data: {escape(told)}")
     show(folder, summaries, as_json)
 
 

@@ -12,6 +12,7 @@ from confed.data.chat import Said, pictures_shown, transcript
 from confed.data.chat_files import ChatRecord
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
+from confed.data.intake.account import Account, settled
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_files import PictureFiles
@@ -109,12 +110,14 @@ def federate_chat(
     index: Mapping[str, int],
     how: Dealing,
     facts: Mapping[str, str],
+    account: Account,
 ) -> FederatedDataset:
     """Conversations shared out among clients. Owners and test sets are the same for all seeds.
 
     Conversations of a client that share a picture have one role, and one owner unless a column says otherwise. Where
     every one is a single question about a single picture, examples are plain questions, which all models read.
     """
+    account.check_remains(len(records))
     if not records:
         raise ValueError(f"{name}: expected conversations, found none")
     if not index:
@@ -126,13 +129,14 @@ def federate_chat(
                 raise ValueError(f"{record.where}: the id {record.name!r} is that of {first} already")
     has_clients = any(record.columns.get("client", "").strip() for record in records)
     partition = how.partition or ("client" if has_clients else "iid")
-    records = _owned(records, partition, how.unseen)
+    records = _owned(records, partition, how.unseen, account)
     examples, owner = _examples(records, pictures, index, how.turns)
+    account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
     if CLUSTER in (how.partition, how.skew):
         clusters = picture_clusters(pictures, how.clients)
-        whole = [records[number] for number in _together(records).tolist()]  # of each group one speaks for all
-        firsts = [index[record.pictures[0]] if record.pictures else -1 for record in whole]
+        speakers = [records[number] for number in _together(records).tolist()]  # of each group one speaks for all
+        firsts = [index[record.pictures[0]] if record.pictures else -1 for record in speakers]
         column[CLUSTER] = np.array(["none" if row < 0 else f"cluster {clusters[row]}" for row in firsts])
     roles = _roles(records, column["split"], how, column["client"])
     whole = {key for key in column if key == partition or (column[key] != "").all()}
@@ -156,6 +160,7 @@ def federate_chat(
         name, tuple(sorted(set(training_answers))), splits, places, words(examples.questions),
         {**facts, "partition": partition, **floors(splits)}, outside=True,
     )  # fmt: skip
+    dataset = settled(dataset, account, "beyond max_train or max_test, or of no client that trains")
     if isinstance(pictures, PictureFiles) and math.prod(pictures.shape) <= HELD:
         return with_held_pictures(leave_out_unreadable(dataset))
     return dataset
@@ -199,7 +204,9 @@ def _column(records: Sequence[ChatRecord], key: str) -> np.ndarray:
     return np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
 
 
-def _owned(records: Sequence[ChatRecord], partition: str, unseen: Sequence[str]) -> Sequence[ChatRecord]:
+def _owned(
+    records: Sequence[ChatRecord], partition: str, unseen: Sequence[str], account: Account
+) -> Sequence[ChatRecord]:
     """Conversations of a client or an unseen place; with a column of clients, others belong to nobody."""
     if partition not in ("client", "place", "type"):
         return records
@@ -211,7 +218,11 @@ def _owned(records: Sequence[ChatRecord], partition: str, unseen: Sequence[str])
         )
     owned = {id(record) for record in with_owner(others, cells, partition)}
     elsewhere = {id(record) for record in records} - {id(record) for record in others}
-    return [record for record in records if id(record) in owned | elsewhere]
+    kept = owned | elsewhere
+    for record in records:
+        if id(record) not in kept:
+            account.leave(f"no {partition}", record.where)
+    return [record for record in records if id(record) in kept]
 
 
 def _roles(records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray) -> np.ndarray:

@@ -12,20 +12,23 @@ Understood are the layouts of the usual fine-tuning tools:
 ``images`` (or ``image``) has paths of pictures; in texts ``<image>`` stands for the next one (LLaVA, LLaMA-Factory,
 ms-swift). Where nothing stands for any, all come before the first user's text. Optional texts are ``system``, ``id``,
 ``client``, ``place``, ``type`` and ``split``; other keys are left alone. Columns of other names can be mapped
-(:mod:`confed.data.record_files`).
+(:mod:`confed.data.intake.tables`). Where the question is a column, a placeholder inside its text is a word like others.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from confed.data.chat import Role, Said, check_turns, pictures_shown
+from confed.data.intake.account import Account, Blank
+from confed.data.intake.tables import read_records
+from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
-from confed.data.record_files import read_records
 
 PLACEHOLDER = "<image>"
+_SPOKEN = ("question", "messages", "conversations", "prompt")
 _ROLES: Mapping[str, Role] = {
     "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "model": "assistant",
     "system": "system",
@@ -52,57 +55,132 @@ class ChatRecord:
     columns: Mapping[str, str]
 
 
-def chat_records(file: Path, columns: Mapping[str, str] | None = None, question: str = "") -> Iterator[ChatRecord]:
-    """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.record_files.ENDINGS`)."""
-    for row, entry in read_records(file, columns):
-        where = f"{file}, row {row}"
+def chat_records(
+    file: Path,
+    columns: Mapping[str, str] | None = None,
+    question: str = "",
+    account: Account | None = None,
+    fold_case: bool = False,
+) -> list[ChatRecord]:
+    """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.intake.tables.ENDINGS`).
+
+    Rows without a question, an answer or, where others have one, a picture are left out of it and in the account.
+    """
+    account = Account() if account is None else account
+    read = read_records(file, columns)
+    account.rows[str(file)] = len(read.rows)
+    account.note(read.said)
+    entries: list[tuple[str, dict[str, Any]]] = []
+    for row, entry in read.rows:
         if not isinstance(entry, dict):
-            raise ValueError(f"{where}: expected an object, got {entry!r:.80}")
-        yield chat_record(asking(entry, question), where, f"{file.stem}/{row}")
+            raise ValueError(f"{file}, row {row}: expected an object, got {entry!r:.80}")
+        entries.append((f"{file}, row {row}", entry))
+    return records_of(entries, question, file.stem, account, fold_case)
+
+
+def records_of(
+    entries: Sequence[tuple[str, dict[str, Any]]], question: str, stem: str, account: Account, fold_case: bool = False
+) -> list[ChatRecord]:
+    """The conversations of rows, each behind where it stands; names are numbered behind the stem."""
+    for key in ("answer", *(("client", "place", "type") if fold_case else ())):
+        given = [entry.get(key) for _, entry in entries if isinstance(entry.get(key), Hashable)]
+        spellings = Spellings(key, given, fold_case)
+        account.note(*spellings.notes)
+        for _, entry in entries:
+            if isinstance(entry.get(key), str):
+                entry[key] = spellings[entry[key]]
+    shown = any(entry.get("image") or entry.get("images") for _, entry in entries)
+    asks = any("question" in entry for _, entry in entries)
+    records: list[ChatRecord] = []
+    for number, (where, entry) in enumerate(entries):
+        try:
+            if asks and not question and not any(key in entry for key in _SPOKEN) and "answer" in entry:
+                raise Blank("no question")
+            record = chat_record(asking(entry, question), where, f"{stem}/{number}")
+            if shown and not record.pictures and "question" in entry:
+                raise Blank("no picture")
+            records.append(record)
+        except Blank as blank:
+            account.leave(str(blank), where)
+    return records
 
 
 def asking(entry: Mapping[str, Any], question: str) -> Mapping[str, Any]:
     """A record with the question that is asked where it has none; unchanged where nothing is to be added."""
-    spoken = ("question", "messages", "conversations", "prompt")
-    return {**entry, "question": question} if question and not any(key in entry for key in spoken) else entry
+    return {**entry, "question": question} if question and not any(key in entry for key in _SPOKEN) else entry
 
 
 def _check_encodable(turns: Sequence[Said]) -> None:
     """Check that texts are Unicode, which tokenizers expect."""
     for turn in turns:
         for piece in turn.parts:
-            if piece is not None and any("\ud800" <= letter <= "\udfff" for letter in piece):
+            if piece and not piece.isascii() and any("\ud800" <= letter <= "\udfff" for letter in piece):
                 raise ValueError(f"expected Unicode as the text of the {turn.role}, got {piece!a:.80}")
 
 
 def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
     """One conversation."""
     try:
-        reader = _Parts(_paths(entry))
-        turns, answers = _turns(entry, reader)
-        check_turns(turns)
-        _check_encodable(turns)
+        turns, answers, pictures = _read(entry)
         if turns[-1].role != "assistant":
             raise ValueError(f"expected an answer as the last turn, got one of the {turns[-1].role}")
         for key in ("videos", "audios"):
             if entry.get(key):
                 raise ValueError(f"expected pictures and texts, got {key}, which are not read")
-        turns, pictures = reader.finish(turns)
         given = {key: owner_text(entry, key) for key in ("client", "place", "type", "split")}
         columns = {key: text for key, text in given.items() if text}
-        record_id = entry.get("id")
-        return ChatRecord(where, name if record_id is None else str(record_id), turns, answers, pictures, columns)
+        return ChatRecord(where, plain_text(entry.get("id")) or name, turns, answers, pictures, columns)
+    except Blank:
+        raise
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
+def _read(entry: Mapping[str, Any], inside: bool = True) -> tuple[tuple[Said, ...], tuple[str, ...], tuple[str, ...]]:
+    """Turns, answers of several people, and pictures."""
+    reader = _Parts(_paths(entry), inside)
+    try:
+        turns, answers = _turns(entry, reader)
+        turns, pictures = reader.finish(turns)
+    except _Misfit:
+        if inside:  # placeholders in the midst of a text may be words
+            return _read(entry, inside=False)
+        raise
+    for turn in turns:
+        if not turn.parts:
+            raise Blank("no answer" if turn.role == "assistant" else "no question")
+    check_turns(turns)
+    _check_encodable(turns)
+    return turns, answers, pictures
+
+
+class _Misfit(ValueError):
+    """Placeholders that are not as many as pictures."""
+
+
 class _Parts:
-    """Texts and picture parts, and the pictures that these show."""
+    """Texts and picture parts, and the pictures that these show.
 
-    def __init__(self, listed: list[str]) -> None:
-        self._listed, self._next, self._shown = listed, iter(listed), list[str]()
+    Args:
+        inside: whether placeholders stand for pictures in the midst of texts too, and not only at their ends.
+    """
 
-    def of(self, content: Any) -> tuple[str | None, ...]:
+    def __init__(self, listed: list[str], inside: bool) -> None:
+        self._listed, self._next, self._shown, self._inside = listed, iter(listed), list[str](), inside
+
+    def _pieces(self, text: str, role: str) -> list[str]:
+        """What stands between placeholders of one text."""
+        if role != "user":
+            return [text]
+        pieces = text.split(PLACEHOLDER)
+        if self._inside or len(pieces) == 1:
+            return pieces
+        first = next((number for number, piece in enumerate(pieces) if piece.strip()), len(pieces))
+        last = next((number for number, piece in enumerate(reversed(pieces)) if piece.strip()), 0)
+        stop = len(pieces) - last
+        return [*pieces[:first], PLACEHOLDER.join(pieces[first:stop]), *pieces[stop:]]
+
+    def of(self, content: Any, role: str = "user") -> tuple[str | None, ...]:
         """Parts of one turn's content."""
         parts: list[str | None] = []
         for one in as_list(content) if isinstance(content, str | list) else [None]:
@@ -113,19 +191,29 @@ class _Parts:
             text = one.get("text") if isinstance(one, dict) and one.get("type", "text") == "text" else one
             if not isinstance(text, str):
                 raise ValueError(f"expected a text, or a list of text and image parts, got {one!r:.80}")
-            for number, piece in enumerate(text.split(PLACEHOLDER)):
+            for number, piece in enumerate(self._pieces(text, role)):
                 if number:
                     self._show("")
                     parts.append(None)
-                if piece.strip():
-                    parts.append(piece.strip())
+                if plain := plain_text(piece):
+                    parts.append(plain)
         return tuple(parts)
+
+    def asked(self, question: Any) -> tuple[str | None, ...]:
+        """Parts of a question in a column: in its text placeholders stand for pictures only if these are as many."""
+        text = plain_text(question)
+        if text is None:
+            return self.of(question)
+        if not text:
+            raise Blank("no question")
+        count, ends = text.count(PLACEHOLDER), text.startswith(PLACEHOLDER) or text.endswith(PLACEHOLDER)
+        return self.of(text) if count and count == len(self._listed) and (count > 1 or ends) else (text,)
 
     def _show(self, path: str) -> None:
         if not path:
             path = next(self._next, "")
         if not path:
-            raise ValueError(
+            raise _Misfit(
                 f"expected a picture for every placeholder, got {len(self._listed)} pictures and more placeholders"
             )
         self._shown.append(path)
@@ -134,19 +222,18 @@ class _Parts:
         """The turns and their pictures; pictures that nothing stands for come before the first user's text."""
         left = list(self._next)
         if left and self._shown:
-            raise ValueError(
+            raise _Misfit(
                 f"expected a placeholder {PLACEHOLDER} for every picture, or for none, got {len(self._listed)} "
                 f"pictures and {len(self._listed) - len(left)} placeholders"
             )
         if left:
-            first = next(number for number, turn in enumerate(turns) if turn.role == "user")
+            first = next((number for number, turn in enumerate(turns) if turn.role == "user"), 0)
             begun = Said("user", (*[None] * len(left), *turns[first].parts))
             turns = (*turns[:first], begun, *turns[first + 1 :])
         pictures = (*left, *self._shown)
         assert len(pictures) == pictures_shown(turns)
         for picture in pictures:
-            path = PurePosixPath(picture)
-            if path.is_absolute() or ".." in path.parts or "://" in picture or picture.startswith("data:"):
+            if ".." in picture.split("/") or "://" in picture or picture.startswith("data:"):
                 raise ValueError(f"expected pictures as paths below the folder, got {picture!r:.80}")
         return turns, pictures
 
@@ -165,9 +252,9 @@ def _turns(entry: Mapping[str, Any], reader: _Parts) -> tuple[tuple[Said, ...], 
             sides += _said(whole, key, "role", "content", reader)
         return (*begun, *sides), ()
     if "question" in entry:
+        asked = Said("user", reader.asked(entry["question"]))
         answers = _answers(entry)
-        asked = Said("user", reader.of(entry["question"]))
-        best = Counter(answers).most_common(1)[0][0]
+        best = answers[0] if len(answers) == 1 else Counter(answers).most_common(1)[0][0]
         return (*begun, asked, Said("assistant", (best,))), answers if len(answers) > 1 else ()
     raise ValueError(
         f"expected messages, conversations, prompt and completion, or question and answer, got {', '.join(entry)!r:.80}"
@@ -182,18 +269,20 @@ def _said(turns: Any, key: str, role: str, content: str, reader: _Parts) -> tupl
     for turn in turns:
         if not isinstance(turn.get(role), str) or turn[role] not in _ROLES:
             raise ValueError(f"expected the {role} of a turn to be of {', '.join(_ROLES)}, got {turn.get(role)!r}")
-        found.append(Said(_ROLES[turn[role]], reader.of(turn.get(content))))
+        found.append(Said(_ROLES[turn[role]], reader.of(turn.get(content), _ROLES[turn[role]])))
     return tuple(found)
 
 
 def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
     """Answers to a question."""
-    given = entry.get("answers") if entry.get("answer") is None else [entry["answer"]]
-    listed = given if isinstance(given, list) else []
-    texts = [one.get("answer") if isinstance(one, dict) else one for one in listed]
-    answers = tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
-    if not answers or len(answers) < len(texts):
+    several = entry.get("answer") is None and isinstance(entry.get("answers"), list)
+    given = entry["answers"] if several else [entry.get("answer", entry.get("answers"))]
+    texts = [plain_text(one.get("answer") if isinstance(one, dict) else one) for one in given]
+    if None in texts:
         raise ValueError(f"expected an answer, or a list of answers, got {given!r:.80}")
+    answers = tuple(filter(None, texts))
+    if not answers:
+        raise Blank("no answer")
     return answers
 
 
@@ -210,8 +299,7 @@ def _paths(entry: Mapping[str, Any]) -> list[str]:
     listed = as_list(given)
     paths: list[str] = []
     for picture in listed:
-        path = _path(picture) if isinstance(picture, dict) else ""
-        paths.append(picture if isinstance(picture, str) else path)
+        paths.append(_path(picture) if isinstance(picture, dict) else plain_path(plain_text(picture) or ""))
     if not all(paths):
         raise ValueError(f"expected paths of pictures as 'images', got {given!r:.80}")
     return paths
@@ -221,4 +309,4 @@ def _path(part: Mapping[str, Any]) -> str:
     """Path of a picture part; empty where it has none."""
     given = next((part[key] for key in ("image", "path", "url", "image_url") if part.get(key)), "")
     given = given.get("url", "") if isinstance(given, dict) else given
-    return given.removeprefix("file://") if isinstance(given, str) else ""
+    return plain_path(given) if isinstance(given, str) else ""

@@ -2,7 +2,7 @@
 
 Croissant is MLCommons' vocabulary for datasets (version 1.0, https://docs.mlcommons.org/croissant/docs/croissant-spec.html):
 a JSON-LD file with the digest of every file and the meaning of every column. The table's columns have the names that
-:mod:`confed.data.record_files` reads, so that the folder, with its archive unpacked, is a dataset of one's own again.
+:mod:`confed.data.intake.tables` reads, so that the folder, with its archive unpacked, is a dataset of one's own again.
 """
 
 import csv

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from confed.data.chat import Conversation, pictures_shown
 from confed.data.controls import controlled
+from confed.data.intake.account import Account
 from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.regions import Regions
@@ -333,6 +334,7 @@ class FederatedDataset:
             number of its examples; None where they are here.
         unreadable: what was left out because pictures cannot be read; None where they were not checked.
         ceilings: client or unseen place -> the accuracy that no model can exceed, where it can be computed.
+        account: what became of the rows of the files that it was read from.
         pools: the name of ``answer_sets`` in version 0.1.
     """
 
@@ -353,6 +355,7 @@ class FederatedDataset:
     elsewhere: Mapping[str, int] | None = None
     unreadable: LeftOut | None = None
     ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
+    account: Account | None = None
     pools: InitVar[Mapping[str, tuple[str, ...]] | None] = None
 
     def __post_init__(self, pools: Mapping[str, tuple[str, ...]] | None) -> None:

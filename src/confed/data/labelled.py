@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from confed.data.intake.account import Account
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.picture_tables import Pictures
 from confed.data.ragged import PackedTexts
@@ -97,6 +98,7 @@ class LabelDataset:
         types: kinds of examples that there are besides those of the examples here.
         elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
             number of its examples; None where they are here.
+        account: what became of the rows of the files that it was read from.
     """
 
     name: str
@@ -108,6 +110,7 @@ class LabelDataset:
     coarse: Mapping[str, str] = field(default_factory=dict[str, str])
     types: tuple[str, ...] = ()
     elsewhere: Mapping[str, int] | None = None
+    account: Account | None = None
 
     def __post_init__(self) -> None:
         if not self.labels or len(set(self.labels)) != len(self.labels):

@@ -46,6 +46,8 @@ def owner_text(entry: Mapping[str, Any], key: str, where: str = "") -> str:
         raise ValueError(f"{where}expected a text as {key!r}, got {value!r:.80}")
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return value if value.isascii() else unicodedata.normalize("NFC", value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 

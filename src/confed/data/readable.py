@@ -14,6 +14,7 @@ import numpy as np
 from confed.data.chat import pictures_shown
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.federate import floors
+from confed.data.intake.account import settled
 from confed.data.ml_files.integrity import faults
 from confed.data.picture_files import NamedPictures
 from confed.data.picture_tables import LeftOut
@@ -57,13 +58,14 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     clients = {n: Split(kept[n, "train"], kept[n, "validation"], kept[n, "test"]) for n in dataset.clients}
     # What is said of all examples is said of those that are left.
     counts = floors(clients) if "question-only floor" in dataset.facts else {}
-    return replace(
+    fewer = replace(
         dataset,
         clients=clients,
         unseen={name: kept[name, "unseen"] for name in dataset.unseen},
         facts={**dataset.facts, **counts, "unreadable": str(out)},
         unreadable=out,
     )
+    return settled(fewer, dataset.account, "picture cannot be read")
 
 
 def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:

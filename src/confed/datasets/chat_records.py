@@ -16,9 +16,11 @@ from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate
 from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
+from confed.data.intake.account import Account
+from confed.data.intake.tables import ENDINGS, check_columns
+from confed.data.intake.values import find_file
 from confed.data.intake.walk import visible
 from confed.data.picture_files import Check, PictureFiles
-from confed.data.record_files import ENDINGS, check_columns
 from confed.registry import register_dataset
 
 
@@ -39,6 +41,7 @@ def chat_records(
     max_train: int | None = None,
     max_test: int | None = None,
     turns: Turns = "each",
+    fold_case: bool = False,
     image_size: int = 224,
     unreadable: float = 0.01,
     check: Check = "decoded",
@@ -69,6 +72,7 @@ def chat_records(
         max_train: most training examples per client.
         max_test: most test examples per client and unseen place.
         turns: "each" answer of a conversation is an example, with what was said before it as its prompt; or the "last".
+        fold_case: whether answers, clients, places and types that differ in case alone are one, spelled as most are.
         image_size: side of the pictures in pixels; other proportions are squeezed.
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
@@ -76,15 +80,24 @@ def chat_records(
     """
     folder = Path(root)
     check_columns(columns or {})
-    records = list(chain.from_iterable(_of(file, columns, question) for file in _files(folder, files)))
+    account, records = Account(), list[ChatRecord]()
+    for file in _files(folder, files):
+        of_file = read_records(file, columns, question, account, fold_case)
+        role = {"split": file.stem} if file.stem in ROLES else {}
+        records += [replace(record, columns={**role, **record.columns}) for record in of_file] if role else of_file
     names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
-    places = [_place(folder, name) for name in names]
+    places = [picture_place(folder, name) for name in names]
+    files_shown = {name: str(place) for name, place in zip(names, places, strict=True)}
+    if len(set(files_shown.values())) < len(names):  # a picture under two names is one
+        records = [replace(record, pictures=tuple(map(files_shown.__getitem__, record.pictures))) for record in records]
+        places = list(dict.fromkeys(places))
+        names = [str(place) for place in places]
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
     )
     return federate_chat(
         "chat_records", records, PictureFiles(places, image_size, unreadable=unreadable, check=check),
-        {name: row for row, name in enumerate(names)}, how, {"origin": "conversations of a folder"},
+        {name: row for row, name in enumerate(names)}, how, {"origin": "conversations of a folder"}, account,
     )  # fmt: skip
 
 
@@ -102,18 +115,7 @@ def _files(folder: Path, names: Sequence[str]) -> list[Path]:
     return files
 
 
-def _of(file: Path, columns: Mapping[str, str] | None, question: str) -> list[ChatRecord]:
-    """The conversations of a file, with its split."""
-    records = list(read_records(file, columns, question))
-    if file.stem not in ROLES:
-        return records
-    return [replace(record, columns={"split": file.stem, **record.columns}) for record in records]
-
-
-def _place(folder: Path, name: str) -> Path:
+def picture_place(folder: Path, name: str) -> Path:
     """A picture below the folder, or below its folder of pictures."""
-    try:
-        elsewhere = folder / "images" / name
-        return elsewhere if elsewhere.is_file() and not (folder / name).is_file() else folder / name
-    except OSError:  # no name of a file, such as a picture's bytes as text
-        return folder / name[:100]
+    place = find_file((folder, folder / "images"), name)
+    return folder / name.lstrip("/")[:200] if place is None else place

@@ -4,18 +4,22 @@ Below ``root``: ``instances_{split}.json``, also in ``annotations/``, and the sp
 in ``images/`` or in ``images.tar``.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from confed.data.intake.account import Account, joined, settled
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories, coco_records
 from confed.data.ml_files.pictures import drop_unreadable
+from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.picture_files import Check, NamedPictures
+from confed.data.ragged import PackedTexts
 from confed.registry import register_dataset
 
 HELD = 1 << 28
@@ -26,6 +30,8 @@ _FACTS = {
     "licence": "annotations: CC BY 4.0; every picture keeps its own Flickr licence",
     "citation": 'T.-Y. Lin et al., "Microsoft COCO: common objects in context", ECCV 2014',
 }
+_PUBLISHED = {82_783, 82_081, 40_504, 40_137, 118_287, 117_266, 5_000, 4_952}
+"""Pictures of the published files, all or those with objects; other files in their format are somebody's own."""
 
 
 @register_dataset
@@ -92,13 +98,27 @@ def coco(
     # Of other datasets, groups may be missing.
     coarse = groups if level == "category" and not bare else {}
 
+    accounts = {split: Account() for split in (train, test) if split}
+
+    def kept(split: str) -> Iterator[LabelRecord]:
+        file, account = _annotations(folder, split), accounts[split]
+        for record in coco_records(file, level=level):
+            account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+            if record.labels or unlabelled:
+                account.used[record.name] = record.where
+                yield replace(record, split="")
+            else:
+                account.leave("no object", record.where)
+
     def read(split: str) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
-        records = coco_records(_annotations(folder, split), level=level, unlabelled=unlabelled)
-        table = build_table((replace(record, split="") for record in records), labels)[""]
+        table = build_table(kept(split), labels)[""]
         source = _pictures(folder, split)
-        return drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
+        table, pictures = drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
+        accounts[split] = accounts[split].keep(table.names, "picture cannot be read")
+        return table, pictures
 
     table, pictures = read(train)
+    published = categories == "coco80" and len(table) in _PUBLISHED
     splits = federate_labels(
         LabelPool(table, pictures, np.full(len(table), "train")),
         partition,
@@ -111,18 +131,30 @@ def coco(
         seed=seed,
     )
     places: dict[str, LabelExamples] = {}
-    facts = {**_FACTS, **table.facts()}
+    origin = {"origin": f"objects of {len(table)} pictures in COCO's format"}
+    facts = {**(_FACTS if published else origin), **table.facts()}
     if test:
         central, shown = read(test)
-        both = set(table.names) & set(central.names)
+        same = _same_ids(table, central)
+        both = [name for name, row, other in same if np.array_equal(pictures[row], shown[other])]
         if both:
             raise ValueError(
                 f"coco: {len(both)} pictures are in train ({train}) and in test ({test}), {min(both)!r} is one"
             )
+        if same:  # numbers of their own in each file
+            central = replace(central, names=PackedTexts.of(f"{test}-{name}" for name in central.names))
+            accounts[test].used = {f"{test}-{name}": row for name, row in accounts[test].used.items()}
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
     facts |= label_facts(splits, places.values())
-    return LabelDataset("coco", labels, splits, places, facts, coarse=coarse)
+    dataset = LabelDataset("coco", labels, splits, places, facts, coarse=coarse)
+    return settled(dataset, joined(accounts.values()), "beyond max_train")
+
+
+def _same_ids(table: MultiLabelTable, other: MultiLabelTable) -> list[tuple[str, int, int]]:
+    """Names of pictures in both tables, with their rows in each."""
+    rows = {name: row for row, name in enumerate(table.names)}
+    return [(name, rows[name], row) for row, name in enumerate(other.names) if name in rows]
 
 
 def _annotations(root: Path, split: str) -> Path:

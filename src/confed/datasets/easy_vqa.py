@@ -16,8 +16,8 @@ import numpy as np
 from confed.data.bounded_files import load_npz
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
+from confed.data.intake.tables import read_jsonl
 from confed.data.pictures import empty_table, fill_table, read_folder
-from confed.data.record_files import read_jsonl
 from confed.registry import register_dataset
 
 COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")

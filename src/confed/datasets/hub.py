@@ -7,7 +7,7 @@ with ``answer`` or ``answers``, ``messages``, ``conversations``, or ``prompt`` a
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib import import_module
@@ -18,12 +18,14 @@ import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
 from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat
-from confed.data.chat_files import ChatRecord, as_list, asking, chat_record
+from confed.data.chat_files import ChatRecord, as_list, records_of
 from confed.data.examples import FederatedDataset
+from confed.data.intake.account import Account
 from confed.data.intake.opening import read_picture
+from confed.data.intake.tables import COLUMNS, check_columns
+from confed.data.intake.values import find_file
 from confed.data.picture_files import check_unreadable
 from confed.data.pictures import empty_table, resize
-from confed.data.record_files import COLUMNS, check_columns
 from confed.data.tables import Tables, undecoded
 from confed.registry import register_dataset
 
@@ -48,6 +50,7 @@ def hub(
     max_train: int | None = None,
     max_test: int | None = None,
     turns: Turns = "each",
+    fold_case: bool = False,
     image_size: int = 224,
     unreadable: float = 0.01,
     seed: int = 0,
@@ -68,7 +71,7 @@ def hub(
         columns: what a column is here -> its name in the data set.
         question: what is asked where rows have only pictures and an answer.
         splits: which splits are read; default: all.
-        most: most rows that are read of each split.
+        most: most rows that are read of each split, drawn at random from all of it.
         clients: number of clients, where no column says who they are, and of clusters.
         alpha: concentration of "dirichlet".
         skew: what "dirichlet" skews by: "answer", "type", "place", "client", or "cluster".
@@ -78,6 +81,7 @@ def hub(
         max_train: most training examples per client.
         max_test: most test examples per client and unseen place.
         turns: "each" answer of a conversation is an example, with what was said before it as its prompt; or the "last".
+        fold_case: whether answers, clients, places and types that differ in case alone are one, spelled as most are.
         image_size: side of the pictures in pixels; other proportions are squeezed.
         unreadable: share of the pictures that may be left out because they cannot be read, with their conversations.
         seed: chooses validation examples and, under ``max_train``, training examples.
@@ -93,12 +97,15 @@ def hub(
     name = source.name if isinstance(source, Tables) else source
     local = Path(name).resolve() if Path(name).is_dir() else None
     folder = Path.cwd() if session else local
-    table = _Table(image_size, folder, session)
+    table = PictureTable(image_size, folder, session)
     mapped = dict(columns or {})
     check_columns(mapped)
-    records: list[ChatRecord] = []
+    records, account = list[ChatRecord](), Account()
     for split, rows in _splits(source, revision, config, splits).items():
-        records += _records(rows, f"{name}, split {split!r}", split, mapped, most, table, question)
+        of_split = _entries(rows, f"{name}, split {split!r}", mapped, most, table, question, account)
+        role = split if split in ROLES else "train"
+        for record in records_of(of_split, question, split, account, fold_case):
+            records.append(replace(record, columns={"split": role, **record.columns}))
     lost = {picture for picture, row in table.index.items() if row < 0}
     if lost:
         warning = f"hub: {len(lost)} of {len(table.index)} pictures of {name} cannot be read"
@@ -106,16 +113,19 @@ def hub(
             raise ValueError(f"{warning}, more than the share of {unreadable:g} that may be left out (data.unreadable)")
         kept = [record for record in records if not lost & set(record.pictures)]
         warnings.warn(f"{warning} and are left out with {len(records) - len(kept)} conversations", stacklevel=2)
+        for record in records:
+            if lost & set(record.pictures):
+                account.leave("picture cannot be read", record.where)
         records = kept
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
     )
     facts = {"origin": name + (f" at {revision}" if revision else "")}
-    return federate_chat("hub", records, table.pictures(), table.index, how, facts)
+    return federate_chat("hub", records, table.pictures(), table.index, how, facts, account)
 
 
 @dataclass
-class _Table:
+class PictureTable:
     """Pictures by the hash of their bytes, each decoded once."""
 
     side: int
@@ -130,6 +140,8 @@ class _Table:
             return None
         try:
             place = (self.folder / path).resolve()
+            if not place.is_file() and (other := find_file((self.folder,), path)) is not None:
+                place = other.resolve()
             inside = (self.anywhere or place.is_relative_to(self.folder)) and place.is_file()
             return place.read_bytes() if inside and place.stat().st_size <= most_array_bytes() else None
         except OSError:
@@ -193,16 +205,10 @@ def _loaded(source: str, revision: str, config: str) -> dict[str, Any]:
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
-def _records(
-    rows: Any,
-    where: str,
-    split: str,
-    mapped: Mapping[str, str],
-    most: int,
-    table: _Table,
-    question: str = "",
-) -> Iterator[ChatRecord]:
-    """Conversations of a split."""
+def _entries(
+    rows: Any, where: str, mapped: Mapping[str, str], most: int, table: PictureTable, question: str, account: Account
+) -> list[tuple[str, dict[str, Any]]]:
+    """Rows of a split with their pictures in the table; beyond ``most`` they are drawn from the whole split."""
     column_names = rows.column_names
     if missing := [name for name in mapped.values() if name not in column_names]:
         raise ValueError(f"{where}: data.columns names {missing[0]!r}, and there are {', '.join(column_names)}")
@@ -216,18 +222,22 @@ def _records(
             f"{{question = {column_names[0]!r}}}"
         )
     labels = {key: getattr(rows.features[name], "int2str", None) for key, name in names.items()}
-    for number in range(min(len(rows), most)):
-        row, place = rows[number], f"{where}, row {number}"
+    account.rows[where] = len(rows)
+    chosen = range(len(rows)) if len(rows) <= most else np.random.default_rng(0).permutation(len(rows))[:most]
+    drawn = set(map(int, chosen))
+    entries: list[tuple[str, dict[str, Any]]] = []
+    for number in range(len(rows)):
+        place = f"{where}, row {number + 1}"
+        if number not in drawn:
+            account.leave(f"beyond data.most = {most}, drawn at random", place)
+            continue
+        row = rows[number]
         entry = {key: row[name] for key, name in names.items() if row[name] is not None}
         for key, as_text in labels.items():  # numbers of classes stand for their names
             if as_text is not None and isinstance(entry.get(key), int):
                 entry[key] = as_text(entry[key])
         shown = entry.pop("images", None) or entry.pop("image", None)
         entry.pop("image", None)
-        pictures = as_list(shown)
-        record = chat_record(
-            {**asking(entry, question), "images": [table.add(picture, place) for picture in pictures]},
-            place,
-            f"{split}/{number}",
-        )
-        yield replace(record, columns={"split": split if split in ROLES else "train", **record.columns})
+        entry["images"] = [table.add(picture, place) for picture in as_list(shown)]
+        entries.append((place, entry))
+    return entries

@@ -18,6 +18,7 @@ Then::
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +27,14 @@ import numpy as np
 
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
+from confed.data.intake.account import Account, settled
+from confed.data.intake.tables import read_jsonl
+from confed.data.intake.values import Spellings, plain_path, plain_text, stored_names
 from confed.data.intake.walk import ROLES, in_classes
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
-from confed.data.record_files import read_jsonl
 from confed.registry import register_dataset
 
 
@@ -68,6 +71,7 @@ def labelled_folders(
     others: tuple[str, ...] = (),
     others_key: str = "label",
     max_test: int | None = None,
+    fold_case: bool = False,
     unreadable: float = 0.01,
     image_size: int = 224,
     in_memory: bool = True,
@@ -101,6 +105,7 @@ def labelled_folders(
             client trains on, whose test pictures are asked about among their own classes.
         others_key: ``class_key`` of their ``labels.jsonl``.
         max_test: most test examples per client and place.
+        fold_case: whether classes that differ in case alone are one, spelled as most are.
         unreadable: share of the pictures that may be left out because they cannot be read.
         image_size: side of the pictures in pixels; other proportions are squeezed.
         in_memory: decode all chosen pictures once and keep them.
@@ -119,12 +124,13 @@ def labelled_folders(
         raise ValueError(f"validation must lie in [0, 1), got {validation}")
     check_unreadable(unreadable, "decoded")
     validation = 0.0 if shots else validation
-    source, rows, notes = _read(folder, split_file, pictures, domains, class_key, domain_key)
+    account = Account()
+    source, rows = _read(folder, split_file, pictures, domains, class_key, domain_key, account, fold_case)
     if partition == "domain" and any(row.domain for row in rows):
         rows = with_owner(rows, [row.domain for row in rows], domain_key)
+        account = account.keep([row.path for row in rows], f"no {domain_key}")
     pool = _pool("labelled_folders", source, rows, image_size, test_share, validation)
     facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
-    facts |= {"left out": "; ".join(notes)} if notes else {}
     dataset = few_shot(
         pool, partition, shots=shots or None, validation_shots=validation_shots,
         shots_in_total=shots_in_total, new=new, offer=offer, clients=clients,
@@ -133,8 +139,9 @@ def labelled_folders(
     elsewhere: list[ClassPool] = []
     for path in map(Path, others):
         of_file = (path.parent, path.name) if path.suffix == ".json" else (path, "")
-        place, other_rows, _ = _read(*of_file, pictures, domains, others_key)
-        elsewhere.append(_pool(path.stem, place, other_rows, image_size, test_share, 0.0))
+        read = _read(*of_file, pictures, domains, others_key, "domain", Account(), fold_case)
+        elsewhere.append(_pool(path.stem, *read, image_size, test_share, 0.0))
+    dataset = settled(dataset, account, "beyond the shots or max_test")
     dataset = with_other_sets(dataset, elsewhere, max_test)
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
 
@@ -155,7 +162,7 @@ def _pool(
     labels = np.array([place[row.label] for row in rows], dtype=np.int64)
     return ClassPool(
         name,
-        tuple(_spoken(label) for label in names),
+        _spoken(names),
         open_pictures(source, PackedTexts.of(row.path for row in rows), image_size),
         labels,
         _roles(rows, labels, test_share, validation),
@@ -164,9 +171,11 @@ def _pool(
     )
 
 
-def _spoken(name: str) -> str:
-    """A class name as people write it: "AnnualCrop" and "annual_crop" are "annual crop"."""
-    return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.replace("_", " ")).split()).lower()
+def _spoken(names: Sequence[str]) -> tuple[str, ...]:
+    """Class names as people write them: "AnnualCrop" and "annual_crop" are "annual crop"; "a" beside "A" stays "A"."""
+    spaced = [" ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.replace("_", " ")).split()) for name in names]
+    counts = Counter(name.lower() for name in spaced)
+    return tuple(name.lower() if counts[name.lower()] == 1 else name for name in spaced)
 
 
 def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validation: float) -> np.ndarray:
@@ -184,40 +193,67 @@ def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validati
 
 
 def _read(
-    folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str = "domain"
-) -> tuple[Path, list[_Row], list[str]]:
-    """The source of pictures, all rows, and what was left out."""
+    folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str,
+    account: Account, fold_case: bool,
+) -> tuple[Path, list[_Row]]:  # fmt: skip
+    """The source of pictures and all rows, classes in their normal form."""
+    source, file, places = _listed(folder, split_file, pictures, domains, class_key, domain_key, account)
+    rows = [row for row, _ in places]
+    spelled = Spellings("class", [row.label for row in rows], fold_case)
+    account.note(*spelled.notes)
+    account.rows.setdefault(str(file), len(rows))
+    account.check_remains(len(rows))
+    account.used |= {row.path: f"{file}, row {number}" for row, number in places}
+    names = stored_names(source, [row.path for row in rows]) if file != source and source.is_dir() else None
+    account.used |= {name: account.used[row.path] for row, name in zip(rows, names or (), strict=names is not None)}
+    paths = names or [row.path for row in rows]
+    return source, [row._replace(label=spelled[row.label], path=path) for row, path in zip(rows, paths, strict=True)]
+
+
+def _listed(
+    folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str, account: Account
+) -> tuple[Path, Path, list[tuple[_Row, int]]]:
+    """The source of pictures, what lists them, and all rows with their numbers there."""
     if not folder.is_dir():
         raise ValueError(f"labelled_folders: expected a folder, found none at {folder}")
     if split_file:
-        return folder / pictures, list(_of_split_file(folder / split_file)), []
+        of_file = enumerate(_of_split_file(folder / split_file), start=1)
+        return folder / pictures, folder / split_file, [(row, number) for number, row in of_file]
     if (folder / "labels.jsonl").is_file():
         source = next((p for p in (folder / "images.tar", folder / "images") if p.exists()), None)
         if source is None:
             raise ValueError(f"labelled_folders: expected pictures in {folder / 'images'} or images.tar, found neither")
-        return source, list(_of_lines(folder / "labels.jsonl", class_key, domain_key)), []
+        return source, folder / "labels.jsonl", list(_of_lines(folder / "labels.jsonl", class_key, domain_key, account))
     paths, notes = in_classes(folder, 2 + domains)
+    account.note(*(f"left out: {note}" for note in notes))
     rows: list[_Row] = []
     for parts, role, below in paths:
         rows.append(_Row("/".join(parts), below[int(domains)], role, below[0] if domains else ""))
     if not rows:
         form = "domain/class/picture" if domains else "class/picture"
         raise ValueError(f"labelled_folders: expected {form}, labels.jsonl or data.split_file in {folder}, found none")
-    return folder, rows, notes
+    return folder, folder, [(row, number) for number, row in enumerate(rows, start=1)]
 
 
-def _of_lines(file: Path, class_key: str, domain_key: str) -> Iterator[_Row]:
+def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> Iterator[tuple[_Row, int]]:
     """Rows of ``labels.jsonl``."""
-    for row, entry in read_jsonl(file, ("image", class_key)):
-        role = str(entry.get("split", ""))
+    entries = list(read_jsonl(file, ("image",), strict=False))
+    account.rows[str(file)] = len(entries)
+    account.note_encoding(file)
+    for row, entry in entries:
+        role = str(entry.get("split") or "")
         if role and role not in ROLES:
             raise ValueError(f"{file}, row {row}: expected the split train, val or test, got {role!r}")
-        label = entry[class_key]
-        if not isinstance(label, str | int) or isinstance(label, bool):
-            raise ValueError(f"{file}, row {row}: expected the name of a class in {class_key!r}, got {label!r:.80}")
-        yield _Row(
-            str(entry["image"]), str(label), ROLES.get(role, ""), owner_text(entry, domain_key, f"{file}, row {row}: ")
-        )
+        label = plain_text(entry.get(class_key))
+        if label is None:
+            raise ValueError(
+                f"{file}, row {row}: expected the name of a class in {class_key!r}, got {entry.get(class_key)!r:.80}"
+            )
+        if not label:
+            account.leave("no class", f"{file}, row {row}")
+            continue
+        domain = owner_text(entry, domain_key, f"{file}, row {row}: ")
+        yield _Row(plain_path(str(entry["image"])), label, ROLES.get(role, ""), domain), row
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:
@@ -229,7 +265,7 @@ def _of_split_file(file: Path) -> Iterator[_Row]:
     if not isinstance(content, dict) or not {"train", "test"} <= content.keys():
         raise ValueError(f"{file} must have the lists train, val and test of [path, number, name]")
     for role, listed in content.items():
-        for number, entry in enumerate(listed if isinstance(listed, list) else [listed]):
+        for number, entry in enumerate(listed if isinstance(listed, list) else [listed], start=1):
             fits = isinstance(entry, list) and [type(field) for field in entry] == [str, int, str]
             if role not in ROLES or not fits:
                 raise ValueError(f"{file}, {role}, entry {number}: expected [path, number, name], got {entry!r:.80}")

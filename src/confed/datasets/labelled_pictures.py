@@ -29,12 +29,16 @@ and embeddings made without ``--width``::
       model.embeddings=labels.safetensors
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
 
+from confed.data.intake.account import Account, settled
+from confed.data.intake.layouts import Layout, layout_records
+from confed.data.intake.values import stored_names
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
@@ -57,6 +61,7 @@ def labelled_pictures(
     root: Path | str,
     partition: Literal["user", "iid", "dirichlet", "label_skew"] | None = None,
     *,
+    layout: Layout = "lines",
     user_key: str = "user",
     clients: int = 10,
     alpha: float = 0.5,
@@ -64,6 +69,7 @@ def labelled_pictures(
     validation: float = 0.2,
     test_share: float = 0.2,
     max_train: int | None = None,
+    fold_case: bool = False,
     unreadable: float = 0.01,
     check: Check = "decoded",
     image_size: int = 64,
@@ -78,6 +84,9 @@ def labelled_pictures(
         partition: "user", one client per user who has training pictures: the test pictures of the others are the place
             "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
             labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
+        layout: "lines" for ``labels.jsonl``, or what another tool has written below ``root``: "yolo", "roboflow"
+            (COCO's objects beside each split's pictures), "cvat" (for images), "label_studio" (JSON), or "one_hot", a
+            table with a column of zeros and ones per label.
         user_key: what ``labels.jsonl`` calls whose a picture is; pictures that are nobody's are left out by "user".
         clients: number of clients, but for "user".
         alpha: concentration of the skewed partitions.
@@ -87,6 +96,7 @@ def labelled_pictures(
         test_share: where no line is of the split "test", the share of each client's pictures that are its test. One
             training picture stays in any case.
         max_train: most training pictures per client, chosen by the seed.
+        fold_case: whether labels that differ in case alone are one, spelled as in ``labels.txt`` or as most are.
         unreadable: share of the pictures that may be left out because they cannot be read.
         check: as for :func:`confed.datasets.coco_labels.coco`.
         image_size: side of the pictures in pixels; other proportions are squeezed.
@@ -98,25 +108,32 @@ def labelled_pictures(
             their counts), there is no label at all, too many pictures cannot be read, or an option is out of range.
     """
     folder = Path(root)
-    records = _records(folder, user_key)
+    listed = folder / "labels.txt"
+    labels = listed_labels(listed) if listed.is_file() else None
+    account = Account()
+    if layout == "lines":
+        records = _records(folder, user_key, account, fold_case, labels or ())
+    else:
+        records = layout_records(folder, layout, account, fold_case, labels or ())
+        account.check_remains(len(records))
     has_users = any(record.user for record in records)
     chosen = partition or ("user" if has_users else "iid")
     if chosen == "user":
         if not has_users:
             raise ValueError(f"partition 'user' needs a {user_key} of pictures, and {folder / 'labels.jsonl'} has none")
         records = with_owner(records, [record.user for record in records], user_key)
+        account = account.keep([record.name for record in records], f"no {user_key}")
     # Identifiers are the keys here: a table puts the rows of a user together, and unreadable ones are left out of it.
     records_by_name = {record.name: record for record in records}
-    listed = folder / "labels.txt"
-    labels = listed_labels(listed) if listed.is_file() else None
     # One table for all splits, of pictures alone: splits are dealt with here, and texts are for tagged_texts.
     owned = all(record.user.strip() for record in records)
     bare = (replace(record, split="", text="", user=record.user.strip() if owned else "") for record in records)
     whole = build_table(bare, labels)[""]
     if not whole.labels:
         raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
-    source = _source(folder)
+    source = _source(folder) if layout == "lines" else folder
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
+    account = account.keep(table.names, "picture cannot be read")
     roles = np.array([ROLES[records_by_name[name].split] for name in table.names], dtype=str)
     users = np.array([records_by_name[name].user.strip() for name in table.names], dtype=str)
     pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {})
@@ -135,17 +152,26 @@ def labelled_pictures(
     places = {"newcomers": pool.examples(np.flatnonzero(strange))} if chosen == "user" and strange.any() else {}
     facts = {"origin": "pictures and labels of a folder", "partition": chosen, **table.facts()}
     facts |= label_facts(splits, places.values())
-    return LabelDataset("labelled_pictures", table.labels, splits, places, facts)
+    dataset = LabelDataset("labelled_pictures", table.labels, splits, places, facts)
+    return settled(dataset, account, "beyond max_train, or validation of no client that trains")
 
 
-def _records(folder: Path, user_key: str) -> list[LabelRecord]:
+def _records(
+    folder: Path, user_key: str, account: Account, fold_case: bool, labels: Sequence[str]
+) -> list[LabelRecord]:
     """The lines, each with a picture of its own and a known split."""
     file = folder / "labels.jsonl"
     if not file.is_file():
         raise ValueError(
             f"labelled_pictures: expected labels.jsonl, and images/ or images.tar, in {folder}, found no {file}"
         )
-    records, distinct = list(line_records(file, user=user_key)), Distinct("image")
+    read = line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels)
+    records, distinct = list(read), Distinct("image")
+    account.check_remains(len(records))
+    source = _source(folder)
+    if source.is_dir():
+        names = stored_names(source, [record.picture for record in records])
+        records = [replace(record, picture=name) for record, name in zip(records, names, strict=True)]
     for record in records:
         if not record.picture:
             raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")

@@ -17,6 +17,7 @@ import numpy as np
 from confed.data.caption_files.captions import caption_records
 from confed.data.caption_files.records import Captioned
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.intake.account import Account, settled
 from confed.data.ml_files.coco import COCO_GROUPS
 from confed.data.partitions import dirichlet, iid
 from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
@@ -44,6 +45,8 @@ _FACTS = {
         "citation": 'P. Young et al., "From image descriptions to visual denotations", TACL 2014',
     },
 }
+_PUBLISHED = {"coco": {123_287, 82_783, 40_504, 118_287, 5_000}, "flickr30k": {31_014, 31_783}}
+"""Pictures of the published files; other files in their format are somebody's own."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +190,24 @@ def _dataset(
     file = next((place for place in (root / captions, root / "annotations" / captions) if place.is_file()), None)
     if file is None:
         raise ValueError(f"{name}: expected the captions at {root / captions} or below annotations/, found neither")
-    records = list(caption_records(file))
+    account = Account()
+    records = list(caption_records(file, account))
     if not records:
         raise ValueError(f"{file}: expected pictures with captions, found none")
     dataset = "coco_captions" if name == "coco" else name
     check_unreadable(unreadable, check)
+    for record in records:
+        account.used[record.name] = record.where
+        for k in range(len(record.captions)):
+            account.used[f"{record.name}#{k}"] = record.where
+    val = {record.where for record in records if record.split == "val"}
+    account = account.keep([name for name, where in account.used.items() if where not in val], "of the split val")
     pictures = _pictures(root, [record.picture for record in records], size)
     pictures.unreadable, pictures.check = unreadable, check
-    shared = share_captions(dataset, records, pictures, sharing, min_count, _FACTS[name])
+    published = len(records) in _PUBLISHED[name]
+    facts = _FACTS[name] if published else {"origin": f"captions of {len(records)} pictures in {file.name}"}
+    shared = share_captions(dataset, records, pictures, sharing, min_count, facts)
+    shared = settled(shared, account, "public, or beyond what clients get")
     return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
 
 

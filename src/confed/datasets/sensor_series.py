@@ -11,17 +11,18 @@ The folder holds ``examples.csv`` with a header and one row per example:
 and ``series/NAME.csv``, each with a header of channels, the same for all files, and one row of numbers per step.
 """
 
-import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
 from confed.data.federate import floors, words
+from confed.data.intake.account import Account, settled
+from confed.data.intake.tables import read_cells
+from confed.data.intake.values import plain_text
 from confed.data.modalities import modalities_in
 from confed.data.modality_names import set_names, sort_modalities
 from confed.data.owners import with_owner
@@ -36,8 +37,6 @@ _COLUMNS = ("id", "client", "split", "series", "text", "label")
 _ROLES = ("train", "validation", "test")
 _NAME = 200
 """Bytes of a series' name, at most: with its ending it is a file's."""
-
-_Read = TypeVar("_Read")
 
 
 @register_dataset
@@ -69,8 +68,11 @@ def sensor_series(
     if not 0 <= validation < 1:
         raise ValueError(f"validation must be a share in [0, 1), got {validation}")
     root = Path(root)
-    rows = list(_rows(root / "examples.csv"))
+    account = Account()
+    rows = list(_rows(root / "examples.csv", account))
+    account.check_remains(len(rows))
     rows = with_owner(rows, [row.values["client"] for row in rows], "client")
+    account = account.keep([row.values["id"] for row in rows], "no client")
     names = dict.fromkeys(row.values["client"] for row in rows)
     for place in unseen:
         if place not in names:
@@ -121,7 +123,8 @@ def sensor_series(
     channels = ", ".join(series.channels) if series is not None else "none"
     facts = {"origin": f"{root}", "channels": channels, **floors(splits)}
     answers = tuple(sorted({row.values["label"] for row in rows}))
-    return FederatedDataset("sensor_series", answers, splits, places, words(texts), facts, modalities=owned)
+    dataset = FederatedDataset("sensor_series", answers, splits, places, words(texts), facts, modalities=owned)
+    return settled(dataset, account, "of no client")
 
 
 @dataclass(frozen=True)
@@ -130,14 +133,19 @@ class _Row:
     values: Mapping[str, str]
 
 
-def _rows(file: Path) -> Iterator[_Row]:
-    """The rows of ``examples.csv``, checked."""
+def _rows(file: Path, account: Account) -> Iterator[_Row]:
+    """The rows of ``examples.csv``, checked; those without a label are left out."""
     seen: set[str] = set()
-    for number, values in _csv(file, _COLUMNS):
-        where = f"{file} line {number}"
-        for column in ("id", "label"):
-            if not values[column]:
-                raise ValueError(f"{where}: {column} must not be empty")
+    rows = list(_csv(file, _COLUMNS))
+    account.rows[str(file)] = len(rows)
+    account.note_encoding(file)
+    for number, values in rows:
+        where = f"{file}, row {number}"
+        if not values["label"]:
+            account.leave("no label", where)
+            continue
+        if not values["id"]:
+            raise ValueError(f"{where}: id must not be empty")
         if values["id"] in seen:
             raise ValueError(f"{where}: the id {values['id']!r} was given before")
         if values["split"] not in _ROLES:
@@ -149,31 +157,21 @@ def _rows(file: Path) -> Iterator[_Row]:
                 f"{where}: series must be a name inside series/ of at most {_NAME} bytes, got {values['series']!r:.300}"
             )
         seen.add(values["id"])
+        account.used[values["id"]] = where
         yield _Row(where, values)
 
 
 def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line numbers and rows of a CSV file that has the columns, without spaces around values."""
+    """Numbers and cells of the rows of a table that has the columns."""
     if not file.is_file():
         raise ValueError(f"sensor_series: the file {file} is missing")
-    with file.open(newline="", encoding="utf-8") as text:
-        reader = csv.DictReader(text)
-        header = [name.strip() for name in _within(file, lambda: reader.fieldnames) or ()]
-        if missing := [column for column in columns if column not in header]:
-            raise ValueError(f"{file}: expected the columns {', '.join(columns)}, {missing[0]!r} is not among {header}")
-        reader.fieldnames = header
-        while (row := _within(file, lambda: next(reader, None))) is not None:
-            if None in row or None in row.values():
-                raise ValueError(f"{file} line {reader.line_num}: expected {len(header)} values")
-            yield reader.line_num, {name: value.strip() for name, value in row.items()}
-
-
-def _within(file: Path, read: Callable[[], _Read]) -> _Read:
-    """What a reader of CSV gives next; its own errors, as of a value of more than 131,072 characters, name the file."""
-    try:
-        return read()
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: expected CSV in UTF-8, got: {error}") from error
+    rows, _ = read_cells(file, blank=True)
+    for number, row in rows:
+        if missing := [column for column in columns if column not in row]:
+            raise ValueError(
+                f"{file}: expected the columns {', '.join(columns)}, {missing[0]!r} is not among {', '.join(row)}"
+            )
+        yield number, {name: plain_text(value) or "" for name, value in row.items()}
 
 
 def _read_series(root: Path, names: Sequence[str]) -> Series:
@@ -189,7 +187,7 @@ def _read_series(root: Path, names: Sequence[str]) -> Series:
             try:
                 steps.append([float(value) for value in row.values()])
             except ValueError as error:
-                raise ValueError(f"{file} line {number}: expected numbers, got: {error}") from error
+                raise ValueError(f"{file}, row {number}: expected numbers, got: {error}") from error
         if not steps:
             raise ValueError(f"{file}: the series {name!r} is empty")
         channels = channels or header

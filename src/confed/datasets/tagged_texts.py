@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from confed.data.federate import words
+from confed.data.intake.account import Account, settled
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
@@ -81,6 +82,7 @@ def tagged_texts(
     validation: int = 30,
     test: int = 50,
     held_out: float = 0.2,
+    fold_case: bool = False,
     seed: int = 0,
 ) -> LabelDataset:
     """Tagged texts shared out among clients that differ in how often each tag occurs.
@@ -101,6 +103,7 @@ def tagged_texts(
         test: test captions per client.
         held_out: of a file without test texts, the share of a client's texts that are its test; without validation
             texts, the share of the rest that is its validation. At least one text stays.
+        fold_case: whether labels of a file that differ in case alone are one, spelled as in ``labels.txt`` or as most.
         seed: chooses training and validation captions, or validation texts.
 
     Raises:
@@ -112,18 +115,26 @@ def tagged_texts(
             raise ValueError(f"{name} must be a number of captions per client, got {number}")
     if clients < 1:
         raise ValueError(f"clients must be at least 1, got {clients}")
+    account: Account | None = None
     if root is None:
         if partition == "user":
             raise ValueError("partition 'user' needs data.root, a folder with texts.jsonl; captions have no users")
         wanted = {"train": train, "validation": validation, "test": test}
         records, labels = _built_in({role: clients * number for role, number in wanted.items()}, seed), TAGS
     else:
-        records, labels = _of_folder(Path(root), user_key)
+        account, listed = Account(), Path(root) / "labels.txt"
+        labels = listed_labels(listed) if listed.is_file() else None
+        file = Path(root) / "texts.jsonl"
+        records = line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels or ())
     texts = list(records)
     if partition == "user":
         if not any(record.user for record in texts):
             raise ValueError(f"partition 'user' needs a {user_key} of texts, and no row has one")
         texts = with_owner(texts, [record.user for record in texts], user_key)
+        assert account is not None
+        account = account.keep([record.name for record in texts], f"no {user_key}")
+    if account is not None:
+        account.check_remains(len(texts))
     if silent := [record for record in texts if not record.text]:
         raise ValueError(f"{silent[0].where}: expected a text, got none ({len(silent)} such rows)")
     table = build_table((replace(record, split="", user="") for record in texts), labels)[""]
@@ -148,7 +159,8 @@ def tagged_texts(
     places = {"newcomers": pool.examples(np.flatnonzero(strange))} if partition == "user" and strange.any() else {}
     origin = "captions of the built-in scenes with the things and colours in them" if root is None else "a file"
     facts = {"origin": origin, **table.facts(), **label_facts(splits, places.values())}
-    return LabelDataset("tagged_texts", table.labels, splits, places, facts, words(r.text for r in texts))
+    dataset = LabelDataset("tagged_texts", table.labels, splits, places, facts, words(r.text for r in texts))
+    return settled(dataset, account, "validation of no client that trains")
 
 
 def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:
@@ -189,8 +201,3 @@ def _one_of(choices: Sequence[str], rng: np.random.Generator) -> str:
 def _built_in(numbers: Mapping[str, int], seed: int) -> Iterator[LabelRecord]:
     for role, number in numbers.items():
         yield from captions(role, number, TEST_SEED if role == "test" else seed)
-
-
-def _of_folder(root: Path, user_key: str) -> tuple[Iterator[LabelRecord], tuple[str, ...] | None]:
-    listed = root / "labels.txt"
-    return line_records(root / "texts.jsonl", user=user_key), listed_labels(listed) if listed.is_file() else None

@@ -13,8 +13,8 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
+from confed.data.intake.tables import read_jsonl
 from confed.data.pictures import empty_table, fill_table, read_folder, read_tar
-from confed.data.record_files import read_jsonl
 from confed.registry import register_dataset
 
 _LABELS = 17

@@ -254,7 +254,8 @@ def evaluate(
     else:
         base, *rest = by_model(tried).values()
         pairs = [(base, other) for other in rest]
-    notes += left_out(pairs)
+    account = [source.dataset.facts[key] for key in ("account", "read") if key in source.dataset.facts]
+    notes += [*left_out(pairs), *(account if data else ())]
     family = comparable_pairs(tried)
     tests = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))], family)
     return Evaluation(section, tuple(tried), tuple(tests), tuple(notes), family)

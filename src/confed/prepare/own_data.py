@@ -4,24 +4,23 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from confed.data.chat_files import ChatRecord, asking, chat_record
+from confed.data.chat_files import ChatRecord, asking, chat_records
+from confed.data.intake.account import Account
+from confed.data.intake.layouts import layout_of, layout_records
+from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
+from confed.data.intake.values import find_file, plain_text
 from confed.data.intake.walk import ROLES, in_classes, visible
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
-from confed.data.record_files import COLUMNS, ENDINGS, read_jsonl, read_records
 
 # Recognition of question files and of saved datasets: layouts -------------------------------------------------
 
 QUESTION = "what is this?"
 """Asked where rows have pictures and labels but no question."""
-LOOKED_AT = 1000
-"""Rows in which columns are looked for: cells of the first one may be blank."""
-MOST = 20_000
-"""Rows of each file that are looked at."""
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "image": ("img", "picture", "photo", "file", "filename", "file_name", "image_path", "image_file", "path"),
@@ -92,11 +91,9 @@ def mapped(names: Collection[str]) -> dict[str, str] | None:
 
 def _columns_of(file: Path) -> dict[str, str] | None:
     """Mapped columns of a file with questions; None for a file of another kind."""
-    if file.suffix.lower() == ".json" and not file.read_text(encoding="utf-8", errors="replace").lstrip().startswith(
-        "["
-    ):
+    if not holds_records(file):
         return None  # an object, such as somebody's settings
-    rows = [entry for _, entry in islice(read_records(file), LOOKED_AT)]
+    rows = [entry for _, entry in read_records(file).rows]
     names = dict.fromkeys(chain.from_iterable(row for row in rows if isinstance(row, dict)))
     return mapped(names) if names else None
 
@@ -107,14 +104,17 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     if other := next((file for file, file_columns in files.items() if file_columns != columns), None):
         first = next(iter(files))
         raise ValueError(f"{other} names its columns in another way than {first.name}; put one of them elsewhere")
-    question, records, entries = "", list[ChatRecord](), list[Mapping[str, Any]]()
+    records, entries = list[ChatRecord](), list[Mapping[str, Any]]()
     for file in files:
-        for row, entry in islice(read_records(file, columns), MOST):
-            entries.append(entry)
-            question = question or ("" if asking(entry, QUESTION) is entry else QUESTION)
-            records.append(chat_record(asking(entry, question), f"{file}, row {row}", f"{file.stem}/{row}"))
+        entries += [entry for _, entry in read_records(file, columns).rows]
+    asked = any(asking(entry, QUESTION) is entry for entry in entries)
+    question = "" if asked else QUESTION
+    for file in files:
+        records += chat_records(file, columns, question)
+    if not records:
+        raise ValueError(f"{next(iter(files))}: none of {len(entries)} rows has a question and an answer")
     shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
-    picture_places = [_place(folder, name) for name in shown]
+    picture_places = [find_file((folder, folder / "images"), name) for name in shown]
     absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
     if len(absent) == len(shown):
         what = f"the first is {absent[0]!r}" if absent else "no row has one"
@@ -147,13 +147,6 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
     form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
     return Questions(form, options, saw, len(records), len(shown), owner, names, frozenset(uses))
-
-
-def _place(folder: Path, name: str) -> Path | None:
-    try:
-        return next((place for place in (folder / name, folder / "images" / name) if place.is_file()), None)
-    except OSError:  # no name of a file
-        return None
 
 
 def cells_of(entries: Iterable[Mapping[str, Any]], name: str) -> list[str]:
@@ -233,7 +226,7 @@ def _parquet_with_pictures(folder: Path) -> Questions | None:
         return None
     count, names, shown = 0, list[str](), ""
     for file in files:
-        rows = read_records(file)
+        rows = parquet_rows(file)
         first = next(rows, None)
         if first is None:
             continue
@@ -254,6 +247,8 @@ FORMS = (
 """What is recognised, for messages."""
 DEALT = ("partition", "clients", "alpha")
 """Keys of :func:`dealt`."""
+_NO_CLASSES = {"images", "image", "imgs", "img", "pictures", "masks", "mask", "labels", "annotations", "gt", *ROLES}
+"""Folders of pictures that are named after what they are for."""
 FEW = 100
 """Examples per client below which equal shares are proposed in place of skewed ones."""
 
@@ -284,7 +279,7 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
     if not folder.is_dir():
         raise ValueError(f"expected a folder with data at {folder}, found {'a file' if folder.exists() else 'none'}")
     forms: Sequence[Callable[[Path, int], Found | None]] = (
-        _saved, _vqa, _objects, _captions, _labels, _texts, _sensors, _questions, _classes
+        _saved, _vqa, _objects, _captions, _labels, _tools, _texts, _sensors, _questions, _classes
     )  # fmt: skip
     proposals, faults = list[Found](), list[ValueError]()
     for form in forms:
@@ -366,7 +361,7 @@ def _vqa(folder: Path, clients: int) -> Found | None:
 
 
 def _in_json(file: Path, key: str) -> int:
-    from confed.data.vl_files.stream import json_items
+    from confed.data.intake.stream import json_items
 
     return sum(1 for _ in json_items(file, key))
 
@@ -434,24 +429,23 @@ def _labels(folder: Path, clients: int) -> Found | None:
     pictures = next((place for place in (folder / "images", folder / "images.tar") if place.exists()), None)
     if not file.is_file() or pictures is None:
         return None
-    entries = [entry for _, entry in read_jsonl(file)]
+    entries = [entry for _, entry in read_jsonl(file, strict=False)]
     if not entries:
         raise ValueError(f"{file}: expected a picture a line, got an empty file")
+    # One row without a value changes nothing about the others.
+    several = sum("labels" in entry for entry in entries)
+    single = sum("label" in entry for entry in entries)
     uses = frozenset({file.name, pictures.name, "labels.txt"})
-    if all("labels" in entry for entry in entries):
-        items: list[str] = []
-        for entry in entries:
-            for label in entry["labels"]:
-                if isinstance(entry["labels"], list):
-                    items.append(str(label))
-        labels = Counter(items)
+    if several > len(entries) / 2:
+        given = [entry["labels"] for entry in entries if isinstance(entry.get("labels"), list)]
+        labels = Counter(filter(None, map(plain_text, chain.from_iterable(given))))
         saw = [f"labels.jsonl: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
         shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
         options = {"root": str(folder.resolve()), **shares, "image_size": 64}
         return Found("labels", "labelled_pictures", options, saw, uses)
-    if not all("label" in entry for entry in entries):
+    if single <= len(entries) / 2:
         return None
-    classes = Counter(str(entry["label"]) for entry in entries)
+    classes = Counter(filter(None, (plain_text(entry.get("label")) for entry in entries)))
     owners: list[str] = []
     shares = _by_owner(entries, "domain", owners)
     roles = {ROLES.get(str(entry.get("split", "")), "") for entry in entries}
@@ -494,6 +488,12 @@ def _classes(folder: Path, clients: int) -> Found | None:
         raise ValueError(f"{folder}: all {len(paths)} pictures lie below {top}/: name that folder, {folder / top}")
     if len(classes) < 2:
         return None
+    if {name.casefold() for name in classes} <= _NO_CLASSES:
+        listed = ", ".join(sorted(classes))
+        raise ValueError(
+            f"{folder} has pictures in the folders {listed}, which are no classes; put them into a folder per class, "
+            "or write labels.jsonl with a line per picture"
+        )
     uses = frozenset(path.parts[0] for path in paths)
     proposal = _of_classes(folder, classes, domains, roles, clients, "folders", uses)
     return replace(proposal, saw=[*proposal.saw, *(f"left out: {note}" for note in notes)])
@@ -525,12 +525,31 @@ def _of_classes(
     return Found("classes", "labelled_folders", options, saw, uses)
 
 
+def _tools(folder: Path, clients: int) -> Found | None:
+    """Labels as another tool has written them."""
+    layout = layout_of(folder)
+    if layout is None:
+        return None
+    account = Account()
+    records = layout_records(folder, layout, account)
+    labels = Counter(chain.from_iterable(record.labels for record in records))
+    if not labels:
+        raise ValueError(
+            f"{folder} has the layout {layout!r}, and none of {account.counts['rows']} pictures has a label"
+        )
+    saw = [f"the layout {layout}: {len(records)} pictures with {len(labels)} labels, {_most(labels)}"]
+    options = {"root": str(folder.resolve()), "layout": layout, **dealt(len(records), clients), "minimum": 2}
+    uses = {record.picture.split("/")[0] for record in records}
+    uses |= {Path(file).relative_to(folder).parts[0] for file in account.rows} | {"labels"}
+    return Found("labels", "labelled_pictures", {**options, "image_size": 64}, saw, frozenset(uses))
+
+
 def _texts(folder: Path, clients: int) -> Found | None:
     """Texts with several labels each."""
     file = folder / "texts.jsonl"
     if not file.is_file():
         return None
-    entries = [entry for _, entry in read_jsonl(file, ("text", "labels"))]
+    entries = [entry for _, entry in read_jsonl(file, strict=False)]
     saw = [f"texts.jsonl: {len(entries)} texts"]
     shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
     return Found(

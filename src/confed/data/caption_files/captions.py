@@ -6,43 +6,61 @@ TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.records import Captioned
+from confed.data.intake.account import Account
+from confed.data.intake.stream import Window, encoding_of, json_items
+from confed.data.intake.tables import read_cells
+from confed.data.intake.values import plain_path
 from confed.data.vl_files.records import Distinct, number, text
-from confed.data.vl_files.stream import Window, json_items
+
+_IMAGES, _CAPTIONS = ("image", "image_name", "filename", "file_name", "file"), ("caption", "comment", "text")
+"""Columns of tables with a caption a row, as Flickr8k and Flickr30k are passed on."""
+_ONE = "captions of one picture"
 
 
-def caption_records(file: Path) -> Iterator[Captioned]:
-    """The pictures of a captions file of any of the known layouts, told apart by what is in it."""
+def caption_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
+    """The pictures of a captions file of any of the known layouts, told apart by what is in it.
+
+    Pictures and rows without a caption are left out, and in the account.
+    """
+    account = Account() if account is None else account
     if not file.is_file():
         raise ValueError(f"the file of captions {file} does not exist")
-    if file.suffix.lower() in (".token", ".txt", ".tsv"):
-        return token_records(file)
+    if file.suffix.lower() in (".token", ".txt", ".tsv", ".csv"):
+        encoding = encoding_of(file)
+        with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+            first_line = next(lines, "").lower()
+        if "#" not in first_line and any(name in first_line for name in _CAPTIONS):
+            return table_records(file, account)
+        return token_records(file, account)
     with file.open("rb") as stream:
         window = Window(file, stream)
         if window.peek() != "{":
             raise ValueError(f"{file}: expected an object with images (and annotations), as COCO and Karpathy have it")
         for key in window.members():
             if key == "annotations":
-                return coco_caption_records(file)
+                return coco_caption_records(file, account)
             if key != "images":
                 window.value()
                 continue
             if window.peek() == "[":
                 first: Any = next(window.items(), (0, None))[1]
                 split = isinstance(first, dict) and "sentences" in first
-                return karpathy_records(file) if split else coco_caption_records(file)
+                return karpathy_records(file, account) if split else coco_caption_records(file, account)
             break
     raise ValueError(f"{file}: expected a list under 'images', as COCO and Karpathy have it")
 
 
-def coco_caption_records(file: Path) -> Iterator[Captioned]:
+def coco_caption_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of an official ``captions_*.json`` in its order; those without a caption are left out.
 
     The captions are in memory, as those of a picture do not stand together.
     """
+    account = Account() if account is None else account
     content = _Content()
     for key, row, entry in _two_lists(file):
         content.add(key, row, entry, file)
@@ -52,8 +70,11 @@ def coco_caption_records(file: Path) -> Iterator[Captioned]:
     strange = next((image for image in content.captions if image not in content.names), None)
     if strange is not None:
         raise ValueError(f"{file}: a caption is about the picture {strange}, which is not among images")
+    account.rows[str(file)] = len(content.names)
     for image, name in content.names.items():
-        if image in content.captions:
+        if image not in content.captions:
+            account.leave("no caption", f"{file}, row {content.rows[image]}")
+        else:
             yield Captioned(file, content.rows[image], f"coco-{image}", name, tuple(content.captions[image]))
 
 
@@ -105,13 +126,15 @@ def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:
         window.finish()
 
 
-def karpathy_records(file: Path) -> Iterator[Captioned]:
+def karpathy_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of a split file of Karpathy, ``dataset_coco.json`` or ``dataset_flickr30k.json``, one by one.
 
     Its splits are train, restval, val and test; "restval" are pictures of COCO's validation part that are trained on.
     """
+    account = Account() if account is None else account
     distinct = Distinct("filename")
     for row, entry in json_items(file, "images"):
+        account.rows[str(file)] = row
         name, split = text(entry, "filename", file, row), text(entry, "split", file, row)
         distinct.add(name, file, row)
         sentences = entry.get("sentences")
@@ -128,19 +151,29 @@ def karpathy_records(file: Path) -> Iterator[Captioned]:
         )
 
 
-def token_records(file: Path) -> Iterator[Captioned]:
+def token_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of Flickr30k's list "file.jpg#n<TAB>caption", whose captions of a picture stand together."""
+    account = Account() if account is None else account
     if not file.is_file():
         raise ValueError(f"the file of captions {file} does not exist")
     distinct = Distinct("picture")
     picture, first, captions = "", 0, list[str]()
-    with file.open(encoding="utf-8") as lines:
+    encoding = encoding_of(file)
+    with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
         try:
-            for row, line in enumerate(lines):
+            for row, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
                 key, tab, caption = line.rstrip("\n").partition("\t")
                 name, sign, place = key.rpartition("#")
-                if not tab or not sign or not place.isdigit() or not caption.strip():
+                if tab and sign and not caption.strip():
+                    account.leave("no caption", f"{file}, row {row}")
+                    continue
+                if not tab or not sign or not place.isdigit():
                     raise ValueError(f"{file}, row {row}: expected 'file.jpg#n<TAB>caption', got {line.rstrip()!r:.80}")
+                if name == picture:
+                    account.merge(_ONE)
                 if name != picture:
                     if captions:
                         yield Captioned(file, first, Path(picture).stem, picture, tuple(captions))
@@ -151,3 +184,25 @@ def token_records(file: Path) -> Iterator[Captioned]:
             raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
     if captions:
         yield Captioned(file, first, Path(picture).stem, picture, tuple(captions))
+
+
+def table_records(file: Path, account: Account) -> Iterator[Captioned]:
+    """The pictures of a table with a column of pictures and one of captions, a caption a row."""
+    cells, said = read_cells(file)
+    account.rows[str(file)] = len(cells)
+    account.note(said and f"{file.name} is read as {said}")
+    columns = dict.fromkeys(chain.from_iterable(row for _, row in cells))
+    image = next((name for name in columns if name.lower() in _IMAGES), "")
+    caption = next((name for name in columns if name.lower() in _CAPTIONS), "")
+    rows, captions = dict[str, int](), dict[str, list[str]]()
+    for row, entry in cells:
+        if not entry.get(image) or not entry.get(caption):
+            account.leave("no caption" if entry.get(image) else "no picture", f"{file}, row {row}")
+            continue
+        picture = plain_path(entry[image]).partition("#")[0]
+        if picture in rows:
+            account.merge(_ONE)
+        rows.setdefault(picture, row)
+        captions.setdefault(picture, []).append(entry[caption].strip())
+    for picture, row in rows.items():
+        yield Captioned(file, row, Path(picture).stem, picture, tuple(captions[picture]))

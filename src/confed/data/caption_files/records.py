@@ -10,7 +10,7 @@ class Captioned:
     """A picture with its captions.
 
     Attributes:
-        row: its row there, from 0.
+        row: its row there, from 1.
         name: identifier, distinct within the file.
         picture: a path below the dataset's folder of pictures.
         split: empty if the file has no splits.
@@ -55,7 +55,7 @@ class Story:
     """A document of pictures and texts in the order in which they stand.
 
     Attributes:
-        row: its row there, from 0.
+        row: its row there, from 1.
     """
 
     file: Path

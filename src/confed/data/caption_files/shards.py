@@ -117,7 +117,7 @@ def parquet_pairs(file: Path) -> Iterator[Shown]:
     row = 0
     for record_batch in parquet.iter_batches(batch_size=_SIDE_BY_SIDE, columns=[caption], use_threads=False):
         for words in record_batch.column(0).to_pylist():
-            where = f"{file}, row {row}"
+            where = f"{file}, row {row + 1}"
             if not isinstance(words, str):
                 raise ValueError(f"{where}: expected a text as {caption!r}, got {words!r:.80}")
             check_captions([words], where)
@@ -167,7 +167,7 @@ class ShardPictures(NamedPictures):
         number, first, size = self._places[row].tolist()
         file = self.files[number]
         if size < 0:
-            content, name = _parquet_picture(file, first), f"{file}, row {first}"
+            content, name = _parquet_picture(file, first), f"{file}, row {first + 1}"
         else:
             try:
                 with file.open("rb") as archive:
@@ -213,7 +213,7 @@ def _parquet_picture(file: Path, row: int) -> bytes:
         value: Any = _group(file, _state(file), group)[row - first].as_py()
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes) or not content:
-        raise ValueError(f"{file}, row {row}: expected the bytes of a picture, got {value!r:.80}")
+        raise ValueError(f"{file}, row {row + 1}: expected the bytes of a picture, got {value!r:.80}")
     return content
 
 

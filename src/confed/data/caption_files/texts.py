@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.records import Piece, Story
-from confed.data.record_files import read_jsonl
+from confed.data.intake.tables import read_jsonl
 from confed.data.vl_files.records import text
 
 # Removal of near-duplicate texts ------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from confed.data.intake.stream import Window, json_items
 from confed.data.ml_files.records import LabelRecord, optional_text
 from confed.data.vl_files.records import Distinct, number, text
-from confed.data.vl_files.stream import Window, json_items
 
 COCO_LABELS = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.bounded_files import hdf5_array
+from confed.data.intake.stream import json_items
 from confed.data.ml_files.records import LabelRecord
 from confed.data.vl_files.records import Distinct, text, texts
-from confed.data.vl_files.stream import json_items
 
 FLAIR_LABELS = (
     "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid",
@@ -56,7 +56,7 @@ def flair_relationship(file: Path) -> dict[str, str]:
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     coarse_of: dict[str, str] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines()):
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         if not line.strip():
             continue
         # An arrow alone divides: names may have commas and brackets.
@@ -85,7 +85,7 @@ def flair_hdf5_records(file: Path) -> Iterator[LabelRecord]:
         h5py: Any = import_module("h5py")
     except ImportError as error:
         raise ValueError(f"reading {file} needs the package h5py: pip install h5py") from error
-    distinct, home, row = Distinct("image_id"), dict[str, str](), 0
+    distinct, home, row = Distinct("image_id"), dict[str, str](), 1
     try:
         with h5py.File(file, "r") as content:
             mappings = _mappings(content, file)

@@ -1,12 +1,15 @@
 """Records of multi-label pictures and texts, and their JSON-lines layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from confed.data.intake.account import Account, Blank
+from confed.data.intake.tables import read_jsonl
+from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
-from confed.data.record_files import read_jsonl
 from confed.data.vl_files.records import Distinct, text, texts
 
 
@@ -15,7 +18,7 @@ class LabelRecord:
     """A picture, a text, or both, with their labels.
 
     Attributes:
-        row: its row there, from 0.
+        row: its row there, from 1.
         name: identifier, distinct within the dataset.
         labels: names of the labels that are present; may be empty.
         fine: names of finer labels, where the dataset has two levels.
@@ -63,35 +66,82 @@ def optional_text(entry: dict[str, Any], key: str, file: Path, row: int) -> str:
 
     Raises ``ValueError``: the value under this key is no text (the message names file, row and key).
     """
-    return text(entry, key, file, row) if entry.get(key) not in (None, "") else ""
+    value = entry.get(key)
+    if value is None:
+        return ""
+    plain = value.strip() if isinstance(value, str) and value.isascii() else plain_text(value)
+    return text(entry, key, file, row) if plain is None else plain
 
 
-def line_records(file: Path, *, user: str = "user", prefix: str = "") -> Iterator[LabelRecord]:
+def line_records(
+    file: Path,
+    *,
+    user: str = "user",
+    prefix: str = "",
+    account: Account | None = None,
+    fold_case: bool = False,
+    known: Sequence[str] = (),
+) -> Iterator[LabelRecord]:
     """Rows of a JSON-lines file, for multi-label pictures and for multi-label texts.
 
     One object a line: ``labels``, a list of names that may be empty, and ``image`` (a picture's path below the
     folder of pictures), ``text``, or both. Optional: ``id`` (text; by default the picture's name, or the line's
-    number), ``fine_labels`` (list), ``user`` (text or number) and ``split`` (text). Other keys are left alone.
+    number from 0), ``fine_labels`` (list), ``user`` (text or number) and ``split`` (text). Other keys are left alone.
+    With an account rows whose labels are missing or blank are left out and counted; an empty list is no label at all.
 
     Raises ``ValueError``: a missing or cut-off file, a faulty line, or an identifier twice (the message names file and
     row).
     """
     distinct = Distinct("id")
-    for row, entry in read_jsonl(file):
+    entries: Iterable[tuple[int, dict[str, Any]]] = read_jsonl(file, strict=account is None)
+    spelled: Spellings | None = None
+    if account is not None:
+        entries = [*entries]
+        account.rows[str(file)] = len(entries)
+        given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list)]
+        texts_given = (label for label in chain.from_iterable(given) if plain_text(label) is not None)
+        spelled = Spellings("label", texts_given, fold_case, known)
+        account.note_encoding(file)
+        account.note(*spelled.notes)
+    for row, entry in entries:
+        try:
+            labels = _labels(entry, file, row, spelled)
+        except Blank as blank:
+            assert account is not None
+            account.leave(str(blank), f"{file}, row {row}")
+            continue
         picture, words = optional_text(entry, "image", file, row), optional_text(entry, "text", file, row)
-        key = optional_text(entry, "id", file, row) or picture or str(row)
+        picture = plain_path(picture)
+        key = optional_text(entry, "id", file, row) or picture or str(row - 1)
         distinct.add(key, file, row)
+        if account is not None:
+            account.used[f"{prefix}{key}"] = f"{file}, row {row}"
         yield LabelRecord(
             file,
             row,
             f"{prefix}{key}",
-            tuple(texts(entry, "labels", file, row)),
+            labels,
             tuple(texts(entry, "fine_labels", file, row)) if "fine_labels" in entry else (),
             picture,
             words,
             owner_text(entry, user, f"{file}, row {row}: ") if user else "",
             optional_text(entry, "split", file, row),
         )
+
+
+def _labels(entry: dict[str, Any], file: Path, row: int, spelled: Spellings | None) -> tuple[str, ...]:
+    """The labels of a row, each once and without blank ones, in their normal form."""
+    if spelled is None:
+        return tuple(texts(entry, "labels", file, row))
+    given = entry.get("labels")
+    if not isinstance(given, list) and plain_text(given) == "":
+        raise Blank("no labels")
+    if not isinstance(given, list) or any(plain_text(label) is None for label in given):
+        raise ValueError(f"{file}, row {row}: expected a list of texts as 'labels', got {given!r:.80}")
+    labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
+    if given and not labels:
+        raise Blank("blank labels")
+    return labels
 
 
 def listed_labels(file: Path) -> tuple[str, ...]:
@@ -103,7 +153,7 @@ def listed_labels(file: Path) -> tuple[str, ...]:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
-    labels = tuple(line.strip() for line in lines if line.strip())
+    labels = tuple(filter(None, map(plain_text, lines)))
     if not labels:
         raise ValueError(f"{file}: expected one label a line, got none")
     return labels

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from confed.data.vl_files.stream import Readable, Window
+from confed.data.intake.stream import Readable, Window
 
 Questions = Literal["balanced", "all"]
 """GQA's balanced question files, or all questions (the training file then comes in parts)."""

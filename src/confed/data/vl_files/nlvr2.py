@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from confed.data.record_files import read_jsonl
+from confed.data.intake.tables import read_jsonl
 from confed.data.vl_files.records import Distinct, Record, check_split, find, text
 
 LABELS = ("False", "True")

@@ -18,7 +18,7 @@ class Record:
     """A question as its file has it.
 
     Attributes:
-        row: its row there, from 0.
+        row: its row there, from 1.
         name: identifier, distinct within the dataset.
         pictures: one picture's name, or two: a path below the dataset's folder of pictures.
         answer: the right answer; of several annotators the most frequent, normalised.

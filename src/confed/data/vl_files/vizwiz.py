@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from confed.data.record_files import read_jsonl
+from confed.data.intake.stream import json_items
+from confed.data.intake.tables import read_jsonl
 from confed.data.vl_files.gqa_questions import question_files
 from confed.data.vl_files.records import Distinct, Record, agreed, annotated, check_split, find, number, text, texts
-from confed.data.vl_files.stream import json_items
 
 # CLOVE (Lei et al., 2023): questions about photographs --------------------------------------------------------
 
@@ -143,7 +143,7 @@ def gqa_records(folder: Path, split: str) -> Iterator[Record]:
     """
     check_split(split, ("train", "val"), "gqa")
     distinct = Distinct("question id")
-    row = 0
+    row = 1
     for source in question_files(folder)[split]:
         for question in source:
             distinct.add(question.id, source.file, row)
@@ -167,7 +167,7 @@ def cocoqa_records(folder: Path, split: str) -> Iterator[Record]:
     if len({len(lines) for lines in columns.values()}) > 1:
         counts = ", ".join(f"{name} {len(lines)}" for name, lines in columns.items())
         raise ValueError(f"{folder / split}: expected files with as many lines each, got {counts}")
-    for row, (image, question, answer, kind) in enumerate(zip(*columns.values(), strict=True)):
+    for row, (image, question, answer, kind) in enumerate(zip(*columns.values(), strict=True), start=1):
         for name, value, pattern in (
             ("img_ids.txt", image, r"[0-9]{1,12}"),
             ("questions.txt", question, r".*\S.*"),
@@ -177,7 +177,7 @@ def cocoqa_records(folder: Path, split: str) -> Iterator[Record]:
             if not re.fullmatch(pattern, value):
                 expected = {"img_ids.txt": "a COCO number", "types.txt": "a type from 0 to 3"}.get(name, "a text")
                 raise ValueError(f"{folder / split / name}, row {row}: expected {expected}, got {value!r:.80}")
-        file, name = folder / split / "questions.txt", f"cocoqa-{split}-{row}"
+        file, name = folder / split / "questions.txt", f"cocoqa-{split}-{row - 1}"
         yield Record(file, row, name, (f"{int(image):012d}",), question, answer, TYPES[int(kind)])
 
 
@@ -210,7 +210,7 @@ def aqua_records(folder: Path, split: str) -> Iterator[Record]:
         yield Record(
             file,
             row,
-            f"aqua-{split}-{row}",
+            f"aqua-{split}-{row - 1}",
             (text(entry, "image", file, row),),
             text(entry, "question", file, row),
             text(entry, "answer", file, row),

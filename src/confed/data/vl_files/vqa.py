@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from confed.data.intake.stream import json_items, json_text
 from confed.data.vl_files.records import Distinct, Record, annotated, check_split, find, number, text
-from confed.data.vl_files.stream import json_items, json_text
 
 Kind = Literal["vqa_v2", "vqa_abstract"]
 """Photographs of COCO (v2), or clip-art scenes."""

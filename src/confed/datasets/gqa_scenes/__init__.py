@@ -13,8 +13,8 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
+from confed.data.intake.tables import read_jsonl
 from confed.data.picture_files import Check, PictureFiles, find_pictures
-from confed.data.record_files import read_jsonl
 from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.datasets.gqa_scenes.places import SCENES
 from confed.registry import register_dataset

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confed.data.record_files import read_jsonl
+from confed.data.intake.tables import read_cells, read_jsonl
 
 SCENES = ("commercial", "educational", "transport", "natural", "sports", "home")
 """In the order of Table 8.1."""
@@ -100,16 +100,9 @@ def write_predictions(file: Path, predictions: Iterable[tuple[str, Prediction]],
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The lines of a file as mappings, each with where it stands."""
-    if file.suffix.lower() != ".csv":
-        yield from ((f"{file}, row {number}", row) for number, row in read_jsonl(file))
-        return
-    try:
-        with file.open(encoding="utf-8", newline="") as text:
-            for row in (reader := csv.DictReader(text, strict=True)):
-                yield f"{file} line {reader.line_num}", row
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: expected CSV in UTF-8, got: {error}") from error
+    """The rows of a file as mappings, each with where it stands."""
+    for number, row in read_cells(file)[0] if file.suffix.lower() == ".csv" else read_jsonl(file):
+        yield f"{file}, row {number}", row
 
 
 def _cell(row: Mapping[str, Any], column: str, where: str) -> Any:

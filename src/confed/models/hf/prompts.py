@@ -140,8 +140,7 @@ class ChatTokenizer(AnswerTokenizer):
     """Conversations as prompts that end where the answer begins, and answers as tokens; a question is one turn.
 
     Prompts are padded on the left, so that an answer follows its prompt directly. Control tokens that somebody spells
-    in a text, such as ``<end_of_utterance>``, are read as text; but a picture's placeholder in a user's turn is
-    refused, as a picture may be meant.
+    in a text, such as ``<end_of_utterance>`` or a picture's placeholder, are read as text.
     """
 
     def __init__(self, processor: Any, max_length: int = 256) -> None:
@@ -189,21 +188,12 @@ class ChatTokenizer(AnswerTokenizer):
         count = pictures_shown(conversation)
         if self._several and (count > 1 or len(conversation) > 1):
             raise ValueError(self._several)
-        items: list[str] = []
-        for turn in conversation:
-            if turn.role == "user":
-                for piece in turn.parts:
-                    if piece is not None:
-                        items.append(piece)
-        question = "\n".join(items)
-        image: str | None = getattr(self.processor, "image_token", None)
-        spelled = max(question.count(text) for text in (self.placeholder.text.strip(), image) if text)
         ids = self.placeholder.written(conversation)
         self._check_length(len(ids))
         places = len(self.placeholder.places(ids))
-        if spelled or places != count:
+        if places != count:
             raise ValueError(
-                f"its prompt has {places + spelled} placeholders {self.placeholder.text!r} for {count} "
+                f"its prompt has {places} placeholders {self.placeholder.text!r} for {count} "
                 f"picture{'' if count == 1 else 's'}: leave the placeholder out of the texts"
             )
         return ids

@@ -1,8 +1,9 @@
-"""Streaming readers of large JSON files."""
+"""Encodings of text files, and streaming readers of large JSON files."""
 
 import codecs
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,12 +12,76 @@ _LONGEST = 1 << 24
 """Characters of one value above which the file is taken to be damaged."""
 
 
-def json_items(file: Path, key: str | None = None) -> Iterator[tuple[int, Any]]:
-    """The items of a list in a JSON file, with their numbers from 0."""
+# Encodings ----------------------------------------------------------------------------------------------------
+
+_MARKS = {
+    codecs.BOM_UTF8: ("utf-8-sig", "UTF-8 with a byte-order mark"),
+    codecs.BOM_UTF32_LE: ("utf-32", "UTF-32"),
+    codecs.BOM_UTF16_LE: ("utf-16", "UTF-16"),
+    codecs.BOM_UTF16_BE: ("utf-16", "UTF-16"),
+}
+_SCANNED = 1 << 26
+"""Bytes of a file that are looked at to find its encoding."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a file's bytes are read as text; ``said`` is empty for plain UTF-8."""
+
+    name: str = "utf-8"
+    errors: str = "strict"
+    said: str = ""
+
+
+def _windows(error: UnicodeError) -> tuple[str, int]:
+    """Bytes that are no UTF-8 as Windows has them, so that one such byte changes nothing else."""
+    assert isinstance(error, UnicodeDecodeError)
+    byte = error.object[error.start : error.start + 1]
+    try:
+        return byte.decode("cp1252"), error.start + 1
+    except UnicodeDecodeError:
+        return byte.decode("latin-1"), error.start + 1
+
+
+codecs.register_error("confed.windows", _windows)
+
+
+def _existing(file: Path) -> Path:
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
-    with file.open("rb") as stream:
-        text = Window(file, stream)
+    return file
+
+
+def encoding_of(file: Path, *, strict: bool = False) -> Encoding:
+    """The encoding of a text file: by its mark, else UTF-16 where every other byte is zero, else UTF-8.
+
+    Unless it is strict, bytes that are no UTF-8 are taken for those of Windows.
+    """
+    with _existing(file).open("rb") as stream:
+        head = stream.read(1024)
+        for mark, (name, said) in _MARKS.items():
+            if head.startswith(mark):
+                return Encoding(name, said=said)
+        for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
+            if len(head) > 3 and head[first::2].count(0) > len(head) // 4:
+                return Encoding(name, said="UTF-16")
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace" if strict else "strict")
+        try:
+            decoder.decode(head)
+            while not strict and stream.tell() < _SCANNED and (chunk := stream.read(1 << 20)):
+                decoder.decode(chunk)
+        except UnicodeDecodeError:
+            return Encoding(errors="confed.windows", said="Windows-1252 where it is no UTF-8")
+    return Encoding()
+
+
+# JSON, value by value ------------------------------------------------------------------------------------------
+
+
+def json_items(file: Path, key: str | None = None, *, strict: bool = True) -> Iterator[tuple[int, Any]]:
+    """The items of a list in a JSON file, with their numbers from 1."""
+    with _existing(file).open("rb") as stream:
+        text = Window(file, stream, strict)
         if key is None:
             if text.peek() != "[":
                 raise ValueError(f"{file}: expected a list")
@@ -28,9 +93,7 @@ def json_items(file: Path, key: str | None = None) -> Iterator[tuple[int, Any]]:
 
 def json_text(file: Path, key: str, until: str) -> str:
     """A text that stands in a JSON object before a long list; empty if there is none."""
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    with file.open("rb") as stream:
+    with _existing(file).open("rb") as stream:
         text = Window(file, stream)
         if text.peek() != "{":
             return ""
@@ -71,22 +134,23 @@ class Readable(Protocol):
 class Window:
     """A JSON file of which only a window is in memory."""
 
-    def __init__(self, file: Path, stream: Readable) -> None:
+    def __init__(self, file: Path, stream: Readable, strict: bool = True) -> None:
         self.file, self._stream = file, stream
-        self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
+        encoding = encoding_of(file, strict=strict)
+        self._decoder, self._json = codecs.getincrementaldecoder(encoding.name)(encoding.errors), json.JSONDecoder()
         self._bytes, self._text, self._at = 0, "", 0
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        """The items of the list that starts here, with their numbers from 0."""
+        """The items of the list that starts here, with their numbers from 1."""
         self.take()
         number = 0
         separator = self.take() if self.peek() == "]" else ","
         while separator == ",":
-            yield number, self.value(f", row {number}")
             number += 1
+            yield number, self.value(f", row {number}")
             separator = self.take()
         if separator != "]":
-            raise ValueError(f"{self.file}: expected ',' or ']' after row {number - 1}, got {separator!r}")
+            raise ValueError(f"{self.file}: expected ',' or ']' after row {number}, got {separator!r}")
 
     def members(self) -> Iterator[str]:
         """The keys of the object that starts here; the caller reads the value of each before the next."""
@@ -154,7 +218,7 @@ class Window:
         chunk = self._stream.read(_CHUNK)
         self._bytes += len(chunk)
         try:
-            self._text, self._at = self._text[self._at :] + self._utf8.decode(chunk), 0
+            self._text, self._at = self._text[self._at :] + self._decoder.decode(chunk), 0
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.file}: expected UTF-8 text, got: {error}") from error
         return bool(chunk)

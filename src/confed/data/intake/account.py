@@ -1,0 +1,137 @@
+"""The account of an intake: rows in the files = used + left out (why) + merged (with what)."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from confed.data.intake.stream import encoding_of
+
+_NAMED = 3
+"""Rows that a reason names."""
+
+
+class Blank(ValueError):
+    """A row without a question, an answer, a label or a picture: it is left out and counted."""
+
+
+@dataclass
+class Account:
+    """What became of the rows of files.
+
+    Attributes:
+        rows: file -> rows in it, without empty lines.
+        left: why rows are left out -> which ones, as file and row.
+        merged: with what rows were merged -> how many.
+        notes: how files are read, and what is to be said of their values.
+        used: example -> the row or rows that it is made of.
+    """
+
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    left: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    merged: dict[str, int] = field(default_factory=dict[str, int])
+    notes: list[str] = field(default_factory=list[str])
+    used: dict[str, str] = field(default_factory=dict[str, str])
+
+    def leave(self, why: str, row: str) -> None:
+        """Notes a row that is left out."""
+        self.left.setdefault(why, []).append(row)
+
+    def merge(self, what: str) -> None:
+        """Notes a row that is merged with another one."""
+        self.merged[what] = self.merged.get(what, 0) + 1
+
+    def note(self, *texts: str) -> None:
+        """Notes what is to be said, once."""
+        self.notes += [text for text in dict.fromkeys(texts) if text and text not in self.notes]
+
+    def note_encoding(self, file: Path) -> None:
+        """Notes how a file's bytes are read as text, where that is not as usual."""
+        if said := encoding_of(file).said:
+            self.note(f"{file.name} is read as {said}")
+
+    def keep(self, examples: Iterable[str], why: str) -> Self:
+        """The account with rows left out of which no example is left."""
+        kept_names = set(examples)
+        kept = {name: row for name, row in self.used.items() if name in kept_names}
+        rows = set(kept.values())
+        lost = [row for row in dict.fromkeys(self.used.values()) if row not in rows]
+        left = {reason: [*listed] for reason, listed in self.left.items()}
+        if lost:
+            left[why] = [*left.get(why, ()), *lost]
+        return replace(self, left=left, used=kept)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of rows: in the files, used, left out, merged."""
+        left = sum(map(len, self.left.values()))
+        return {
+            "rows": sum(self.rows.values()),
+            "used": len(set(self.used.values())),
+            "left out": left,
+            "merged": sum(self.merged.values()),
+        }
+
+    def check_remains(self, rows_left: int) -> None:
+        """Check that some row is left to use."""
+        if self.left and not rows_left:
+            why, rows = max(self.left.items(), key=lambda pair: len(pair[1]))
+            raise ValueError(
+                f"none of {self.counts['rows']} rows can be used: of {len(rows)} the reason is {why!r}, the first is "
+                f"{rows[0]}"
+            )
+
+    def __str__(self) -> str:
+        """One line that adds up."""
+        counts = self.counts
+        files = Path(next(iter(self.rows))).name if len(self.rows) == 1 else f"{len(self.rows)} files"
+        parts = [f"{counts['used']} used"]
+        for why, rows in self.left.items():
+            parts.append(f"{len(rows)} left out ({why}: {_listed(rows)})")
+        parts += [f"{count} merged ({what})" for what, count in self.merged.items()]
+        return f"{files}: {counts['rows']} rows = {' + '.join(parts)}"
+
+
+def joined(accounts: Iterable[Account]) -> Account:
+    """One account of several files, whose examples have names of their own."""
+    whole = Account()
+    for account in accounts:
+        whole.rows |= account.rows
+        whole.used |= account.used
+        whole.note(*account.notes)
+        for why, rows in account.left.items():
+            whole.left[why] = [*whole.left.get(why, ()), *rows]
+        for what, count in account.merged.items():
+            whole.merged[what] = whole.merged.get(what, 0) + count
+    return whole
+
+
+def _listed(rows: Collection[str]) -> str:
+    """The first few rows; the file is named where they are of several."""
+    places = [row.rpartition(", row ") for row in rows]
+    one = len({place[0] for place in places}) == 1
+    named = [place[2] if one else f"{place[0].rpartition('/')[2]} {place[2]}" for place in places[:_NAMED]]
+    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return f"row{'s' if len(places) > 1 else ''} {', '.join(named)}{more}"
+
+
+def account_facts(account: Account | None) -> Mapping[str, str]:
+    """Facts of a dataset about its account."""
+    if account is None:
+        return {}
+    return {"account": str(account), **({"read": "; ".join(account.notes)} if account.notes else {})}
+
+
+def settled(dataset: Any, account: Account | None, why: str) -> Any:
+    """A dataset of questions or labels with its account; rows without an example in it are left out."""
+    if account is None:
+        return dataset
+    names: set[str] = set()
+    for split in dataset.clients.values():
+        for examples in split.roles.values():
+            names.update(examples.names)
+    for examples in dataset.unseen.values():
+        names.update(examples.names)
+    account = account.keep(names, why)
+    facts = {key: value for key, value in dataset.facts.items() if key not in ("account", "read")}
+    return replace(dataset, account=account, facts={**facts, **account_facts(account)})

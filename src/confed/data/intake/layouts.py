@@ -1,0 +1,234 @@
+"""Pictures with labels as other tools write them: YOLO, Roboflow, CVAT, Label Studio, and tables of zeros and ones.
+
+What objects a picture shows are its labels; boxes and outlines are left alone.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+from xml.etree import ElementTree
+
+from confed.data.intake.account import Account
+from confed.data.intake.stream import encoding_of
+from confed.data.intake.tables import read_cells, read_records
+from confed.data.intake.values import Spellings, find_file, plain_path
+from confed.data.ml_files.coco import coco_records
+from confed.data.ml_files.records import LabelRecord
+
+Layout = Literal["lines", "yolo", "roboflow", "cvat", "label_studio", "one_hot"]
+"""How labels are written: ``labels.jsonl``, or as one of the tools does."""
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+_SPLITS: Mapping[str, str] = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+class _Shown(NamedTuple):
+    """A picture, its labels, where these stand, and its split."""
+
+    picture: Path | None
+    labels: Sequence[str]
+    file: Path
+    row: int
+    split: str = ""
+
+
+def layout_of(folder: Path) -> Layout | None:
+    """The layout of a folder that one of the tools has written; None for any other one."""
+    for layout in get_args(Layout)[1:]:
+        if _FILES[layout](folder):
+            return layout
+    return None
+
+
+def layout_records(
+    folder: Path, layout: Layout, account: Account, fold_case: bool = False, known: Sequence[str] = ()
+) -> list[LabelRecord]:
+    """The pictures of a folder in one of the layouts, by their paths below it."""
+    if not (files := _FILES[layout](folder)):
+        raise ValueError(f"{folder}: expected files in the layout {layout!r}, found none")
+    shown: list[_Shown] = []
+    for file in files:
+        shown += _READERS[layout](folder, file)
+    spelled = Spellings("label", chain.from_iterable(one.labels for one in shown), fold_case, known)
+    account.note(*spelled.notes)
+    records: list[LabelRecord] = []
+    for picture, given, file, row, split in shown:
+        where = f"{file}, row {row}"
+        account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+        if picture is None:
+            account.leave("picture is missing", where)
+            continue
+        name = picture.relative_to(folder).as_posix()
+        if name in account.used:
+            raise ValueError(f"{where}: the picture {name!r} is that of {account.used[name]} already")
+        account.used[name] = where
+        labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
+        records.append(LabelRecord(file, row, name, labels, picture=name, split=split))
+    return records
+
+
+def _split_of(place: Path, folder: Path) -> str:
+    """The split that a folder on the way to a file is named after."""
+    parts = [_SPLITS.get(part.casefold(), "") for part in place.relative_to(folder).parts]
+    return next(filter(None, parts), "")
+
+
+# YOLO: a text file per picture, and the names of the classes ---------------------------------------------------
+
+
+def _yolo_files(folder: Path) -> list[Path]:
+    names = [*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("classes.txt")), *sorted(folder.glob("*.names"))]
+    labels = next((place for place in folder.rglob("labels") if place.is_dir() and any(place.rglob("*.txt"))), None)
+    return names[:1] if labels is not None else []
+
+
+def _yolo(folder: Path, file: Path) -> Iterator[_Shown]:
+    names = _yolo_names(file)
+    pictures = [place for place in sorted(folder.rglob("*")) if place.suffix.lower() in _ENDINGS]
+    for row, picture in enumerate(pictures, start=1):
+        parts = list(picture.relative_to(folder).with_suffix(".txt").parts)
+        if "images" not in parts:
+            continue
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+        listed, labels = folder.joinpath(*parts), list[str]()
+        for number, line in enumerate(_text(listed).splitlines() if listed.is_file() else (), start=1):
+            digits = line.split()[:1]
+            if digits and not (digits[0].isdigit() and int(digits[0]) < len(names)):
+                expected = f"a class from 0 to {len(names) - 1} of {file.name}"
+                raise ValueError(f"{listed}, row {number}: expected {expected}, got {line!r:.80}")
+            labels += [names[int(digit)] for digit in digits]
+        yield _Shown(picture, labels, file, row, _split_of(picture.parent, folder))
+
+
+def _yolo_names(file: Path) -> list[str]:
+    """Names of classes: a line each, or the key ``names`` of YAML as a list or by number."""
+    lines = _text(file).splitlines()
+    if file.suffix in (".txt", ".names"):
+        return [line.strip() for line in lines if line.strip()]
+    start = next((row for row, line in enumerate(lines) if line.startswith("names:")), len(lines))
+    after = lines[start].partition(":")[2] if start < len(lines) else ""
+    body = " ".join([after, *(line for line in lines[start + 1 :] if re.match(r"\s*-|\s+\S", line))])
+    items = re.findall(r"""(?:\d+\s*:\s*|-\s+|[\[,{]\s*)(?:\d+\s*:\s*)?("[^"]*"|'[^']*'|[^\s,\]}'"][^,\]}]*?)"""
+                       r"""(?=\s*(?:[,\]}]|\d+\s*:|-\s|$))""", body)  # fmt: skip
+    if not items:
+        raise ValueError(f"{file}: expected the names of classes under 'names', found none")
+    return [item.strip("\"' ") for item in items]
+
+
+def _text(file: Path) -> str:
+    encoding = encoding_of(file)
+    return file.read_text(encoding=encoding.name, errors=encoding.errors)
+
+
+# Roboflow: COCO's objects beside the pictures of each split ----------------------------------------------------
+
+
+def _roboflow_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/_annotations.coco.json"))
+
+
+def _roboflow(folder: Path, file: Path) -> Iterator[_Shown]:
+    for record in coco_records(file):
+        yield _Shown(find_file((file.parent,), record.picture), record.labels, file, record.row,
+                     _split_of(file.parent, folder))  # fmt: skip
+
+
+# CVAT for images: XML with an element per picture --------------------------------------------------------------
+
+
+def _cvat_files(folder: Path) -> list[Path]:
+    return [file for file in (folder / "annotations.xml",) if file.is_file() and "<image " in _text(file)]
+
+
+def _cvat(folder: Path, file: Path) -> Iterator[_Shown]:
+    try:
+        root = ElementTree.fromstring(file.read_bytes())
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise ValueError(f"{file}: expected an XML file, got: {error}; is it cut off?") from error
+    for row, image in enumerate(root.iter("image"), start=1):
+        labels = [shape.get("label", "") for shape in image]
+        place = find_file((folder, folder / "images"), image.get("name", ""))
+        yield _Shown(place, labels, file, row, _SPLITS.get(image.get("subset", "").casefold(), ""))
+
+
+# Label Studio: JSON, complete or short -------------------------------------------------------------------------
+
+
+def _label_studio_files(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for file in sorted(folder.glob("*.json")):
+        start = _text(file)[:20_000].lstrip()
+        if start.startswith("[") and ('"annotations"' in start or '"annotation_id"' in start):
+            files.append(file)
+    return files
+
+
+def _label_studio(folder: Path, file: Path) -> Iterator[_Shown]:
+    for row, entry in read_records(file).rows:
+        if not isinstance(entry, dict):
+            raise ValueError(f"{file}, row {row}: expected a task of Label Studio, got {entry!r:.80}")
+        nested: Any = entry.get("data")
+        data: dict[str, Any] = nested if isinstance(nested, dict) else entry
+        named = next((data[key] for key in ("image", "img", "picture", "photo") if isinstance(data.get(key), str)), "")
+        path = plain_path(named).partition("?d=")[2] or plain_path(named)
+        bare = re.sub(r"(^|.*/)[0-9a-f]{8}-", "", path)
+        places = (folder, folder / "images")
+        made = chain.from_iterable(one.get("result") or () for one in entry.get("annotations") or ())
+        results = [result.get("value") for result in made]
+        chosen = results or [value for key, value in entry.items() if key not in ("data", "image", "id", "annotator")]
+        yield _Shown(find_file(places, path) or find_file(places, bare), [*_chosen(chosen)], file, row)
+
+
+def _chosen(values: Any) -> Iterator[str]:
+    """The labels in what was chosen: texts under "choices" or "...labels", or the short form's texts."""
+    for value in values:
+        if isinstance(value, dict):
+            for key, listed in value.items():
+                if key == "choices" or key.endswith("labels"):
+                    yield from listed if isinstance(listed, list) else [str(listed)]
+        elif isinstance(value, list):
+            yield from _chosen(value)
+        elif isinstance(value, str) and not re.match(r"\d{4}-\d\d-\d\d", value):
+            yield value
+
+
+# Tables of zeros and ones, as Kaggle and Roboflow have them ----------------------------------------------------
+
+
+def _one_hot_files(folder: Path) -> list[Path]:
+    beside = sorted(folder.glob("*/_classes.csv"))
+    return beside or [file for file in sorted(folder.glob("*.csv")) if _label_columns(read_cells(file)[0])[1]]
+
+
+def _label_columns(rows: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[str, list[str]]:
+    """The column of pictures, which is the first, and those of labels, two at least, with zeros and ones alone."""
+    columns: dict[str, set[str]] = {}
+    for _, entry in rows:
+        for name, cell in entry.items():
+            columns.setdefault(name, set()).add(cell.strip())
+    picture, *others = [*columns, ""]
+    labels = [name for name in others if name and columns[name] <= {"0", "1", "0.0", "1.0"}]
+    return picture, labels if len(labels) > 1 else []
+
+
+def _one_hot(folder: Path, file: Path) -> Iterator[_Shown]:
+    rows, _ = read_cells(file)
+    picture, labels = _label_columns(rows)
+    inside = [place for place in sorted(folder.iterdir()) if place.is_dir()]
+    places = [file.parent] if file.parent != folder else [folder, *inside]
+    for row, entry in rows:
+        name = entry.get(picture, "")
+        found = [find_file(places, f"{name}{ending}") for ending in ("", *_ENDINGS) if name]
+        chosen = [label for label in labels if entry.get(label, "0").strip() in ("1", "1.0")]
+        split = _split_of(file.parent, folder) or _SPLITS.get(entry.get("split", "").casefold(), "")
+        yield _Shown(next(filter(None, found), None), chosen, file, row, split)
+
+
+_FILES: Mapping[str, Callable[[Path], list[Path]]] = {
+    "yolo": _yolo_files, "roboflow": _roboflow_files, "cvat": _cvat_files, "label_studio": _label_studio_files,
+    "one_hot": _one_hot_files,
+}  # fmt: skip
+_READERS: Mapping[str, Callable[[Path, Path], Iterator[_Shown]]] = {
+    "yolo": _yolo, "roboflow": _roboflow, "cvat": _cvat, "label_studio": _label_studio, "one_hot": _one_hot,
+}  # fmt: skip

@@ -1,0 +1,305 @@
+"""One reader of files with a record per row: JSON lines, JSON, CSV, TSV and Parquet.
+
+Delimiter, quoting and encoding are found out and said. Rows count as an editor shows them: lines from 1, so that the
+header of a table is row 1; of a JSON list and of Parquet, whose rows are no lines, the first entry is row 1.
+"""
+
+import csv
+import gzip
+import json
+import unicodedata
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+from confed.data.intake.stream import encoding_of, json_items
+from confed.data.intake.values import whole_numbers, without_fraction
+
+# JSON lines, plain or compressed with gzip or Zstandard -------------------------------------------------------
+
+
+def read_jsonl(file: Path, keys: Collection[str] = (), *, strict: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file with one JSON object a line, with the numbers of their lines; empty lines are left out.
+
+    Of published files the encoding is strict; people's own may be of Windows.
+    """
+    row = 0
+    with _opened(file, strict) as lines:
+        try:
+            for row, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                entry = json.loads(line)
+                if not isinstance(entry, dict):
+                    raise ValueError(f"{file}, row {row}: expected an object, got {entry!r:.80}")
+                if missing := [key for key in keys if key not in entry]:
+                    raise ValueError(f"{file}, row {row}: expected the key {missing[0]!r}, got {entry!r:.80}")
+                yield row, entry
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{file}, row {row}: expected one JSON object, got: {error}; is it cut off?") from error
+
+
+@contextmanager
+def _opened(file: Path, strict: bool) -> Iterator[TextIO]:
+    """The file's lines, decompressed where they are compressed."""
+    ending = file.suffix.lower()
+    if ending not in (".gz", ".zst", ".zstd"):
+        encoding = encoding_of(file, strict=strict)
+        with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+            yield lines
+        return
+    if not file.is_file():
+        raise ValueError(f"the file {file} does not exist")
+    library: Any = gzip if ending == ".gz" else _zstandard(file)
+    faults = (OSError, zlib.error) if library is gzip else (library.ZstdError,)
+    try:
+        with library.open(file, "rt", encoding="utf-8-sig") as lines:
+            yield lines
+    except (EOFError, *faults) as error:
+        raise ValueError(f"{file}: expected a complete compressed file, got: {error}; is it cut off?") from error
+
+
+def _zstandard(file: Path) -> Any:
+    """Python's own module where it has one, or the same for older Pythons."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise ValueError(f"reading {file} needs the package backports.zstd: pip install '.[captions]' -c constraints.txt")
+
+
+# Files with a record per row, as dictionaries -----------------------------------------------------------------
+
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Files that are read, by the endings of their names."""
+COLUMNS = (
+    "image", "images", "question", "answer", "answers", "messages", "conversations", "prompt", "completion", "system",
+    "id", "client", "place", "type", "split",
+)  # fmt: skip
+"""What columns can be mapped to."""
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+@dataclass(frozen=True)
+class Records:
+    """The rows of a file.
+
+    Attributes:
+        rows: each row's number and its cells by column, without blank cells of tables.
+        said: how the file is read, where that is not as usual; else empty.
+    """
+
+    file: Path
+    rows: Sequence[tuple[int, Any]]
+    said: str = ""
+
+
+def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Records:
+    """The records of a file; ids and classes that another tool has made floats are whole numbers again."""
+    if not file.is_file():
+        raise ValueError(f"the file {file} does not exist")
+    ending, mapped = file.suffix.lower(), columns or {}
+    if ending in (".csv", ".tsv"):
+        rows, said = read_cells(file, mapped.values())
+    elif ending == ".parquet":
+        rows, said = list(parquet_rows(file, mapped.values())), ""
+    else:
+        has_lines = ending != ".json" or _has_lines(file)
+        rows = list(read_jsonl(file, strict=False) if has_lines else json_items(file, strict=False))
+        said = encoding_of(file).said if ending in (".json", ".jsonl") else ""
+    entries = [entry for _, entry in rows if isinstance(entry, dict)]
+    for name in dict.fromkeys(chain.from_iterable(entries[:100])):
+        if whole_numbers(entry.get(name) for entry in entries):
+            for entry in entries:
+                entry[name] = without_fraction(entry.get(name))
+    if mapped:
+        rows = [(row, renamed(entry, mapped) if isinstance(entry, dict) else entry) for row, entry in rows]
+    return Records(file, rows, said and f"{file.name} is read as {said}")
+
+
+def holds_records(file: Path) -> bool:
+    """Whether a file may have rows: a .json file with an object may be anything."""
+    if file.suffix.lower() != ".json" or _has_lines(file):
+        return True
+    encoding = encoding_of(file)
+    with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+        return next((line for line in lines if line.strip()), "").lstrip().startswith("[")
+
+
+def _has_lines(file: Path) -> bool:
+    """Whether a .json file has an object a line, as some tools name such files."""
+    encoding = encoding_of(file)
+    with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+        try:
+            return isinstance(json.loads(next(lines, "")), dict) and next(lines, "").lstrip().startswith("{")
+        except (ValueError, RecursionError):
+            return False
+
+
+def renamed(entry: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A record with its columns under the names that they have here."""
+    taken = set(columns.values())
+    kept = {key: value for key, value in entry.items() if key not in taken and key not in columns}
+    return {**kept, **{key: entry[name] for key, name in columns.items() if name in entry}}
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Check of what columns are mapped to."""
+    if strange := [name for name in columns if name not in COLUMNS]:
+        raise ValueError(f"data.columns maps to {', '.join(COLUMNS)}; got {strange[0]!r}")
+
+
+# Tables of text: CSV, TSV and their dialects ------------------------------------------------------------------
+
+
+def read_cells(
+    file: Path, needed: Collection[str] = (), *, blank: bool = False
+) -> tuple[list[tuple[int, dict[str, str]]], str]:
+    """The rows of a table of text with a header, and how it is read; blank cells are left out, or empty."""
+    encoding = encoding_of(file)
+    try:
+        text = file.read_text(encoding=encoding.name, errors=encoding.errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: expected a table in UTF-8 with a header: {error}") from error
+    lines = text.split("\n")  # line ends of all systems are these by now
+    start = 0
+    given = lines[0].removeprefix("sep=") if lines[0].startswith("sep=") else ""
+    while start < len(lines) - 1 and (not lines[start].strip() or (start == 0 and given)):
+        start += 1
+    delimiter = given[:1] or _delimiter(lines[start:], "\t" if file.suffix.lower() == ".tsv" else ",")
+    header = [_column_name(cell) for cell in _cells(lines[start], delimiter)]
+    check_header(file, needed, [name for name in header if name])
+    rows: list[tuple[int, dict[str, str]]] = []
+    for row, cells in _rows(file, lines, start + 1, delimiter, len(header)):
+        entry = {name: cell for name, cell in zip(header, cells, strict=True) if name and cell and not cell.isspace()}
+        if entry:
+            rows.append((row, {**dict.fromkeys(filter(None, header), ""), **entry} if blank else entry))
+    usual = delimiter == ("\t" if file.suffix.lower() == ".tsv" else ",")
+    between = [] if usual else [f"a table with {_DELIMITERS.get(delimiter, repr(delimiter))} between cells"]
+    return rows, " in ".join([*between, *([encoding.said] if encoding.said else [])])
+
+
+def _column_name(cell: str) -> str:
+    return unicodedata.normalize("NFC", cell.strip())
+
+
+def _delimiter(lines: Sequence[str], usual: str) -> str:
+    """The delimiter by which most lines have as many cells as the header; of equals the one with most cells."""
+    best, most = usual, (0, 1, 0)
+    for delimiter in _DELIMITERS:
+        width = len(_cells(lines[0], delimiter))
+        fitting = sum(len(_cells(line, delimiter)) == width for line in lines[:100]) if width > 1 else 0
+        most, best = max((most, best), ((fitting, width, int(delimiter == usual)), delimiter))
+    return best
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """The cells of one line; a quote that nothing closes is a sign like others."""
+    if '"' in line:
+        try:
+            return next(csv.reader([line], delimiter=delimiter, strict=True))
+        except csv.Error:
+            pass
+    return [_unquoted(cell) for cell in line.split(delimiter)]
+
+
+def _unquoted(cell: str) -> str:
+    inner = cell[1:-1]
+    whole = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if whole else cell
+
+
+def _rows(
+    file: Path, lines: Sequence[str], start: int, delimiter: str, width: int
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """The cells of each row.
+
+    A quoted cell may go on over lines. But where every line is a row as wide as the header, quotes that hold whole
+    rows, or of a table with tabs any lines, are signs in texts.
+    """
+    body = lines[start:]
+    if not any('"' in line for line in body):
+        yield from _checked(file, ((row, line.split(delimiter)) for row, line in _numbered(body, start)), width)
+        return
+    try:
+        rows = list(_quoted(body, start, delimiter))
+        fits = all(len(cells) == width for _, cells in rows)
+    except csv.Error:
+        rows, fits = [], False
+    whole_table = chain.from_iterable(cells for _, cells in rows)
+    over_lines = [cell for cell in whole_table if "\n" in cell]
+    if not fits or over_lines:
+        each = [(row, _cells(line, delimiter)) for row, line in _numbered(body, start)]
+        inside = chain.from_iterable(cell.split("\n")[1:-1] for cell in over_lines)
+        whole = delimiter == "\t" or any(len(_cells(line, delimiter)) == width for line in inside)
+        if not fits or (whole and all(len(cells) == width for _, cells in each)):
+            rows = each
+    yield from _checked(file, rows, width)
+
+
+def _numbered(body: Sequence[str], start: int) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(body, start=start + 1):
+        if line.strip():
+            yield number, line
+
+
+def _quoted(body: Sequence[str], start: int, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the numbers of the lines that they begin in."""
+    reader = csv.reader([line + "\n" for line in body], delimiter=delimiter, strict=True)
+    first = start + 1
+    for cells in reader:
+        if cells:
+            yield first, cells
+        first = start + 1 + reader.line_num
+
+
+def _checked(
+    file: Path, rows: Iterator[tuple[int, Sequence[str]]] | Sequence[tuple[int, Sequence[str]]], width: int
+) -> Iterator[tuple[int, Sequence[str]]]:
+    for row, cells in rows:
+        if len(cells) != width:
+            raise ValueError(f"{file}, row {row}: expected {width} cells, as the header, got {len(cells)}; put quotes "
+                             "around cells that hold the delimiter")  # fmt: skip
+        yield row, cells
+
+
+# Parquet ------------------------------------------------------------------------------------------------------
+
+
+def parquet_rows(file: Path, needed: Collection[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a Parquet file."""
+    try:
+        arrow: Any = import_module("pyarrow")
+        library: Any = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError(
+            f"{file}: Parquet needs the package pyarrow: pip install '.[data]' -c constraints.txt"
+        ) from error
+    try:
+        with library.ParquetFile(file) as table:
+            check_header(file, needed, table.schema_arrow.names)
+            row = 1
+            for batch in table.iter_batches(1024):
+                for entry in batch.to_pylist():
+                    yield row, {key: value for key, value in entry.items() if value is not None}
+                    row += 1
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"{file}: expected a Parquet file: {' '.join(str(error).split())[:200]}") from error
+
+
+def check_header(file: Path, needed: Collection[str], names: Sequence[str]) -> None:
+    """Check that a table has columns with names of their own, and those that are needed."""
+    if not names:
+        raise ValueError(f"{file}: expected a header with the names of columns, found none")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{file}: the column {twice[0]!r} comes twice; give each a name of its own")
+    if missing := [name for name in needed if name not in names]:
+        raise ValueError(f"{file}: data.columns names {missing[0]!r}, and there are {', '.join(map(str, names))}")

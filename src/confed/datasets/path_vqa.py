@@ -1,0 +1,103 @@
+"""PathVQA (He et al., 2020): questions about pictures of pathology, from captions in textbooks.
+
+Below ``root``, as it is on the hub (flaviagiammarino/path-vqa): ``train-*.parquet``, ``validation-*.parquet`` and
+``test-*.parquet``, also in ``data/``, with the columns ``image`` (bytes), ``question`` and ``answer``. The first
+release has the questions as pickled objects (``qas/train/train_qa.pkl``), which could run code and are not read;
+instead, ``qas/{train,val,test}.jsonl`` with ``image`` ("train_0422"), ``question`` and ``answer`` are read with the
+pictures in ``images/{train,val,test}``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from confed.data.chat_federate import Dealing, Partition, federate_chat
+from confed.data.chat_files import ChatRecord, records_of
+from confed.data.examples import FederatedDataset
+from confed.data.intake.account import Account
+from confed.data.intake.tables import parquet_rows, read_jsonl
+from confed.data.picture_files import check_unreadable
+from confed.datasets.hub import PictureTable
+from confed.registry import register_dataset
+
+_SPLITS = {"train": "train", "validation": "val", "test": "test"}
+"""Names of the splits in Parquet, and in the first release."""
+_COLUMNS = ("image", "question", "answer")
+_PUBLISHED = {32_632, 32_795, 32_799}
+_FACTS = {
+    "origin": "PathVQA (He et al., 2020)",
+    "licence": "MIT, as the hub's copy says; pictures: of the textbooks",
+    "citation": 'X. He et al., "PathVQA: 30000+ questions for medical visual question answering", arXiv:2003.10286',
+}
+
+
+@register_dataset
+def path_vqa(
+    root: Path | str,
+    partition: Partition = "iid",
+    *,
+    clients: int = 4,
+    alpha: float = 0.5,
+    max_train: int | None = None,
+    max_test: int | None = None,
+    image_size: int = 224,
+    unreadable: float = 0.01,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Questions about pathology shared out among clients, in the published splits; a picture has one client.
+
+    Args:
+        root: see the module.
+        partition: equal random shares ("iid"), shares skewed by answers ("dirichlet"), or one client per "type" of
+            answer, closed (yes or no) or open.
+        clients: number of clients, but for "type".
+        alpha: concentration of "dirichlet".
+        max_train: most training questions per client.
+        max_test: most test questions per client.
+        image_size: side of the pictures in pixels; other proportions are squeezed. They are kept in memory.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their questions.
+        seed: chooses training questions under ``max_train``.
+
+    Raises:
+        ValueError: a file or picture is missing or faulty (names file and row), or an option is out of range.
+    """
+    check_unreadable(unreadable, "decoded")
+    folder, account, table = Path(root), Account(), PictureTable(image_size, Path(root).resolve())
+    records: list[ChatRecord] = []
+    for split, short in _SPLITS.items():
+        entries: list[tuple[str, dict[str, Any]]] = []
+        for file in _files(folder, split, short):
+            of_hub = file.suffix == ".parquet"
+            for row, given in parquet_rows(file, _COLUMNS) if of_hub else read_jsonl(file):
+                where = f"{file}, row {row}"
+                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+                shown = given.get("image")
+                shown = f"images/{short}/{shown}.jpg" if isinstance(shown, str) else shown
+                kind = "closed" if given.get("answer") in ("yes", "no") else "open"
+                texts = {key: given[key] for key in _COLUMNS[1:] if key in given}
+                entries.append((where, {**texts, "images": [table.add(shown, where)], "type": kind, "split": split}))
+        records += records_of(entries, "", f"path_vqa-{split}", account)
+    lost = {name for name, row in table.index.items() if row < 0}
+    if len(lost) > unreadable * len(table.index):
+        raise ValueError(
+            f"path_vqa: {len(lost)} of {len(table.index)} pictures in {folder} cannot be read, more than the share of "
+            f"{unreadable:g} that may be left out (data.unreadable)"
+        )
+    for record in records:
+        if lost & set(record.pictures):
+            account.leave("picture cannot be read", record.where)
+    records = [record for record in records if not lost & set(record.pictures)]
+    count = sum(account.rows.values())
+    facts = _FACTS if count in _PUBLISHED else {"origin": f"{count} questions in PathVQA's format"}
+    how = Dealing(partition, clients, alpha, max_train=max_train, max_test=max_test, seed=seed)
+    return federate_chat("path_vqa", records, table.pictures(), table.index, how, facts, account)
+
+
+def _files(folder: Path, split: str, short: str) -> list[Path]:
+    """The files of a split, those of the hub or those of the first release as JSON lines."""
+    files = [*sorted(folder.glob(f"{split}-*.parquet")), *sorted(folder.glob(f"data/{split}-*.parquet"))]
+    lines = folder / "qas" / f"{short}.jsonl"
+    if files or lines.is_file():
+        return files or [lines]
+    pickled = next(iter(sorted(folder.rglob("*.pkl"))), None)
+    why = f"; {pickled.name} is of pickled objects, which could run code: take the hub's files" if pickled else ""
+    raise ValueError(f"path_vqa: expected {split}-*.parquet in {folder} or its data/, found none{why}")

@@ -1,0 +1,106 @@
+"""SLAKE (Liu et al., 2021): questions in English and Chinese about CT, MRI and X-ray pictures.
+
+Below ``root``, as published (https://www.med-vqa.com/slake): ``train.json``, ``validate.json`` and ``test.json``, lists
+of objects with ``qid``, ``img_name`` ("xmlab0/source.jpg"), ``question``, ``answer``, ``q_lang`` (en, zh),
+``answer_type`` (OPEN, CLOSED), ``modality`` and ``location``; and the pictures in ``imgs``.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from confed.data.chat_federate import Dealing, Partition, federate_chat
+from confed.data.chat_files import ChatRecord, records_of
+from confed.data.examples import FederatedDataset
+from confed.data.intake.account import Account
+from confed.data.intake.tables import read_records
+from confed.data.intake.values import find_file, plain_text
+from confed.data.picture_files import Check, PictureFiles
+from confed.registry import register_dataset
+
+_FILES = {"train": ("train.json",), "validation": ("validate.json", "validation.json"), "test": ("test.json",)}
+_PUBLISHED = 14_028
+_FACTS = {
+    "origin": "SLAKE (Liu et al., 2021)",
+    "licence": "CC BY 4.0",
+    "citation": 'B. Liu et al., "SLAKE: a semantically-labeled knowledge-enhanced dataset for medical visual question '
+    'answering", ISBI 2021',
+}
+
+
+@register_dataset
+def slake(
+    root: Path | str,
+    partition: Partition = "place",
+    *,
+    language: Literal["en", "zh", "all"] = "en",
+    place: Literal["modality", "location"] = "modality",
+    clients: int = 3,
+    alpha: float = 0.5,
+    max_train: int | None = None,
+    max_test: int | None = None,
+    image_size: int = 224,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    seed: int = 0,
+) -> FederatedDataset:
+    """Medical questions, one client per kind of picture or part of the body, in the published splits.
+
+    Args:
+        root: see the module.
+        partition: one client per "place" or "type" (open or closed), equal random shares ("iid"), or shares skewed by
+            answers ("dirichlet").
+        language: of the questions; those of the other one are left out and counted.
+        place: what "place" is: "modality" (CT, MRI, X-Ray) or "location" (part of the body).
+        clients: number of clients, but for "place" and "type".
+        alpha: concentration of "dirichlet".
+        max_train: most training questions per client.
+        max_test: most test questions per client.
+        image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their questions.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
+        seed: chooses training questions under ``max_train``.
+
+    Raises:
+        ValueError: a file or picture is missing or faulty (names file and row), or an option is out of range.
+    """
+    folder, account = Path(root), Account()
+    records: list[ChatRecord] = []
+    for split, names in _FILES.items():
+        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        if file is None:
+            raise ValueError(f"slake: expected {names[0]} in {folder}, found none; see https://www.med-vqa.com/slake")
+        rows = read_records(file).rows
+        account.rows[str(file)] = len(rows)
+        entries: list[tuple[str, dict[str, Any]]] = []
+        for row, given in rows:
+            where = f"{file}, row {row}"
+            if not isinstance(given, dict) or "qid" not in given or not isinstance(given.get("img_name"), str):
+                raise ValueError(f"{where}: expected an object with qid, img_name and question, got {given!r:.80}")
+            if language not in ("all", given.get("q_lang")):
+                account.leave(f"another language than {language}", where)
+                continue
+            entries.append((where, _entry(given, split, place)))
+        records += records_of(entries, "", f"slake-{split}", account)
+    names = list(dict.fromkeys(record.pictures[0] for record in records))
+    places = (folder / "imgs", folder / "images", folder)
+    found = [find_file(places, name) or places[0] / name for name in names]
+    published = sum(account.rows.values()) == _PUBLISHED
+    facts = _FACTS if published else {"origin": f"{sum(account.rows.values())} questions in SLAKE's format"}
+    return federate_chat(
+        "slake", records, PictureFiles(found, image_size, unreadable=unreadable, check=check),
+        {name: row for row, name in enumerate(names)},
+        Dealing(partition, clients, alpha, max_train=max_train, max_test=max_test, seed=seed), facts, account,
+    )  # fmt: skip
+
+
+def _entry(given: dict[str, Any], split: str, place: str) -> dict[str, Any]:
+    """A question with its columns under the names that they have here."""
+    return {
+        "id": f"slake-{split}-{given['qid']}",
+        "image": given["img_name"],
+        "question": given.get("question"),
+        "answer": given.get("answer"),
+        "place": plain_text(given.get(place)) or "none",
+        "type": (plain_text(given.get("answer_type")) or "question").lower(),
+        "split": split,
+    }
