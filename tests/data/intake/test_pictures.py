@@ -304,7 +304,7 @@ def test_survey_says_what_is_special(tmp_path: Path) -> None:
     told, lines = survey(folder_of(tmp_path), 64, "squeeze")
     assert told == "22 of 22 looked at, 3 x 1 to 40 x 40 pixels; the model reads 64 x 64, squeezed"
     assert "1 pictures are turned as their EXIF says, such as cat/phone.jpg" in lines
-    assert "1 pictures are transparent in places and get a white ground, such as dog/logo.png" in lines
+    assert "1 pictures have an alpha channel and white behind what is transparent, such as dog/logo.png" in lines
     assert "22 pictures are smaller than the 64 x 64 pixels that the model reads, such as cat/0.png" in lines
     assert any(line.startswith("1 pictures are far from square") for line in lines)
     assert not any("far from square" in line for line in survey(tmp_path, 64, "crop")[1])

@@ -1,6 +1,7 @@
 """One walk of a folder: litter and masks are left out and counted, splits are no classes, links are read once."""
 
 import io
+import re
 import tarfile
 import warnings
 from pathlib import Path
@@ -170,3 +171,13 @@ def test_visible_and_find_pictures(tmp_path: Path) -> None:
     put(tmp_path, "._a.jpg", "b.png", "b.jpg", "b.jpeg", "c.JPEG", "d.txt", "._d.csv", "d.csv")
     assert [path.name for path in visible(tmp_path, ".csv")] == ["d.csv"]
     assert {stem: file.name for stem, file in find_pictures(tmp_path).items()} == {"b": "b.jpg", "c": "c.JPEG"}
+
+
+def test_nothing_else_walks_folders_of_data() -> None:
+    source = Path(__file__).parents[3] / "src" / "confed"
+    walks: list[str] = []
+    for package in ("data", "datasets", "prepare"):
+        for file in (source / package).rglob("*.py"):
+            if re.search(r"\.rglob\(|os\.walk\(|os\.scandir\(", file.read_text(encoding="utf-8")):
+                walks.append(str(file.relative_to(source)))
+    assert walks == ["data/intake/walk.py"]

@@ -85,7 +85,7 @@ def look(file: Path) -> tuple[tuple[int, int], list[str]] | None:
             special = {
                 "are turned as their EXIF says": turned in _TURNS,
                 "are animated or have pages, of which the first is read": is_animated(image),
-                "are transparent in places and get a white ground": image.has_transparency_data,
+                "have an alpha channel and white behind what is transparent": image.has_transparency_data,
                 "have 16 bits or fractions and are scaled to 8 bits": image.mode in _DEEP,
                 "are in CMYK and become sRGB": image.mode == "CMYK",
             }
