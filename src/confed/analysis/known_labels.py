@@ -134,7 +134,7 @@ def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str]
         "with what it is told and without. Runs on the same data are told the same labels.",
         *notes,
     )
-    table = Table("Labels that are not told, with the others told and alone", columns, (rows,))
+    table = Table("Labels that are not told, with the others told and alone", tuple(columns), (tuple(rows),))
     values = {"kind": "told", "seed": seed, "rows": [asdict(row) for row in found], "notes": list(notes)}
     drawings = {"told": _drawing(found, labels)} if len({row.share for row in found}) > 1 else {}
     return Finding("told", "What known labels say of the others", words, (table,), values, drawings)

@@ -14,8 +14,8 @@ from confed.results.deployed import without_global, without_personal
 from confed.results.folder import RunFolder, kind_of
 from confed.results.history import curve, loss
 from confed.results.metric import metric_of
-from confed.results.runs import Run, load, number, numbers
 from confed.results.runs import Run as Record
+from confed.results.runs import load, number, numbers
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
 from confed.studies.study import free_folder
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VIEWS = ("personal", "global", "unseen")
 
 
-def history_frame(run: Run) -> "DataFrame":
+def history_frame(run: Record) -> "DataFrame":
     """A row per round; see :attr:`confed.api.run.Run.history`."""
     columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
     columns |= {view: dict(curve(run, view)) for view in VIEWS}
@@ -43,7 +43,7 @@ def history_frame(run: Run) -> "DataFrame":
     return frame.astype({name: "Int64" for name in frame.columns if name.startswith("bytes")})
 
 
-def evaluations_frame(run: Run) -> "DataFrame":
+def evaluations_frame(run: Record) -> "DataFrame":
     """A row per evaluated round, view, place and metric; see :attr:`confed.api.run.Run.evaluations`."""
     rows: list[tuple[int, str, str, str, float]] = []
     for line in run.evaluations:
@@ -54,7 +54,7 @@ def evaluations_frame(run: Run) -> "DataFrame":
     return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
 
 
-def results_frame(run: Run) -> "DataFrame":
+def results_frame(run: Record) -> "DataFrame":
     """A row per client and unseen place; see :attr:`confed.api.run.Run.results`."""
     summary = run.summary
     personal, seen, unseen = (numbers(summary.get(key)) for key in ("personal", "global_seen", "global_unseen"))
