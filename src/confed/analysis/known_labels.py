@@ -118,7 +118,6 @@ def _probabilities(victim: Victim, batch: Any) -> Tensor:
 
 
 def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
-    """Table, curve and values of what was found."""
     columns = [Column("run", words=True), Column("share told"), Column("labels told"), Column("entries judged")]
     for metric in METRICS:
         columns += [Column("told", metric, "%"), Column("alone", metric, "%"), Column("gain", metric, "points")]

@@ -183,7 +183,6 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
 
 
 def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any]:
-    """Description of a multi-label dataset, as :func:`describe`."""
     parts: list[tuple[str, str, LabelExamples]] = []
     for name, _ in zip(dataset.clients, range(LISTED), strict=False):
         parts += [(name, role, examples) for role, examples in dataset.clients[name].roles.items()]

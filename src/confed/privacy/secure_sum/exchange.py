@@ -177,7 +177,6 @@ def _once(client: Client, member: Member, step: str, what: bytes = b"") -> None:
 
 
 def _encoded(plan: Plan, block: Block, sent: Params, received: Params, changes: Sequence[str], weight: int) -> Integers:
-    """One block's update as a vector of integers."""
     moved = [sent[n].double() - origin(n, sent[n], received, changes).double() for n in block.names]
     return encode(moved, weight, plan.fraction, plan.reach, plan.bits, names=block.names)
 
@@ -484,7 +483,6 @@ def _padded(signatures: Sequence[Tensor]) -> Tensor:
 
 
 def _floating(call: Call) -> dict[str, Tensor]:
-    """The tensors of a client that are summed."""
     if call.expects is None:
         raise ValueError(f"algorithm.secure_sum needs to know what {call.action!r} sends, and the method does not say")
     return {name: tensor for name, tensor in call.expects.items() if tensor.is_floating_point()}
@@ -519,7 +517,6 @@ def _heavy(weights: Mapping[str, int], most: int) -> list[str]:
 
 
 def _blocks(sent: Mapping[str, Params]) -> tuple[Block, ...]:
-    """Blocks of tensors with the same senders."""
     senders: dict[tuple[str, torch.Size], list[str]] = {}
     for client, tensors in sent.items():
         for name, tensor in tensors.items():
