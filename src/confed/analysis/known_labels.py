@@ -118,7 +118,6 @@ def _probabilities(victim: Victim, batch: Any) -> Tensor:
 
 
 def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
-    """Table, curve and values of what was found."""
     columns = [Column("run", words=True), Column("share told"), Column("labels told"), Column("entries judged")]
     for metric in METRICS:
         columns += [Column("told", metric, "%"), Column("alone", metric, "%"), Column("gain", metric, "points")]
@@ -134,7 +133,7 @@ def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str]
         "with what it is told and without. Runs on the same data are told the same labels.",
         *notes,
     )
-    table = Table("Labels that are not told, with the others told and alone", columns, (rows,))
+    table = Table("Labels that are not told, with the others told and alone", tuple(columns), (tuple(rows),))
     values = {"kind": "told", "seed": seed, "rows": [asdict(row) for row in found], "notes": list(notes)}
     drawings = {"told": _drawing(found, labels)} if len({row.share for row in found}) > 1 else {}
     return Finding("told", "What known labels say of the others", words, (table,), values, drawings)

@@ -14,10 +14,15 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
 from confed.results.history import curve, loss
 from confed.results.metric import metric_of
+<<<<<<< HEAD
 from confed.results.runs import Run, load
 from confed.results.runs import Run as Record
 from confed.results.summary import number, numbers
 from confed.results.views import EVALUATED, View
+=======
+from confed.results.runs import Run as Record
+from confed.results.runs import load, number, numbers
+>>>>>>> tidy
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
 from confed.studies.study import free_folder
@@ -28,7 +33,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+<<<<<<< HEAD
 def history_frame(run: Run) -> "DataFrame":
+=======
+VIEWS = ("personal", "global", "unseen")
+
+
+def history_frame(run: Record) -> "DataFrame":
+>>>>>>> tidy
     """A row per round; see :attr:`confed.api.run.Run.history`."""
     columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
     columns |= {view: dict(curve(run, view)) for view in EVALUATED}
@@ -42,7 +54,7 @@ def history_frame(run: Run) -> "DataFrame":
     return frame.astype({name: "Int64" for name in frame.columns if name.startswith("bytes")})
 
 
-def evaluations_frame(run: Run) -> "DataFrame":
+def evaluations_frame(run: Record) -> "DataFrame":
     """A row per evaluated round, view, place and metric; see :attr:`confed.api.run.Run.evaluations`."""
     rows: list[tuple[int, str, str, str, float]] = []
     for line in run.evaluations:
@@ -53,7 +65,7 @@ def evaluations_frame(run: Run) -> "DataFrame":
     return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
 
 
-def results_frame(run: Run) -> "DataFrame":
+def results_frame(run: Record) -> "DataFrame":
     """A row per client and unseen place; see :attr:`confed.api.run.Run.results`."""
     summary = run.summary
     personal, seen, unseen = (summary.values(view) for view in (View.PERSONAL, View.SEEN, View.UNSEEN))

@@ -158,7 +158,6 @@ class Trojan:
         visual: tuple[str, Bounds] | None = None,
         text: Text | None = None,
     ) -> Triggered:
-        """Attacks the examples of a batch, each for itself."""
         if visual is None and text is None:
             raise ValueError("visual or text must be given, got neither")
         point: list[Tensor] = []
@@ -301,7 +300,6 @@ class Head:
     bias: Tensor
 
     def __call__(self, activations: Tensor) -> Tensor:
-        """Scores (B, C)."""
         return F.linear(activations, self.weight, self.bias)
 
 

@@ -180,7 +180,6 @@ def _terminable() -> Iterator[list[int]]:
 
 
 def _code(given: Sequence[str]) -> int:
-    """Execution of a command; its exit code."""
     try:
         with _spoken_warnings(), shown(_step), allowing_code():
             return command_line()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0

@@ -77,7 +77,6 @@ def _rows(page: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _about(heading: str, header: list[str], cells: list[str], index: dict[str, Paper]) -> list[str]:
-    """Names of the methods that a row is about."""
     if "here" not in header:
         return []
     labels = {name: re.split(r" \(", paper.title)[0] for name, paper in index.items()}
@@ -229,7 +228,6 @@ def _rank(order: Sequence[str], group: str) -> tuple[int, str]:
 
 
 def _fits(kind: str, row: Mapping[str, Any], task: str, paper: str) -> bool:
-    """Whether a row passes the filters."""
     if task and task not in tasks_of(kind, row["name"]):
         return False
     if not paper:

@@ -70,7 +70,6 @@ def _table(hint: Any) -> type | None:
 
 
 def _kind(hint: Any) -> str:
-    """A type in words."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         bounds = next((str(extra) for extra in arguments[1:] if isinstance(extra, Range)), "")

@@ -226,7 +226,6 @@ def _print_group(console: Console, rows: Sequence[Mapping[str, Any]], wide: int,
 
 
 def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with a heading per column."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -283,7 +282,6 @@ def doctor(
 
 
 def _model(source: str, settings: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Description of a vision-language model with settings of ``[model]``."""
     from inspect import signature
 
     from confed.models.hf.description import describe

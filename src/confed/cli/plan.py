@@ -61,7 +61,6 @@ def show_plan(
 
 
 def _totals(plans: "Mapping[str, RunPlan]", seeds: int, workers: int, beside: bool) -> dict[str, Any]:
-    """Amounts of all runs together."""
     from confed.runs.plan import makespan
 
     # As runs are made: all rows of the first seed, then of the second.

@@ -30,7 +30,7 @@ from confed.cli.study import Methods, RecipeName, Seeds, Tuned, Workers, tuned_v
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from confed.studies.tuned import Tuned
+    from confed.studies.tuned import Tuned as TunedRow
 
 
 @app.command(rich_help_panel="Compare")
@@ -94,7 +94,7 @@ def tune(
         raise typer.Exit(FAILED)
 
 
-def _table(found: "list[Tuned]") -> "Table":
+def _table(found: "list[TunedRow]") -> "Table":
     from rich.table import Table
 
     from confed.studies.tuned import in_words

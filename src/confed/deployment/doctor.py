@@ -238,7 +238,6 @@ def _pictures(role: str, pictures: Any, numbers: np.ndarray) -> Finding:
 
 
 def _answers(role: str, answers: Sequence[str], known: frozenset[str], *, allowed: bool) -> Finding:
-    """Whether answers are in the vocabulary that all parties share."""
     strange = sorted({answer for answer in answers if answer not in known})
     what = f"{role} answers"
     if not strange:

@@ -435,7 +435,6 @@ def _led(
     newcomers: Sequence[str] | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Waits for the sites and runs the rounds with them."""
     root = folder.root
     earlier = _members(root)
     if coming:

@@ -127,7 +127,6 @@ def _row(entry: Found, found: Found) -> str:
 
 
 def _known(found: Found) -> str:
-    """What the model was told."""
     if not found["known"]:
         return ""
     told = ", ".join(

@@ -646,7 +646,6 @@ def _merged(model: HuggingFaceVLM, rng: torch.Generator | None = None) -> Any:
 
 
 def _scores(model: HuggingFaceVLM) -> Tensor:
-    """Scores of an answer's tokens."""
     text, mask = model.tokenizer(["What is in the picture?"])
     picture = torch.arange(3 * 64 * 64).remainder(251).to(torch.uint8).view(1, 3, 64, 64)
     batch = {
@@ -681,7 +680,6 @@ def _check(folder: Path, model: HuggingFaceVLM, expected: Tensor) -> None:
 
 
 def _plain_scores(body: Any, model: HuggingFaceVLM) -> Tensor:
-    """Scores of the library's model alone."""
     plain = HuggingFaceVLM(body, model.tokenizer)
     plain.mixed = model.mixed
     return _scores(plain)

@@ -122,7 +122,6 @@ class TrainedModel:
 
 
 def _check_question(question: str, head: str, image2: object, choices: Sequence[str]) -> None:
-    """Checks that a question comes with the inputs that the head reads."""
     if not question.strip():
         raise ValueError(f"question must contain at least a word, got {question!r}")
     if (head == "nlvr2") != (image2 is not None):

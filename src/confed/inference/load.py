@@ -227,7 +227,6 @@ def _check_texts(content: Mapping[str, Any], keys: Iterable[str], where: object)
 
 
 def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared: bool) -> Path:
-    """Folder of the requested model."""
     clients: Sequence[str] = facts["clients"]
     available = f"there are {', '.join(clients)}" if clients else "there are none"
     if (client is None or shared) and not facts["global"]:

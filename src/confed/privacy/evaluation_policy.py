@@ -100,9 +100,9 @@ class EvaluationPolicy:
         """The part of an evaluation's reply that may leave the site."""
         if self.mode != "noise" and self.least == 1:
             return message
-        scalars = message.scalars
-        names = [name.removesuffix(":sum") for name in scalars if name.endswith(":sum")]
-        sums = {name: (float(scalars[f"{name}:sum"]), float(scalars[f"{name}:weight"])) for name in names}
+        told = message.scalars
+        names = [name.removesuffix(":sum") for name in told if name.endswith(":sum")]
+        sums = {name: (float(told[f"{name}:sum"]), float(told[f"{name}:weight"])) for name in names}
         large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
         views = {name.partition(":")[0] for name in sums}
         for view, begin in product(views, TOGETHER):

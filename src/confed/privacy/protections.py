@@ -25,7 +25,7 @@ from confed.privacy import accountant
 from confed.privacy.cut import cut_privacy
 from confed.privacy.examples import ProtectsExamples
 from confed.privacy.secure_sum import masks
-from confed.privacy.secure_sum.client_actions import actions as secure_actions
+from confed.privacy.secure_sum.exchange import actions as secure_actions
 from confed.privacy.secure_sum.exchange import summing
 
 # Checks of a client's message before it is used ---------------------------------------------------------------

@@ -110,7 +110,6 @@ def _of_mapping(key: str, value: Any) -> _Change:
 
 
 def _of_text(override: str) -> _Change:
-    """An argument of the command line as an override."""
     if override.startswith("~"):
         parts = override.removeprefix("~").strip().split(".")
         if "=" in override or not 2 <= len(parts) <= 4 or not all(parts):

@@ -369,7 +369,6 @@ def _machine() -> tuple[str, str]:
 
 
 def _runs(process: object) -> bool:
-    """Whether a process of this machine exists."""
     if not isinstance(process, int) or process < 1:
         return True  # unknown: the heartbeat of others must decide, and waiting spoils no work
     return exists(process)

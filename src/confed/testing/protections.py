@@ -267,7 +267,6 @@ class _Fixed(RobustMean):
 
 
 def _protected(algorithm: Algorithm, check: str) -> Algorithm:
-    """The method with one protection alone."""
     name, options = PROTECTED[check]
     alone: dict[str, Any] = {"update_privacy": None, "robust": None, "secure_sum": None}
     return replace(algorithm, **alone | {name: options})

@@ -112,7 +112,6 @@ def _scores_of_file(setup: Setup, servers: Mapping[str, ServerState], number: in
 
 
 def _telling(task: Any, seen: list[Tensor]) -> Any:
-    """The task, which keeps the scores that it counts."""
     kind = type(task)
 
     class Telling(kind):

@@ -13,12 +13,12 @@ from confed.data.chat_federate import HELD, ROLES, Dealing
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.few_shot import QUESTION
+from confed.data.intake.tables import read_records
 from confed.data.intake.walk import visible
 from confed.data.owners import owner_text, with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_files import PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
-from confed.data.record_files import read_records
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _KEYS = ("image", "label", "patient", "client", "split")
@@ -63,7 +63,7 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
             "data.table"
         )
     rows: list[ClassRow] = []
-    for number, entry in read_records(files[0], columns):
+    for number, entry in read_records(files[0], columns).rows:
         where = f"{files[0]}, row {number}"
         cells = {key: owner_text(entry, key, f"{where}: ").strip() for key in _KEYS}
         for key in ("image", "label"):

@@ -175,7 +175,6 @@ class Crew:
             self._progress(Note(f"an actor on node {self.actors[number].node.name} has joined"))
 
     def drop(self, number: int) -> Actor:
-        """Removes an actor that is dead, or that is to end."""
         actor = self.actors.pop(number)
         if actor.coming is None:
             self.lost += 1

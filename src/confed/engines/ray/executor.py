@@ -34,8 +34,6 @@ LARGE = 100 * 1024
 
 @dataclass
 class _Asked:
-    """A call that an actor works on."""
-
     head: Any
     body: Any
     began: float
@@ -74,7 +72,6 @@ class RayActors:
             self._open = opening.pop_all()
 
     def close(self) -> None:
-        """Ends the actors and the connection."""
         if not self._closed:
             self._closed = True
             self.crew.end()

@@ -52,8 +52,6 @@ def carry_out(
 
 
 class _Work:
-    """Distribution of jobs to actors."""
-
     def __init__(
         self, crew: Crew, jobs: Sequence[Mapping[str, Any]], titles: Sequence[str], progress: Progress
     ) -> None:

@@ -127,7 +127,6 @@ def quantise(model: nn.Module, part: nn.Module, kind: Quantised) -> None:
 
 
 def _quantised(linear: nn.Linear, kind: Quantised, layers: Any) -> nn.Module:
-    """A quantised copy of a linear layer, on its device."""
     shape = (linear.in_features, linear.out_features, linear.bias is not None)
     with torch.device("meta"):
         if kind == "nf4":
