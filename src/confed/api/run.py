@@ -14,15 +14,10 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
 from confed.results.history import curve, loss
 from confed.results.metric import metric_of
-<<<<<<< HEAD
-from confed.results.runs import Run, load
 from confed.results.runs import Run as Record
+from confed.results.runs import load
 from confed.results.summary import number, numbers
 from confed.results.views import EVALUATED, View
-=======
-from confed.results.runs import Run as Record
-from confed.results.runs import load, number, numbers
->>>>>>> tidy
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
 from confed.studies.study import free_folder
@@ -33,14 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-<<<<<<< HEAD
-def history_frame(run: Run) -> "DataFrame":
-=======
-VIEWS = ("personal", "global", "unseen")
-
-
 def history_frame(run: Record) -> "DataFrame":
->>>>>>> tidy
     """A row per round; see :attr:`confed.api.run.Run.history`."""
     columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
     columns |= {view: dict(curve(run, view)) for view in EVALUATED}

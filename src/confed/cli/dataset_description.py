@@ -234,7 +234,6 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
     }
 
 
-<<<<<<< HEAD
 def _lines_of(shown: Shown, how: str) -> "list[tuple[str, Shown]]":
     """Rows of a sheet."""
     starts = range(0, len(shown), _SHEET_COLUMNS)
@@ -242,10 +241,6 @@ def _lines_of(shown: Shown, how: str) -> "list[tuple[str, Shown]]":
 
 
 def _describe_labels(dataset: "LabelDataset", out: Path | None, first: "list[tuple[str, Shown]]") -> dict[str, Any]:
-    """Description of a multi-label dataset, as :func:`describe`."""
-=======
-def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any]:
->>>>>>> tidy
     parts: list[tuple[str, str, LabelExamples]] = []
     for name, _ in zip(dataset.clients, range(LISTED), strict=False):
         parts += [(name, role, examples) for role, examples in dataset.clients[name].roles.items()]
