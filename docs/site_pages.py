@@ -25,6 +25,7 @@ API = {
     "Data and models": (
         "Examples", "Split", "FederatedDataset", "Batch", "Output", "register_dataset", "register_model",
         "register_task", "Measure", "register_measure", "check_model",
+        "check_task",
     ),
     "The simulator": ("Setup", "Simulation", "Workspace", "Members", "simulate"),
 }  # fmt: skip

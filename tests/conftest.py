@@ -31,7 +31,7 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "no set
 @pytest.fixture(autouse=True)
 def registries_as_before() -> Iterator[None]:
     """What a test registers is gone after it: others list everything that there is."""
-    registries = (registry.algorithms, registry.models, registry.datasets, registry.tasks)
+    registries = (registry.algorithms, registry.models, registry.datasets, registry.tasks, registry.measures)
     before = [set(entries._entries) for entries in registries]
     yield
     for entries, names in zip(registries, before, strict=True):

@@ -13,11 +13,17 @@ from PIL import Image
 import confed
 import confed.api.run
 import confed.api.study
+import confed.comparison.verdict
+import confed.federation.measure
 import confed.recipes.recipe
+import confed.testing
 from repository import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
-MODULES = (confed.recipes.recipe, confed.api.run, confed.api.study)
+MODULES = (
+    confed.recipes.recipe, confed.api.run, confed.api.study, confed.comparison.verdict, confed.federation.measure,
+    confed.testing,
+)  # fmt: skip
 PUBLIC = ("Recipe", "run", "study", "load_run", "load_study")
 
 

@@ -26,6 +26,7 @@ KINDS = {
     "bag_of_words": "models",
     "colours": "datasets",
     "focal": "tasks",
+    "never_given": "measures",
 }
 
 
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for text in re.findall(r"^```(?:python|toml)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         name = Path(text.splitlines()[0].removeprefix("# ")).name
         (root / name).write_text(text)
-    registries = (registry.algorithms, registry.models, registry.datasets, registry.tasks)
+    registries = (registry.algorithms, registry.models, registry.datasets, registry.tasks, registry.measures)
     for kind in registries:
         kind.names()
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +112,9 @@ def test_who_loads_such_an_export_allows_its_modules(folder: Path, tmp_path: Pat
         run(recipe, tmp_path / "run")
         export(tmp_path / "run", tmp_path / "exported")
         patch.setenv(registry.ALLOWED, "")
-        with pytest.raises(ValueError, match=r"which you have not allowed: .*--allow-code (bag|feature|colours|focal)"):
+        with pytest.raises(
+            ValueError, match=r"which you have not allowed: .*--allow-code (bag|feature|colours|focal|never)"
+        ):
             load_exported(tmp_path / "exported")
         load_exported(tmp_path / "exported", allow_code=tuple(KINDS))
         assert registry.allowed_code() == ()
@@ -123,6 +126,7 @@ def test_the_registries_find_the_files_by_name(folder: Path) -> None:
     assert "bag_of_words" in registry.models.names()
     assert "colours" in registry.datasets.names()
     assert "focal" in registry.tasks.names()
+    assert "never given" in registry.measures.names()
 
 
 def test_the_focal_loss_is_what_its_formula_says(folder: Path) -> None:

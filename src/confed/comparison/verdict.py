@@ -138,9 +138,9 @@ def compare(
         >>> compared = compare(runs)
         >>> [difference] = compared.against("other")
         >>> round(100 * difference.points), difference.significant
-        (19, True)
+        (16, True)
         >>> compared.verdict().partition(".")[0]
-        'accuracy: mine has the highest mean (79'
+        'accuracy: mine has the highest mean (78'
     """
     if not records:
         raise ValueError("records must hold at least one, got none")

@@ -31,6 +31,7 @@ from confed.federation.protocols import ClientData
 from confed.federation.reports import Measured
 from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
+from confed.federation.task_contract import task_faults
 from confed.models.tokenizer import CountsShortened
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
@@ -236,12 +237,9 @@ def check_own(recipe: Recipe, model: nn.Module, data: ClientData, task: Any, on_
     tests = next(iter(data.test(2)), None)
     if tasks.is_own(task_name) and tests is not None:
         with on_trial(model):
-            scored = task.tally(model(tests), tests)
-        if missing := sorted(scored.keys() - task.measures.keys()):
-            raise ValueError(
-                f"the task {task_name!r} scores {missing[0]!r} and does not declare it: its measures must have "
-                f"{missing[0]!r} -> (lowest, highest value), as they have {', '.join(task.measures) or 'nothing'}"
-            )
+            output = model(tests)
+        for _, fault in task_faults(task, output, tests):
+            raise ValueError(f"the task {task_name!r} {fault}")
 
 
 def check_measures(named: Mapping[str, Any]) -> None:

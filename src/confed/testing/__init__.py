@@ -1,8 +1,8 @@
 """Contracts of methods and models, as executable checks.
 
 ``check_algorithm(MyMethod())`` runs all of them on the toy federation in a second or two and raises
-:class:`ContractViolation` at the first that fails; ``check_model(my_model)`` does so for a model. The test suite runs
-them for everything that is registered.
+:class:`ContractViolation` at the first that fails; ``check_model(my_model)`` does so for a model and
+``check_task(my_task, output, batch)`` for a task. The test suite runs them for everything that is registered.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,8 @@ from confed.engines.buffered import unsupported_reason
 from confed.federation.algorithm import Algorithm
 from confed.federation.equivalence import unbatchable_training
 from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
-from confed.federation.protocols import Batch
+from confed.federation.protocols import Batch, Output
+from confed.federation.task_contract import TASK_CHECKS, task_faults
 from confed.testing.protections import (
     PROTECTED,
     keeps_frozen_tensors,
@@ -89,6 +90,36 @@ def check_model(model: nn.Module, batch: Batch | None = None) -> list[tuple[str,
     if batch is not None and (fault := reading_fault(model, batch)):
         raise ContractViolation(f"answers a batch: the model {fault}")
     return [(check, "passed") for check in (*MODEL_CHECKS, *(("answers a batch",) if batch is not None else ()))]
+
+
+def check_task(task: object, output: Output, batch: Batch) -> list[tuple[str, str]]:
+    """Results of all checks that a task must pass before a federation trains with it.
+
+    A run makes the same checks before round 1 of every task that does not come with confed.
+
+    Args:
+        task: the task.
+        output: what a model says of the batch, such as ``Output(logits, logits)`` with logits (B, C).
+        batch: at least two examples as tensors, each with a row per example.
+
+    Returns:
+        Check -> "passed".
+
+    Raises:
+        ContractViolation: a check failed; the message is one line.
+
+    Example:
+        >>> import torch
+        >>> from confed import Output, check_task
+        >>> from confed.tasks.vqa import VQA
+        >>> logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0]])
+        >>> results = check_task(VQA(2), Output(logits, logits), {"label": torch.tensor([0, 1, 1])})
+        >>> results[4]
+        ('the headline is the mean of the predictions', 'passed')
+    """
+    for check, fault in task_faults(task, output, batch):
+        raise ContractViolation(f"{check}: the task {fault}")
+    return [(check, "passed") for check in TASK_CHECKS]
 
 
 def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
