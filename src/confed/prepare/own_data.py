@@ -249,6 +249,13 @@ MOST_FILES = 500_000
 """Files that are looked at."""
 DEALT = ("partition", "clients", "alpha")
 """Keys of :func:`dealt`."""
+_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "a spreadsheet; save it as CSV"),
+    **dict.fromkeys((".zip", ".gz", ".7z", ".rar", ".tgz"), "an archive; unpack it"),
+    **dict.fromkeys((".pkl", ".pickle", ".pt", ".joblib"), "objects that could run code; save them as JSON lines"),
+    **dict.fromkeys((".feather", ".arrow", ".db", ".sqlite", ".sav", ".dta"), "not read; save it as Parquet or CSV"),
+}
+"""What to do about files that are not read, by their endings."""
 _NO_CLASSES = {"images", "image", "imgs", "img", "pictures", "masks", "mask", "labels", "annotations", "gt", *ROLES}
 """Folders of pictures that are named after what they are for."""
 FEW = 100
@@ -294,8 +301,19 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
         raise faults[0]
     if not proposals:
         content = f"holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "is empty"
-        raise ValueError(f"{folder} {content}, which is none of the forms that are recognised: {FORMS}")
+        advice = [f"{name}: {_ADVICE[ending]}" for name in names if (ending := Path(name).suffix.lower()) in _ADVICE]
+        advice += [f"{name} has the columns {listed}" for name in names if (listed := _header(folder / name))]
+        told = f"; {'; '.join(advice[:3])}" if advice else ""
+        raise ValueError(f"{folder} {content}, which is none of the forms that are recognised: {FORMS}{told}")
     return proposals, [name for name in names if name not in proposals[0].uses]
+
+
+def _header(file: Path) -> str:
+    """The columns of a table that is recognised as nothing, for a message."""
+    if file.suffix.lower() not in ENDINGS or not file.is_file() or not holds_records(file):
+        return ""
+    rows = [entry for _, entry in read_records(file).rows if isinstance(entry, dict)]
+    return ", ".join(map(str, rows[0])) + ", no picture with a question, an answer or a label" if rows else ""
 
 
 def dealt(count: int, clients: int, groups: int | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import tarfile
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
 from confed.datasets.picture_captions import coco_captions
 from confed.datasets.tagged_texts import tagged_texts
+from confed.prepare.own_data import recognise
 
 COUNT = 12
 CAFE = "caf\u00e9"
@@ -104,6 +106,9 @@ KINDS: dict[str, tuple[str, str | bytes, set[str], str, int]] = {
     "quotes in a table with tabs": ("q.tsv", stray_quotes(), YES_NO, "", 0),
     "quoted table with tabs": ("q.tsv", table(rows(), "\t", quoting=csv.QUOTE_ALL), YES_NO, "", 0),
     "doubled quotes": ("q.tsv", table(rows(question=lambda n: 'is it "red"?'), "\t"), YES_NO, "", 0),
+    "quotes behind backslashes": (
+        "q.csv", table(rows(question=lambda n: "a QQredQQ, or blue?")).replace("QQ", '\\"'), YES_NO, "", 0,
+    ),
     "empty lines": ("q.csv", table(rows()).replace("3.png", "\n\n3.png") + "\n\n", YES_NO, "", 0),
     "rows of delimiters": ("q.csv", table(rows(), ";") + ";;;\n;;;\n", YES_NO, "semicolons", 0),
     "a column of numbers without a name": ("q.csv", table([{"": n, **r} for n, r in enumerate(rows())]), YES_NO, "", 0),
@@ -209,6 +214,32 @@ def test_parquet_has_numbers_and_truth_values(tmp_path: Path) -> None:
 def test_names_of_files_in_another_unicode_form(stored: str, written: str, tmp_path: Path) -> None:
     content = lines(rows(image=lambda n: f"{written}{n}.png"))
     check_account(read(folder_of(tmp_path / "data", "q.jsonl", content, stored)), COUNT, 0)
+
+
+def test_pictures_of_labels_in_another_unicode_form(tmp_path: Path) -> None:
+    entries = [{"image": f"{CAFE}{n}.png", "labels": ["a"]} for n in range(COUNT)]
+    place = folder_of(tmp_path / "data", "labels.jsonl", lines(entries), NFD)
+    options = {"clients": 2, "image_size": 4, "minimum": 1, "unreadable": 0.0}
+    check_account(labelled_pictures(place, **options), COUNT, 0)
+    with tarfile.open(place / "images.tar", "w") as archive:
+        for file in sorted((place / "images").iterdir()):
+            archive.add(file, file.name)
+    check_account(labelled_pictures(place, **options), COUNT, 0)
+
+
+def test_splits_are_read_in_any_case(tmp_path: Path) -> None:
+    content = table(rows(split=lambda n: ["Train", "TEST ", "valid"][n % 3]))
+    dataset = read(folder_of(tmp_path / "data", "q.csv", content), partition="iid", clients=1)
+    assert [len(part) for part in examples(dataset)] == [4, 4, 4]
+
+
+def test_what_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "data", "q.xlsx", b"")
+    (place / "other.csv").write_text("a;b\n1;2\n")
+    with pytest.raises(
+        ValueError, match=r"q\.xlsx: a spreadsheet; save it as CSV; other\.csv has the columns a, b, no"
+    ):
+        recognise(place)
 
 
 def test_case_is_merged_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -229,11 +229,15 @@ def _rows(
     if not any('"' in line for line in body):
         yield from _checked(file, ((row, line.split(delimiter)) for row, line in _numbered(body, start)), width)
         return
-    try:
-        rows = list(_quoted(body, start, delimiter))
-        fits = all(len(cells) == width for _, cells in rows)
-    except csv.Error:
-        rows, fits = [], False
+    rows, fits = list[tuple[int, list[str]]](), False
+    for escapes in ({}, {"escapechar": "\\", "doublequote": False}):
+        try:
+            rows = list(_quoted(body, start, delimiter, escapes))
+            fits = all(len(cells) == width for _, cells in rows)
+        except csv.Error:
+            rows = []
+        if fits:
+            break
     whole_table = chain.from_iterable(cells for _, cells in rows)
     over_lines = [cell for cell in whole_table if "\n" in cell]
     if not fits or over_lines:
@@ -251,9 +255,11 @@ def _numbered(body: Sequence[str], start: int) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _quoted(body: Sequence[str], start: int, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _quoted(
+    body: Sequence[str], start: int, delimiter: str, escapes: Mapping[str, Any]
+) -> Iterator[tuple[int, list[str]]]:
     """Rows with the numbers of the lines that they begin in."""
-    reader = csv.reader([line + "\n" for line in body], delimiter=delimiter, strict=True)
+    reader = csv.reader([line + "\n" for line in body], delimiter=delimiter, strict=True, **escapes)
     first = start + 1
     for cells in reader:
         if cells:

@@ -52,8 +52,7 @@ def plain_path(path: str) -> str:
     path = path.strip()
     if path.startswith("file://"):
         path = unquote(path.removeprefix("file://").removeprefix("localhost"))
-    if "\\" in path:
-        path = path.replace("\\", "/")
+    path = path.replace("\\", "/")
     while path.startswith("./"):
         path = path[2:].lstrip("/")
     return path if path.isascii() else unicodedata.normalize("NFC", path)
@@ -109,13 +108,12 @@ def _names_in(folder: str, changed: int) -> Mapping[str, str]:
     return {unicodedata.normalize("NFC", name): name for name in os.listdir(folder)}
 
 
-def stored_names(folder: Path, names: Iterable[str]) -> list[str]:
-    """Names of pictures as a folder has them, where it has them in another spelling."""
-    result: list[str] = []
-    for name in names:
-        place = None if _is_file(os.path.join(folder, name)) else find_file((folder,), name)
-        result.append(name if place is None else str(place.relative_to(folder)))
-    return result
+def stored_name(folder: Path, name: str) -> str:
+    """A picture's name as a folder has it, where it has it in another Unicode form."""
+    if name.isascii() or _is_file(os.path.join(folder, name)):
+        return name
+    place = find_file((folder,), name)
+    return name if place is None else str(place.relative_to(folder))
 
 
 class Spellings:
