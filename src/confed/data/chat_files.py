@@ -84,7 +84,7 @@ def records_of(
     """The conversations of rows, each behind where it stands; names are numbered behind the stem."""
     for key in ("answer", *(("client", "place", "type") if fold_case else ())):
         given = [entry.get(key) for _, entry in entries if isinstance(entry.get(key), Hashable)]
-        spellings = Spellings(key, given, fold_case)
+        spellings = Spellings(f"{key}s", given, fold_case)
         account.note(*spellings.notes)
         for _, entry in entries:
             if isinstance(entry.get(key), str):

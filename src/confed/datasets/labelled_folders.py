@@ -201,7 +201,7 @@ def _read(
     """The source of pictures and all rows, classes in their normal form."""
     source, file, places = _listed(folder, split_file, pictures, domains, class_key, domain_key, account)
     rows = [row for row, _ in places]
-    spelled = Spellings("class", [row.label for row in rows], fold_case)
+    spelled = Spellings("classes", [row.label for row in rows], fold_case)
     account.note(*spelled.notes)
     account.rows.setdefault(str(file), len(rows))
     account.check_remains(len(rows))

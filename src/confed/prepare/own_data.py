@@ -13,7 +13,7 @@ from confed.data.chat_files import ChatRecord, asking, chat_records
 from confed.data.intake.account import Account
 from confed.data.intake.layouts import layout_of, layout_records
 from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
-from confed.data.intake.values import find_file, plain_text
+from confed.data.intake.values import find_picture, plain_text
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 from confed.datasets.labelled_folders import ENDINGS as PICTURES
@@ -97,7 +97,12 @@ def _columns_of(file: Path) -> dict[str, str] | None:
         return None  # an object, such as somebody's settings
     rows = [entry for _, entry in read_records(file).rows]
     names = dict.fromkeys(chain.from_iterable(row for row in rows if isinstance(row, dict)))
-    return mapped(names) if names else None
+    columns = mapped(names) if names else None
+    if names and columns is None and (others := mapped(["image", *list(names)[1:]])) is not None:
+        first = next(iter(names))  # of the pictures' names, as tables of competitions have it
+        cells = [plain_text(row.get(first)) or "" for row in rows[:20] if isinstance(row, dict)]
+        columns = {**others, "image": first} if all(find_picture(file.parent, cell) for cell in cells) else None
+    return columns
 
 
 def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool) -> Questions:
@@ -116,7 +121,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     if not records:
         raise ValueError(f"{next(iter(files))}: none of {len(entries)} rows has a question and an answer")
     shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
-    picture_places = [find_file((folder, folder / "images"), name) for name in shown]
+    picture_places = [find_picture(folder, name) for name in shown]
     absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
     if len(absent) == len(shown):
         what = f"the first is {absent[0]!r}" if absent else "no row has one"

@@ -242,6 +242,16 @@ def test_what_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
         recognise(place)
 
 
+def test_tables_of_competitions_name_pictures_without_ending(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "data", "train.csv", "id,breed\n" + "".join(f"{n},a\n" for n in range(COUNT)))
+    (place / "images").rename(place / "train")
+    (place / "train.csv").write_text("id,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(COUNT)))
+    found = recognise(place, 2)[0][0]
+    assert found.options["columns"] == {"answer": "label", "image": "id"}
+    options = {key: value for key, value in found.options.items() if key not in ("root", "image_size")}
+    check_account(read(place, **options), COUNT, 0)
+
+
 def test_case_is_merged_when_it_is_asked_for(tmp_path: Path) -> None:
     content = lines(rows(answer=every("answer", "YES", 0), client=every("client", "N", 0)))
     dataset = read(folder_of(tmp_path / "data", "q.jsonl", content), fold_case=True)

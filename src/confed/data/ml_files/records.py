@@ -100,7 +100,7 @@ def line_records(
         account.rows[str(file)] = len(entries)
         given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list)]
         texts_given = (label for label in chain.from_iterable(given) if plain_text(label) is not None)
-        spelled = Spellings("label", texts_given, fold_case, known)
+        spelled = Spellings("labels", texts_given, fold_case, known)
         account.note_encoding(file)
         account.note(*spelled.notes)
     place = str(file)
