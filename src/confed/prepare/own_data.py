@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from confed.data.caption_files.captions import caption_records
 from confed.data.chat_files import ChatRecord, asking, chat_records
 from confed.data.intake.account import Account
 from confed.data.intake.layouts import layout_of, layout_records
@@ -252,6 +254,8 @@ FORMS = (
 """What is recognised, for messages."""
 MOST_FILES = 500_000
 """Files that are looked at."""
+_CAPTION_TABLES = r"captions\.(txt|csv|tsv)|results\.csv|.*\.token|.*\.token\.txt"
+"""Names of Flickr8k's and Flickr30k's captions, as they are passed on."""
 DEALT = ("partition", "clients", "alpha")
 """Keys of :func:`dealt`."""
 _ADVICE: Mapping[str, str] = {
@@ -433,11 +437,12 @@ def _coco_pictures(folder: Path, split: str) -> Path | None:
 def _captions(folder: Path, clients: int) -> Found | None:
     """COCO's captions, or those of a split file of Karpathy's."""
     files = [*_splits(folder, "captions").values()]
+    files += [file for file in sorted(folder.iterdir()) if re.fullmatch(_CAPTION_TABLES, file.name, re.IGNORECASE)]
     karpathy = folder / "dataset_coco.json"
     if not files and not karpathy.is_file():
         return None
     file = karpathy if karpathy.is_file() else next((f for f in files if "train" in f.name), files[0])
-    count = _in_json(file, "images")
+    count = _in_json(file, "images") if file.suffix == ".json" else sum(1 for _ in caption_records(file))
     options = {
         "root": str(folder.resolve()), "captions": file.name, "clients": min(clients, max(count // 4, 1)),
         "validation": 0.1, "min_count": 2 if count < 1000 else 5, "image_size": 64,

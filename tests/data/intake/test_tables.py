@@ -396,6 +396,12 @@ def test_captions_a_row_are_merged_by_picture(tmp_path: Path) -> None:
         counts = dataset.account.counts
         assert counts == {"rows": 36, "used": 12, "left out": 1, "merged": 23}
         assert "23 merged (captions of one picture)" in dataset.facts["account"]
+        (tmp_path / name / "images").rename(tmp_path / name / "Images")
+        found = recognise(tmp_path / name, 2)[0][0]
+        assert (found.dataset, found.options["captions"]) == ("coco_captions", name)
+        again = coco_captions(**{**found.options, "image_size": 4, "min_count": 1})
+        assert again.account is not None
+        assert again.account.counts == counts
         assert "licence" not in dataset.facts
 
 
