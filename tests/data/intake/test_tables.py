@@ -21,6 +21,8 @@ from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
 from confed.datasets.picture_captions import coco_captions
 from confed.datasets.tagged_texts import tagged_texts
+from confed.datasets.voc_labels import voc
+from confed.datasets.vqa_v2 import vqa_v2
 from confed.prepare.own_data import recognise
 
 COUNT = 12
@@ -425,3 +427,41 @@ def test_objects_of_other_files_have_numbers_of_their_own(tmp_path: Path) -> Non
     (tmp_path / "val" / "0001.png").write_bytes((tmp_path / "train" / "0001.png").read_bytes())
     with pytest.raises(ValueError, match="1 pictures are in train"):
         coco(tmp_path, **options)
+
+
+def voc_of(place: Path) -> Any:
+    (place / "VOC1" / "ImageSets" / "Main").mkdir(parents=True)
+    (place / "VOC1" / "Annotations").mkdir()
+    (place / "VOC1" / "JPEGImages").mkdir()
+    for n in range(COUNT):
+        (place / "VOC1" / "Annotations" / f"{n}.xml").write_text(
+            f"<annotation><filename>{n}.jpg</filename><object><name>{['cat', 'dog'][n % 2]}</name></object>"
+            "</annotation>"
+        )
+        Image.fromarray(np.full((4, 4, 3), 20 * n, np.uint8)).save(place / "VOC1" / "JPEGImages" / f"{n}.jpg")
+    (place / "VOC1" / "ImageSets" / "Main" / "own.txt").write_text("".join(f"{n}\n" for n in range(COUNT)))
+    return voc(place, train=["VOC1:own"], test=[], clients=2, image_size=4, minimum=1, max_train=3)
+
+
+def vqa_of(place: Path) -> Any:
+    for split, count in (("train2014", 8), ("val2014", 4)):
+        (place / split).mkdir(parents=True)
+        questions = [{"question_id": n, "image_id": n, "question": "what?"} for n in range(count)]
+        given = ["rare" if n == 5 else "ab"[n % 2] for n in range(count)]
+        answers = [
+            {"question_id": n, "image_id": n, "answer_type": "other", "multiple_choice_answer": answer,
+             "answers": [{"answer": answer}] * 10} for n, answer in enumerate(given)
+        ]  # fmt: skip
+        (place / f"v2_OpenEnded_mscoco_{split}_questions.json").write_text(json.dumps({"questions": questions}))
+        (place / f"v2_mscoco_{split}_annotations.json").write_text(json.dumps({"annotations": answers}))
+        for n in range(count):
+            Image.fromarray(np.full((4, 4, 3), 20 * n, np.uint8)).save(place / split / f"COCO_{split}_{n:012d}.jpg")
+    folders = [place / "train2014", place / "val2014"]
+    return vqa_v2(place, images=folders, clients=1, image_size=4, min_answers=2, validation=0.3)
+
+
+@pytest.mark.parametrize(("make", "left"), [(voc_of, 4), (vqa_of, 1)])
+def test_accounts_of_other_files_in_published_layouts(make: Callable[[Path], Any], left: int, tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    check_account(dataset, COUNT, left)
+    assert "licence" not in dataset.facts
