@@ -276,9 +276,9 @@ def _said(turns: Any, key: str, role: str, content: str, reader: _Parts) -> tupl
 
 def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
     """Answers to a question."""
-    several = entry.get("answer") is None and isinstance(entry.get("answers"), list)
-    given = entry["answers"] if several else [entry.get("answer", entry.get("answers"))]
-    texts = [plain_text(one.get("answer") if isinstance(one, dict) else one) for one in given]
+    given = entry.get("answers") if entry.get("answer") is None else entry["answer"]
+    listed = given if isinstance(given, list) else [given]
+    texts = [plain_text(one.get("answer") if isinstance(one, dict) else one) for one in listed]
     if None in texts:
         raise ValueError(f"expected an answer, or a list of answers, got {given!r:.80}")
     answers = tuple(filter(None, texts))

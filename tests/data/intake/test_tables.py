@@ -134,6 +134,12 @@ KINDS: dict[str, tuple[str, str | bytes, set[str], str, int]] = {
     "a list": ("q.json", json.dumps(rows(), indent=1), YES_NO, "", 0),
     "a list with a mark": ("q.json", json.dumps(rows()).encode("utf-8-sig"), YES_NO, "byte-order mark", 0),
     "a list of Windows": ("q.json", json.dumps(ACCENTED, ensure_ascii=False).encode("cp1252"), {CAFE, "no"}, "Win", 0),
+    "a list in an object": ("q.json", json.dumps({"version": 1, "data": rows()}), YES_NO, "", 0),
+    "columns in an object": (
+        "q.json", json.dumps({key: {str(n): row[key] for n, row in enumerate(rows())} for key in rows()[0]}), YES_NO,
+        "", 0,
+    ),
+    "answers as lists": ("q.jsonl", lines(rows(answer=lambda n: [["yes"], ["no"]][n % 2])), YES_NO, "", 0),
     "lines called .json": ("q.json", lines(rows()), YES_NO, "", 0),
     "other systems' paths": ("q.jsonl", lines(rows(image=lambda n: f"images\\{n}.png")), YES_NO, "", 0),
     "dots before paths": ("q.csv", table(rows(image=lambda n: f".\\images\\{n}.png")), YES_NO, "", 0),
