@@ -134,7 +134,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "web": ({"question": "q", "answer": "a", "image": "https://x/a.png"}, "expected pictures as paths below the"),
     "video": ({"question": "q", "answer": "a", "videos": ["a.mp4"]}, "got videos, which are not read"),
     "answer": (
-        {"question": "q", "answer": ["x"], "image": "a.png"},
+        {"question": "q", "answer": [["x"]], "image": "a.png"},
         "expected an answer, or a list of answers, got [[",
     ),
     "client": ({"question": "q", "answer": "a", "client": ["x"]}, "expected a text as 'client', got ['x']"),

@@ -62,7 +62,7 @@ def _features(pictures: np.ndarray | Pictures, row: int) -> np.ndarray:
 
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
-ROLES = {"": "train", "train": "train", "validation": "val", "val": "val", "test": "test"}
+ROLES = {"": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
 """What a line may give as its split, and what the split is called from here on."""
 
 CLUSTER = "cluster"

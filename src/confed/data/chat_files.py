@@ -84,7 +84,7 @@ def records_of(
     """The conversations of rows, each behind where it stands; names are numbered behind the stem."""
     for key in ("answer", *(("client", "place", "type") if fold_case else ())):
         given = [entry.get(key) for _, entry in entries if isinstance(entry.get(key), Hashable)]
-        spellings = Spellings(key, given, fold_case)
+        spellings = Spellings(f"{key}s", given, fold_case)
         account.note(*spellings.notes)
         for _, entry in entries:
             if isinstance(entry.get(key), str):
@@ -128,6 +128,7 @@ def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
             if entry.get(key):
                 raise ValueError(f"expected pictures and texts, got {key}, which are not read")
         given = {key: owner_text(entry, key) for key in ("client", "place", "type", "split")}
+        given["split"] = given["split"].strip().casefold()
         columns = {key: text for key, text in given.items() if text}
         return ChatRecord(where, plain_text(entry.get("id")) or name, turns, answers, pictures, columns)
     except Blank:
@@ -275,9 +276,9 @@ def _said(turns: Any, key: str, role: str, content: str, reader: _Parts) -> tupl
 
 def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
     """Answers to a question."""
-    several = entry.get("answer") is None and isinstance(entry.get("answers"), list)
-    given = entry["answers"] if several else [entry.get("answer", entry.get("answers"))]
-    texts = [plain_text(one.get("answer") if isinstance(one, dict) else one) for one in given]
+    given = entry.get("answers") if entry.get("answer") is None else entry["answer"]
+    listed = given if isinstance(given, list) else [given]
+    texts = [plain_text(one.get("answer") if isinstance(one, dict) else one) for one in listed]
     if None in texts:
         raise ValueError(f"expected an answer, or a list of answers, got {given!r:.80}")
     answers = tuple(filter(None, texts))

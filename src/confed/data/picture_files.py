@@ -13,12 +13,14 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
+from unicodedata import normalize
 
 import numpy as np
 import torch
 
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
 from confed.data.intake.opening import read_picture
+from confed.data.intake.values import stored_name
 from confed.data.intake.walk import ENDINGS, visible
 from confed.data.pictures import Fit, current_fit, resize
 from confed.data.ragged import PackedTexts
@@ -201,7 +203,7 @@ class TarPictures(NamedPictures):
             members = _members(source, status.st_mtime_ns, status.st_size)
         except (OSError, tarfile.TarError) as error:
             raise ValueError(f"{source}: expected a complete, uncompressed tar archive, got: {error}") from error
-        spans = [members.get(name.removeprefix("./"), (0, 0)) for name in names]
+        spans = [members.get(normalize("NFC", name.removeprefix("./")), (0, 0)) for name in names]
         self._spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
@@ -237,7 +239,8 @@ def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, i
     del changed, size  # they tell one state of the file from another
     with tarfile.open(source, "r:") as tar:
         return {
-            member.name.removeprefix("./"): (member.offset_data, member.size) for member in tar_members(tar, source)
+            normalize("NFC", member.name.removeprefix("./")): (member.offset_data, member.size)
+            for member in tar_members(tar, source)
         }
 
 
@@ -291,7 +294,8 @@ def open_pictures(source: Path, names: PackedTexts, size: int) -> NamedPictures:
     """
     makers = {".tar": TarPictures, ".h5": Hdf5Pictures, ".hdf5": Hdf5Pictures}
     maker = None if source.is_dir() else makers.get(source.suffix.lower())
-    return PictureFiles(names, size, below=source) if maker is None else maker(source, names, size)
+    stored = names if maker else PackedTexts.of(stored_name(source, name) for name in names)
+    return PictureFiles(stored, size, below=source) if maker is None else maker(source, names, size)
 
 
 def check_unreadable(at_most: float, check: str) -> None:

@@ -18,7 +18,7 @@ from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import ENDINGS, check_columns
-from confed.data.intake.values import find_file
+from confed.data.intake.values import find_picture
 from confed.data.intake.walk import visible
 from confed.data.picture_files import Check, PictureFiles
 from confed.registry import register_dataset
@@ -117,5 +117,5 @@ def _files(folder: Path, names: Sequence[str]) -> list[Path]:
 
 def picture_place(folder: Path, name: str) -> Path:
     """A picture below the folder, or below its folder of pictures."""
-    place = find_file((folder, folder / "images"), name)
+    place = find_picture(folder, name)
     return folder / name.lstrip("/")[:200] if place is None else place

@@ -165,7 +165,7 @@ def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
             "root or its folder splits"
         )
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: expected text in UTF-8, got: {error}") from error
     for number, line in enumerate(text.splitlines(), start=1):

@@ -29,7 +29,7 @@ from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
 from confed.data.intake.account import Account, settled
 from confed.data.intake.tables import read_jsonl
-from confed.data.intake.values import Spellings, plain_path, plain_text, stored_names
+from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.intake.walk import ROLES, in_classes
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
@@ -199,15 +199,12 @@ def _read(
     """The source of pictures and all rows, classes in their normal form."""
     source, file, places = _listed(folder, split_file, pictures, domains, class_key, domain_key, account)
     rows = [row for row, _ in places]
-    spelled = Spellings("class", [row.label for row in rows], fold_case)
+    spelled = Spellings("classes", [row.label for row in rows], fold_case)
     account.note(*spelled.notes)
     account.rows.setdefault(str(file), len(rows))
     account.check_remains(len(rows))
     account.used |= {row.path: f"{file}, row {number}" for row, number in places}
-    names = stored_names(source, [row.path for row in rows]) if file != source and source.is_dir() else None
-    account.used |= {name: account.used[row.path] for row, name in zip(rows, names or (), strict=names is not None)}
-    paths = names or [row.path for row in rows]
-    return source, [row._replace(label=spelled[row.label], path=path) for row, path in zip(rows, paths, strict=True)]
+    return source, [row._replace(label=spelled[row.label]) for row in rows]
 
 
 def _listed(
@@ -259,7 +256,7 @@ def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> 
 def _of_split_file(file: Path) -> Iterator[_Row]:
     """Rows of CoOp's split file."""
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
+        content: Any = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} must be a readable JSON file: {error}") from error
     if not isinstance(content, dict) or not {"train", "test"} <= content.keys():
@@ -269,4 +266,4 @@ def _of_split_file(file: Path) -> Iterator[_Row]:
             fits = isinstance(entry, list) and [type(field) for field in entry] == [str, int, str]
             if role not in ROLES or not fits:
                 raise ValueError(f"{file}, {role}, entry {number}: expected [path, number, name], got {entry!r:.80}")
-            yield _Row(entry[0], entry[2], ROLES[role], number=entry[1])
+            yield _Row(plain_path(entry[0]), entry[2], ROLES[role], number=entry[1])

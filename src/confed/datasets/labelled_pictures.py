@@ -38,7 +38,6 @@ import numpy as np
 
 from confed.data.intake.account import Account, settled
 from confed.data.intake.layouts import Layout, layout_records
-from confed.data.intake.values import stored_names
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
@@ -52,7 +51,7 @@ from confed.registry import register_dataset
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
 
-ROLES = {"": "train", "train": "train", "validation": "val", "val": "val", "test": "test"}
+ROLES = {"": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
 """What a line may give as its split, and what the split is called from here on."""
 
 
@@ -168,10 +167,6 @@ def _records(
     read = line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels)
     records, distinct = list(read), Distinct("image")
     account.check_remains(len(records))
-    source = _source(folder)
-    if source.is_dir():
-        names = stored_names(source, [record.picture for record in records])
-        records = [replace(record, picture=name) for record, name in zip(records, names, strict=True)]
     for record in records:
         if not record.picture:
             raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")

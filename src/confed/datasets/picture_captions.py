@@ -339,7 +339,9 @@ def _asked(
 def _pictures(root: Path, names: Sequence[str], size: int) -> NamedPictures:
     """The named pictures."""
     archive = root / "images.tar"
+    inside = [place for place in sorted(root.iterdir()) if place.is_dir()]
     unpacked = root / "images" if (root / "images").is_dir() else root
+    unpacked = next((place for place in (unpacked, root, *inside) if (place / names[0]).is_file()), unpacked)
     source = archive if archive.is_file() else unpacked
     pictures = open_pictures(source, PackedTexts.of(names), size)
     lost = next((name for row, name in enumerate(names) if not pictures.present(row)), None)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from confed.data.intake.account import Account, account_of, joined, settled
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.pictures import drop_unreadable
@@ -80,9 +81,14 @@ def voc(
     """
     folder = Path(root)
 
+    accounts: list[Account] = []
+
     def read(parts: Sequence[str], what: str) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
-        table = build_table(_records(folder, parts, difficult, what), VOC_LABELS)[""]
-        return drop_unreadable(table, folder, image_size, at_most=unreadable, check=check, hold=HELD)
+        records = list(_records(folder, parts, difficult, what))
+        table = build_table(records, VOC_LABELS)[""]
+        table, pictures = drop_unreadable(table, folder, image_size, at_most=unreadable, check=check, hold=HELD)
+        accounts.append(account_of(records).keep(table.names, "picture cannot be read"))
+        return table, pictures
 
     table, pictures = read(train, "train")
     splits = federate_labels(
@@ -108,7 +114,8 @@ def voc(
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
     facts |= label_facts(splits, places.values())
-    return LabelDataset("voc", VOC_LABELS, splits, places, facts)
+    dataset = LabelDataset("voc", VOC_LABELS, splits, places, facts)
+    return settled(dataset, joined(accounts), "beyond max_train")
 
 
 def _records(root: Path, parts: Sequence[str], difficult: bool, what: str) -> Iterator[LabelRecord]:

@@ -7,6 +7,7 @@ folders of COCO's pictures.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors, words
+from confed.data.intake.account import account_of, settled
 from confed.data.partitions import hold_out
 from confed.data.picture_files import Check, PictureFiles, find_pictures
 from confed.data.picture_tables import NoPictures, Pictures
@@ -85,6 +87,10 @@ def vqa_v2(
     _check(base, partition, clients, min_answers, validation, {"max_train": max_train, "max_test": max_test}, seed)
     features = _regions(base, None if regions is None else Path(regions), images)
     train, test = (list(vqa_records(base, split)) for split in ("train2014", "val2014"))
+    # Other questions in these files' layout have an origin and a licence of their own, and numbers of their own.
+    published = (len(train), len(test)) == PUBLISHED
+    if not published and {record.name for record in train} & {record.name for record in test}:
+        test = [replace(record, name=f"{record.name}-val2014") for record in test]
     answers = vocabulary([*train, *test], min_answers)
     answer_set = frozenset(answers)
     learned = [(record, answer) for record in train if (answer := _label(record, answer_set)) is not None]
@@ -109,8 +115,6 @@ def vqa_v2(
             first.take(trained), first.take(client_rows[held[client_rows]]), last.take(np.sort(tried[:max_test]))
         )
     outside = sum(answer not in answer_set for answer in last.answers)
-    # Other questions in these files' layout have an origin and a licence of their own.
-    published = (len(train), len(test)) == PUBLISHED
     facts = {
         **(_FACTS if published else {"origin": f"{base}: {len(train)} and {len(test)} questions, not those published"}),
         "vocabulary": f"{len(answers)} answers; {len(train) - len(learned)} training questions without one left out; "
@@ -119,7 +123,11 @@ def vqa_v2(
         **floors(splits),
     }
     spoken = words([*first.questions, *last.questions])
-    return FederatedDataset("vqa_v2", answers, splits, {}, spoken, facts, outside=True)
+    dataset = FederatedDataset("vqa_v2", answers, splits, {}, spoken, facts, outside=True)
+    if published:
+        return dataset
+    account = account_of([*train, *test]).keep([*first.names, *last.names], "answer outside the vocabulary")
+    return settled(dataset, account, "beyond max_train, max_test or the clients' shares")
 
 
 def _deal(count: int, partition: str, clients: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """Recognition of a folder of the user's own data: which dataset reads it, with which keys."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,11 +9,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from confed.data.caption_files.captions import caption_records
 from confed.data.chat_files import ChatRecord, asking, chat_records
 from confed.data.intake.account import Account
 from confed.data.intake.layouts import layout_of, layout_records
 from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
-from confed.data.intake.values import find_file, plain_text
+from confed.data.intake.values import find_picture, plain_text
 from confed.data.intake.walk import ROLES, in_classes, visible
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
@@ -95,7 +97,12 @@ def _columns_of(file: Path) -> dict[str, str] | None:
         return None  # an object, such as somebody's settings
     rows = [entry for _, entry in read_records(file).rows]
     names = dict.fromkeys(chain.from_iterable(row for row in rows if isinstance(row, dict)))
-    return mapped(names) if names else None
+    columns = mapped(names) if names else None
+    if names and columns is None and (others := mapped(["image", *list(names)[1:]])) is not None:
+        first = next(iter(names))  # of the pictures' names, as tables of competitions have it
+        cells = [plain_text(row.get(first)) or "" for row in rows[:20] if isinstance(row, dict)]
+        columns = {**others, "image": first} if all(find_picture(file.parent, cell) for cell in cells) else None
+    return columns
 
 
 def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool) -> Questions:
@@ -114,7 +121,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     if not records:
         raise ValueError(f"{next(iter(files))}: none of {len(entries)} rows has a question and an answer")
     shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
-    picture_places = [find_file((folder, folder / "images"), name) for name in shown]
+    picture_places = [find_picture(folder, name) for name in shown]
     absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
     if len(absent) == len(shown):
         what = f"the first is {absent[0]!r}" if absent else "no row has one"
@@ -245,8 +252,17 @@ FORMS = (
     "with a table are read by data.name = dicom_folders and nifti_slices"
 )
 """What is recognised, for messages."""
+_CAPTION_TABLES = r"captions\.(txt|csv|tsv)|results\.csv|.*\.token|.*\.token\.txt"
+"""Names of Flickr8k's and Flickr30k's captions, as they are passed on."""
 DEALT = ("partition", "clients", "alpha")
 """Keys of :func:`dealt`."""
+_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "a spreadsheet; save it as CSV"),
+    **dict.fromkeys((".zip", ".gz", ".7z", ".rar", ".tgz"), "an archive; unpack it"),
+    **dict.fromkeys((".pkl", ".pickle", ".pt", ".joblib"), "objects that could run code; save them as JSON lines"),
+    **dict.fromkeys((".feather", ".arrow", ".db", ".sqlite", ".sav", ".dta"), "not read; save it as Parquet or CSV"),
+}
+"""What to do about files that are not read, by their endings."""
 _NO_CLASSES = {"images", "image", "imgs", "img", "pictures", "masks", "mask", "labels", "annotations", "gt", *ROLES}
 """Folders of pictures that are named after what they are for."""
 FEW = 100
@@ -292,8 +308,19 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
         raise faults[0]
     if not proposals:
         content = f"holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "is empty"
-        raise ValueError(f"{folder} {content}, which is none of the forms that are recognised: {FORMS}")
+        advice = [f"{name}: {_ADVICE[ending]}" for name in names if (ending := Path(name).suffix.lower()) in _ADVICE]
+        advice += [f"{name} has the columns {listed}" for name in names if (listed := _header(folder / name))]
+        told = f"; {'; '.join(advice[:3])}" if advice else ""
+        raise ValueError(f"{folder} {content}, which is none of the forms that are recognised: {FORMS}{told}")
     return proposals, [name for name in names if name not in proposals[0].uses]
+
+
+def _header(file: Path) -> str:
+    """The columns of a table that is recognised as nothing, for a message."""
+    if file.suffix.lower() not in ENDINGS or not file.is_file() or not holds_records(file):
+        return ""
+    rows = [entry for _, entry in read_records(file).rows if isinstance(entry, dict)]
+    return ", ".join(map(str, rows[0])) + ", no picture with a question, an answer or a label" if rows else ""
 
 
 def dealt(count: int, clients: int, groups: int | None = None) -> dict[str, Any]:
@@ -408,11 +435,12 @@ def _coco_pictures(folder: Path, split: str) -> Path | None:
 def _captions(folder: Path, clients: int) -> Found | None:
     """COCO's captions, or those of a split file of Karpathy's."""
     files = [*_splits(folder, "captions").values()]
+    files += [file for file in sorted(folder.iterdir()) if re.fullmatch(_CAPTION_TABLES, file.name, re.IGNORECASE)]
     karpathy = folder / "dataset_coco.json"
     if not files and not karpathy.is_file():
         return None
     file = karpathy if karpathy.is_file() else next((f for f in files if "train" in f.name), files[0])
-    count = _in_json(file, "images")
+    count = _in_json(file, "images") if file.suffix == ".json" else sum(1 for _ in caption_records(file))
     options = {
         "root": str(folder.resolve()), "captions": file.name, "clients": min(clients, max(count // 4, 1)),
         "validation": 0.1, "min_count": 2 if count < 1000 else 5, "image_size": 64,

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import tarfile
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
 from confed.datasets.picture_captions import coco_captions
 from confed.datasets.tagged_texts import tagged_texts
+from confed.datasets.voc_labels import voc
+from confed.datasets.vqa_v2 import vqa_v2
+from confed.prepare.own_data import recognise
 
 COUNT = 12
 CAFE = "caf\u00e9"
@@ -104,6 +108,9 @@ KINDS: dict[str, tuple[str, str | bytes, set[str], str, int]] = {
     "quotes in a table with tabs": ("q.tsv", stray_quotes(), YES_NO, "", 0),
     "quoted table with tabs": ("q.tsv", table(rows(), "\t", quoting=csv.QUOTE_ALL), YES_NO, "", 0),
     "doubled quotes": ("q.tsv", table(rows(question=lambda n: 'is it "red"?'), "\t"), YES_NO, "", 0),
+    "quotes behind backslashes": (
+        "q.csv", table(rows(question=lambda n: "a QQredQQ, or blue?")).replace("QQ", '\\"'), YES_NO, "", 0,
+    ),
     "empty lines": ("q.csv", table(rows()).replace("3.png", "\n\n3.png") + "\n\n", YES_NO, "", 0),
     "rows of delimiters": ("q.csv", table(rows(), ";") + ";;;\n;;;\n", YES_NO, "semicolons", 0),
     "a column of numbers without a name": ("q.csv", table([{"": n, **r} for n, r in enumerate(rows())]), YES_NO, "", 0),
@@ -127,6 +134,12 @@ KINDS: dict[str, tuple[str, str | bytes, set[str], str, int]] = {
     "a list": ("q.json", json.dumps(rows(), indent=1), YES_NO, "", 0),
     "a list with a mark": ("q.json", json.dumps(rows()).encode("utf-8-sig"), YES_NO, "byte-order mark", 0),
     "a list of Windows": ("q.json", json.dumps(ACCENTED, ensure_ascii=False).encode("cp1252"), {CAFE, "no"}, "Win", 0),
+    "a list in an object": ("q.json", json.dumps({"version": 1, "data": rows()}), YES_NO, "", 0),
+    "columns in an object": (
+        "q.json", json.dumps({key: {str(n): row[key] for n, row in enumerate(rows())} for key in rows()[0]}), YES_NO,
+        "", 0,
+    ),
+    "answers as lists": ("q.jsonl", lines(rows(answer=lambda n: [["yes"], ["no"]][n % 2])), YES_NO, "", 0),
     "lines called .json": ("q.json", lines(rows()), YES_NO, "", 0),
     "other systems' paths": ("q.jsonl", lines(rows(image=lambda n: f"images\\{n}.png")), YES_NO, "", 0),
     "dots before paths": ("q.csv", table(rows(image=lambda n: f".\\images\\{n}.png")), YES_NO, "", 0),
@@ -209,6 +222,42 @@ def test_parquet_has_numbers_and_truth_values(tmp_path: Path) -> None:
 def test_names_of_files_in_another_unicode_form(stored: str, written: str, tmp_path: Path) -> None:
     content = lines(rows(image=lambda n: f"{written}{n}.png"))
     check_account(read(folder_of(tmp_path / "data", "q.jsonl", content, stored)), COUNT, 0)
+
+
+def test_pictures_of_labels_in_another_unicode_form(tmp_path: Path) -> None:
+    entries = [{"image": f"{CAFE}{n}.png", "labels": ["a"]} for n in range(COUNT)]
+    place = folder_of(tmp_path / "data", "labels.jsonl", lines(entries), NFD)
+    options = {"clients": 2, "image_size": 4, "minimum": 1, "unreadable": 0.0}
+    check_account(labelled_pictures(place, **options), COUNT, 0)
+    with tarfile.open(place / "images.tar", "w") as archive:
+        for file in sorted((place / "images").iterdir()):
+            archive.add(file, file.name)
+    check_account(labelled_pictures(place, **options), COUNT, 0)
+
+
+def test_splits_are_read_in_any_case(tmp_path: Path) -> None:
+    content = table(rows(split=lambda n: ["Train", "TEST ", "valid"][n % 3]))
+    dataset = read(folder_of(tmp_path / "data", "q.csv", content), partition="iid", clients=1)
+    assert [len(part) for part in examples(dataset)] == [4, 4, 4]
+
+
+def test_what_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "data", "q.xlsx", b"")
+    (place / "other.csv").write_text("a;b\n1;2\n")
+    with pytest.raises(
+        ValueError, match=r"q\.xlsx: a spreadsheet; save it as CSV; other\.csv has the columns a, b, no"
+    ):
+        recognise(place)
+
+
+def test_tables_of_competitions_name_pictures_without_ending(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "data", "train.csv", "id,breed\n" + "".join(f"{n},a\n" for n in range(COUNT)))
+    (place / "images").rename(place / "train")
+    (place / "train.csv").write_text("id,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(COUNT)))
+    found = recognise(place, 2)[0][0]
+    assert found.options["columns"] == {"answer": "label", "image": "id"}
+    options = {key: value for key, value in found.options.items() if key not in ("root", "image_size")}
+    check_account(read(place, **options), COUNT, 0)
 
 
 def test_case_is_merged_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -355,6 +404,12 @@ def test_captions_a_row_are_merged_by_picture(tmp_path: Path) -> None:
         counts = dataset.account.counts
         assert counts == {"rows": 36, "used": 12, "left out": 1, "merged": 23}
         assert "23 merged (captions of one picture)" in dataset.facts["account"]
+        (tmp_path / name / "images").rename(tmp_path / name / "Images")
+        found = recognise(tmp_path / name, 2)[0][0]
+        assert (found.dataset, found.options["captions"]) == ("coco_captions", name)
+        again = coco_captions(**{**found.options, "image_size": 4, "min_count": 1})
+        assert again.account is not None
+        assert again.account.counts == counts
         assert "licence" not in dataset.facts
 
 
@@ -378,3 +433,41 @@ def test_objects_of_other_files_have_numbers_of_their_own(tmp_path: Path) -> Non
     (tmp_path / "val" / "0001.png").write_bytes((tmp_path / "train" / "0001.png").read_bytes())
     with pytest.raises(ValueError, match="1 pictures are in train"):
         coco(tmp_path, **options)
+
+
+def voc_of(place: Path) -> Any:
+    (place / "VOC1" / "ImageSets" / "Main").mkdir(parents=True)
+    (place / "VOC1" / "Annotations").mkdir()
+    (place / "VOC1" / "JPEGImages").mkdir()
+    for n in range(COUNT):
+        (place / "VOC1" / "Annotations" / f"{n}.xml").write_text(
+            f"<annotation><filename>{n}.jpg</filename><object><name>{['cat', 'dog'][n % 2]}</name></object>"
+            "</annotation>"
+        )
+        Image.fromarray(np.full((4, 4, 3), 20 * n, np.uint8)).save(place / "VOC1" / "JPEGImages" / f"{n}.jpg")
+    (place / "VOC1" / "ImageSets" / "Main" / "own.txt").write_text("".join(f"{n}\n" for n in range(COUNT)))
+    return voc(place, train=["VOC1:own"], test=[], clients=2, image_size=4, minimum=1, max_train=3)
+
+
+def vqa_of(place: Path) -> Any:
+    for split, count in (("train2014", 8), ("val2014", 4)):
+        (place / split).mkdir(parents=True)
+        questions = [{"question_id": n, "image_id": n, "question": "what?"} for n in range(count)]
+        given = ["rare" if n == 5 else "ab"[n % 2] for n in range(count)]
+        answers = [
+            {"question_id": n, "image_id": n, "answer_type": "other", "multiple_choice_answer": answer,
+             "answers": [{"answer": answer}] * 10} for n, answer in enumerate(given)
+        ]  # fmt: skip
+        (place / f"v2_OpenEnded_mscoco_{split}_questions.json").write_text(json.dumps({"questions": questions}))
+        (place / f"v2_mscoco_{split}_annotations.json").write_text(json.dumps({"annotations": answers}))
+        for n in range(count):
+            Image.fromarray(np.full((4, 4, 3), 20 * n, np.uint8)).save(place / split / f"COCO_{split}_{n:012d}.jpg")
+    folders = [place / "train2014", place / "val2014"]
+    return vqa_v2(place, images=folders, clients=1, image_size=4, min_answers=2, validation=0.3)
+
+
+@pytest.mark.parametrize(("make", "left"), [(voc_of, 4), (vqa_of, 1)])
+def test_accounts_of_other_files_in_published_layouts(make: Callable[[Path], Any], left: int, tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    check_account(dataset, COUNT, left)
+    assert "licence" not in dataset.facts

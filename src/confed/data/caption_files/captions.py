@@ -103,7 +103,7 @@ class _Content:
             raise ValueError(
                 f"{file}, row {row} of images: the id {caption_id} is that of row {self.rows[caption_id]} already"
             )
-        self.names[caption_id], self.rows[caption_id] = text(entry, "file_name", file, row), row
+        self.names[caption_id], self.rows[caption_id] = plain_path(text(entry, "file_name", file, row)), row
 
 
 def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:

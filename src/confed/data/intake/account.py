@@ -92,6 +92,15 @@ class Account:
         return f"{files}: {counts['rows']} rows = {' + '.join(parts)}"
 
 
+def account_of(records: Iterable[Any]) -> Account:
+    """The account of records that have a file, a row and a name each, all of them used."""
+    account = Account()
+    for record in records:
+        account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
+        account.used[record.name] = record.where
+    return account
+
+
 def joined(accounts: Iterable[Account]) -> Account:
     """One account of several files, whose examples have names of their own."""
     whole = Account()

@@ -13,13 +13,12 @@ from xml.etree import ElementTree
 from confed.data.intake.account import Account
 from confed.data.intake.stream import encoding_of
 from confed.data.intake.tables import read_cells, read_records
-from confed.data.intake.values import Spellings, find_file, plain_path
+from confed.data.intake.values import PICTURE_ENDINGS, Spellings, find_file, plain_path
 from confed.data.ml_files.coco import coco_records
 from confed.data.ml_files.records import LabelRecord
 
 Layout = Literal["lines", "yolo", "roboflow", "cvat", "label_studio", "one_hot"]
 """How labels are written: ``labels.jsonl``, or as one of the tools does."""
-_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 _SPLITS: Mapping[str, str] = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -50,7 +49,7 @@ def layout_records(
     shown: list[_Shown] = []
     for file in files:
         shown += _READERS[layout](folder, file)
-    spelled = Spellings("label", chain.from_iterable(one.labels for one in shown), fold_case, known)
+    spelled = Spellings("labels", chain.from_iterable(one.labels for one in shown), fold_case, known)
     account.note(*spelled.notes)
     records: list[LabelRecord] = []
     for picture, given, file, row, split in shown:
@@ -85,7 +84,7 @@ def _yolo_files(folder: Path) -> list[Path]:
 
 def _yolo(folder: Path, file: Path) -> Iterator[_Shown]:
     names = _yolo_names(file)
-    pictures = [place for place in sorted(folder.rglob("*")) if place.suffix.lower() in _ENDINGS]
+    pictures = [place for place in sorted(folder.rglob("*")) if place.suffix.lower() in PICTURE_ENDINGS]
     for row, picture in enumerate(pictures, start=1):
         parts = list(picture.relative_to(folder).with_suffix(".txt").parts)
         if "images" not in parts:
@@ -219,7 +218,7 @@ def _one_hot(folder: Path, file: Path) -> Iterator[_Shown]:
     places = [file.parent] if file.parent != folder else [folder, *inside]
     for row, entry in rows:
         name = entry.get(picture, "")
-        found = [find_file(places, f"{name}{ending}") for ending in ("", *_ENDINGS) if name]
+        found = [find_file(places, f"{name}{ending}") for ending in ("", *PICTURE_ENDINGS) if name]
         chosen = [label for label in labels if entry.get(label, "0").strip() in ("1", "1.0")]
         split = _split_of(file.parent, folder) or _SPLITS.get(entry.get("split", "").casefold(), "")
         yield _Shown(next(filter(None, found), None), chosen, file, row, split)

@@ -85,6 +85,8 @@ COLUMNS = (
     "id", "client", "place", "type", "split",
 )  # fmt: skip
 """What columns can be mapped to."""
+_OBJECT = 1 << 28
+"""Bytes of a JSON object, at most, in which rows are looked for."""
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -112,8 +114,10 @@ def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Record
     elif ending == ".parquet":
         rows, said = list(parquet_rows(file, mapped.values())), ""
     else:
-        has_lines = ending != ".json" or _has_lines(file)
-        rows = list(read_jsonl(file, strict=False) if has_lines else json_items(file, strict=False))
+        if ending != ".json" or _has_lines(file):
+            rows = list(read_jsonl(file, strict=False))
+        else:
+            rows = _object_rows(file) or list(json_items(file, strict=False))
         said = encoding_of(file).said if ending in (".json", ".jsonl") else ""
     entries = [entry for _, entry in rows if isinstance(entry, dict)]
     for name in dict.fromkeys(chain.from_iterable(entries[:100])):
@@ -129,9 +133,34 @@ def holds_records(file: Path) -> bool:
     """Whether a file may have rows: a .json file with an object may be anything."""
     if file.suffix.lower() != ".json" or _has_lines(file):
         return True
+    return _first_sign(file) == "[" or bool(_object_rows(file))
+
+
+def _first_sign(file: Path) -> str:
     encoding = encoding_of(file)
     with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
-        return next((line for line in lines if line.strip()), "").lstrip().startswith("[")
+        return next((line for line in lines if line.strip()), "").lstrip()[:1]
+
+
+def _object_rows(file: Path) -> list[tuple[int, Any]]:
+    """Rows of an object with one list of objects, or with columns by row, as pandas writes them; else none."""
+    if _first_sign(file) != "{" or file.stat().st_size > _OBJECT:
+        return []
+    encoding = encoding_of(file)
+    try:
+        content: Any = json.loads(file.read_text(encoding=encoding.name, errors=encoding.errors))
+    except (ValueError, RecursionError):
+        return []
+    lists = [value for value in content.values() if isinstance(value, list) and isinstance((value or [0])[0], dict)]
+    if len(lists) == 1:
+        return list(enumerate(lists[0], start=1))
+    columns = [value for value in content.values() if isinstance(value, dict)]
+    if len(columns) < 2 or len(columns) < len(content) or any(column.keys() != columns[0].keys() for column in columns):
+        return []
+    rows: list[tuple[int, Any]] = []
+    for row, key in enumerate(columns[0], start=1):
+        rows.append((row, {name: column[key] for name, column in content.items()}))
+    return rows
 
 
 def _has_lines(file: Path) -> bool:
@@ -229,11 +258,15 @@ def _rows(
     if not any('"' in line for line in body):
         yield from _checked(file, ((row, line.split(delimiter)) for row, line in _numbered(body, start)), width)
         return
-    try:
-        rows = list(_quoted(body, start, delimiter))
-        fits = all(len(cells) == width for _, cells in rows)
-    except csv.Error:
-        rows, fits = [], False
+    rows, fits = list[tuple[int, list[str]]](), False
+    for escapes in ({}, {"escapechar": "\\", "doublequote": False}):
+        try:
+            rows = list(_quoted(body, start, delimiter, escapes))
+            fits = all(len(cells) == width for _, cells in rows)
+        except csv.Error:
+            rows = []
+        if fits:
+            break
     whole_table = chain.from_iterable(cells for _, cells in rows)
     over_lines = [cell for cell in whole_table if "\n" in cell]
     if not fits or over_lines:
@@ -251,9 +284,11 @@ def _numbered(body: Sequence[str], start: int) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _quoted(body: Sequence[str], start: int, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _quoted(
+    body: Sequence[str], start: int, delimiter: str, escapes: Mapping[str, Any]
+) -> Iterator[tuple[int, list[str]]]:
     """Rows with the numbers of the lines that they begin in."""
-    reader = csv.reader([line + "\n" for line in body], delimiter=delimiter, strict=True)
+    reader = csv.reader([line + "\n" for line in body], delimiter=delimiter, strict=True, **escapes)
     first = start + 1
     for cells in reader:
         if cells:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
@@ -52,8 +53,7 @@ def plain_path(path: str) -> str:
     path = path.strip()
     if path.startswith("file://"):
         path = unquote(path.removeprefix("file://").removeprefix("localhost"))
-    if "\\" in path:
-        path = path.replace("\\", "/")
+    path = path.replace("\\", "/")
     while path.startswith("./"):
         path = path[2:].lstrip("/")
     return path if path.isascii() else unicodedata.normalize("NFC", path)
@@ -80,6 +80,30 @@ def find_file(folders: Sequence[Path], name: str) -> Path | None:
             if place and _is_file(place):
                 return Path(place)
     return None
+
+
+def find_picture(folder: Path, name: str) -> Path | None:
+    """A picture below a folder, below its ``images/``, or below the only other folder in it that has it.
+
+    Where it has no ending it is looked for with those of pictures.
+    """
+    names = [name] if "." in name.rpartition("/")[2] else [name, *(f"{name}{ending}" for ending in PICTURE_ENDINGS)]
+    for spelled in names:
+        if (place := find_file((folder, folder / "images"), spelled)) is not None:
+            return place
+    others = [below for below in _folders_in(str(folder), os.stat(folder).st_mtime_ns) if below.name != "images"]
+    for spelled in names:
+        places = [place for below in others if (place := find_file((below,), spelled)) is not None]
+        if len(places) == 1:
+            return places[0]
+    return None
+
+
+@lru_cache(maxsize=8)
+def _folders_in(folder: str, changed: int) -> tuple[Path, ...]:
+    """The folders in a folder, without hidden ones."""
+    del changed  # tells one state of the folder from another
+    return tuple(place for place in sorted(Path(folder).iterdir()) if place.is_dir() and place.name[0] not in "._")
 
 
 def _is_file(path: str) -> bool:
@@ -109,19 +133,19 @@ def _names_in(folder: str, changed: int) -> Mapping[str, str]:
     return {unicodedata.normalize("NFC", name): name for name in os.listdir(folder)}
 
 
-def stored_names(folder: Path, names: Iterable[str]) -> list[str]:
-    """Names of pictures as a folder has them, where it has them in another spelling."""
-    result: list[str] = []
-    for name in names:
-        place = None if _is_file(os.path.join(folder, name)) else find_file((folder,), name)
-        result.append(name if place is None else str(place.relative_to(folder)))
-    return result
+def stored_name(folder: Path, name: str) -> str:
+    """A picture's name as a folder has it, where it has it in another Unicode form."""
+    if name.isascii() or _is_file(os.path.join(folder, name)):
+        return name
+    place = find_file((folder,), name)
+    return name if place is None else str(place.relative_to(folder))
 
 
 class Spellings:
     """The spellings of labels, answers or clients, and which of them are read as one.
 
     Args:
+        what: what these are, more than one of them.
         fold_case: whether names that differ in case alone are one, spelled as it is known, or as most have it.
     """
 
@@ -156,12 +180,12 @@ class Spellings:
         if changed:
             first = next(iter(changed))
             listed = f"{first!r} as {self._of[first]!r}"
-            notes.append(f"{sum(changed.values())} of {self.counts.total()} {self.what}s are read in another "
+            notes.append(f"{sum(changed.values())} of {self.counts.total()} {self.what} are read in another "
                          f"spelling, such as {listed}")  # fmt: skip
         several = [texts for texts in self.alike.values() if len(texts) > 1]
         if several and not self.folded:
             listed = ", ".join(f"{text!r} ({self._plain[text]})" for text in several[0])
             more = f" and {len(several) - 1} more" if len(several) > 1 else ""
-            notes.append(f"{self.what}s that differ in case alone are different ones: {listed}{more}; "
+            notes.append(f"{self.what} that differ in case alone are different ones: {listed}{more}; "
                          "data.fold_case = true makes them one")  # fmt: skip
         return notes

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.intake.stream import Window, json_items
+from confed.data.intake.values import plain_path
 from confed.data.ml_files.records import LabelRecord, optional_text
 from confed.data.vl_files.records import Distinct, number, text
 
@@ -125,7 +126,7 @@ def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds
             raise ValueError(
                 f"{file}, row {row} of images: the id {entry_id} is that of row {content.rows[entry_id]} already"
             )
-        content.images[entry_id], content.rows[entry_id] = text(entry, "file_name", file, row), row
+        content.images[entry_id], content.rows[entry_id] = plain_path(text(entry, "file_name", file, row)), row
     elif key == "categories":
         if entry_id in content.categories:
             raise ValueError(f"{file}, row {row} of categories: the id {entry_id} comes twice")

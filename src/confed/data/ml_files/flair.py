@@ -56,7 +56,7 @@ def flair_relationship(file: Path) -> dict[str, str]:
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     coarse_of: dict[str, str] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         if not line.strip():
             continue
         # An arrow alone divides: names may have commas and brackets.

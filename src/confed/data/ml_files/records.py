@@ -100,22 +100,24 @@ def line_records(
         account.rows[str(file)] = len(entries)
         given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list)]
         texts_given = (label for label in chain.from_iterable(given) if plain_text(label) is not None)
-        spelled = Spellings("label", texts_given, fold_case, known)
+        spelled = Spellings("labels", texts_given, fold_case, known)
         account.note_encoding(file)
         account.note(*spelled.notes)
+    place = str(file)
     for row, entry in entries:
+        where = f"{place}, row {row}"
         try:
-            labels = _labels(entry, file, row, spelled)
+            labels = tuple(texts(entry, "labels", file, row)) if spelled is None else _labels(entry, where, spelled)
         except Blank as blank:
             assert account is not None
-            account.leave(str(blank), f"{file}, row {row}")
+            account.leave(str(blank), where)
             continue
         picture, words = optional_text(entry, "image", file, row), optional_text(entry, "text", file, row)
-        picture = plain_path(picture)
+        picture = plain_path(picture) if picture else ""
         key = optional_text(entry, "id", file, row) or picture or str(row - 1)
         distinct.add(key, file, row)
         if account is not None:
-            account.used[f"{prefix}{key}"] = f"{file}, row {row}"
+            account.used[f"{prefix}{key}"] = where
         yield LabelRecord(
             file,
             row,
@@ -124,20 +126,18 @@ def line_records(
             tuple(texts(entry, "fine_labels", file, row)) if "fine_labels" in entry else (),
             picture,
             words,
-            owner_text(entry, user, f"{file}, row {row}: ") if user else "",
+            owner_text(entry, user, f"{where}: ") if user else "",
             optional_text(entry, "split", file, row),
         )
 
 
-def _labels(entry: dict[str, Any], file: Path, row: int, spelled: Spellings | None) -> tuple[str, ...]:
+def _labels(entry: dict[str, Any], where: str, spelled: Spellings) -> tuple[str, ...]:
     """The labels of a row, each once and without blank ones, in their normal form."""
-    if spelled is None:
-        return tuple(texts(entry, "labels", file, row))
     given = entry.get("labels")
     if not isinstance(given, list) and plain_text(given) == "":
         raise Blank("no labels")
     if not isinstance(given, list) or any(plain_text(label) is None for label in given):
-        raise ValueError(f"{file}, row {row}: expected a list of texts as 'labels', got {given!r:.80}")
+        raise ValueError(f"{where}: expected a list of texts as 'labels', got {given!r:.80}")
     labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
     if given and not labels:
         raise Blank("blank labels")

@@ -24,7 +24,7 @@ def voc_records(folder: Path, split: str, *, difficult: bool = False) -> Iterato
     if not re.fullmatch(r"\w+", split) or not listed.is_file():
         raise ValueError(f"voc: expected the list of split {split!r} at {listed}")
     distinct = Distinct("picture")
-    for row, line in enumerate(listed.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for row, line in enumerate(listed.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         if not line.strip():
             continue
         name = line.strip()

@@ -185,7 +185,7 @@ def _lines(file: Path) -> list[str]:
     if not file.is_file():
         raise ValueError(f"cocoqa: the file {file} does not exist")
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
     return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
