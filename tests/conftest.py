@@ -11,12 +11,14 @@ import torch
 
 import shape_checks  # before the packages whose shapes are checked # isort: skip # noqa: F401
 from confed import registry
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 
 torch.set_num_threads(1)
 # Control conditions triple what the examination of a small run costs: tests about them ask with run.controls=all.
-Run.controls = "none"
-Run.__init__.__defaults__ = tuple("none" if value == "all" else value for value in Run.__init__.__defaults__ or ())
+RunSection.controls = "none"
+RunSection.__init__.__defaults__ = tuple(
+    "none" if value == "all" else value for value in RunSection.__init__.__defaults__ or ()
+)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

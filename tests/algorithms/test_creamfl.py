@@ -27,7 +27,7 @@ from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.losses import info_nce as losses_module
 from confed.losses.info_nce import inter_modal, match_scores
 from confed.recipes.recipe import load_recipe
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.report.tables.columns import Context, columns_of, method_row
 from confed.runs.checks import check_method
 from confed.runs.run import run as run_recipe
@@ -352,7 +352,7 @@ def test_names_of_clients_of_one_modality_are_checked() -> None:
     with pytest.raises(ValueError, match=r"must name different clients, got 'shop' twice"):
         CreamFL(pictures_only=("shop",), texts_only=("park", "shop"))
     with pytest.raises(ValueError, match=r"algorithm.texts_only names no client 'oil'; there are park, shop"):
-        check_method(CreamFL(texts_only=("shop", "oil")), Run(), ["park", "shop"])
+        check_method(CreamFL(texts_only=("shop", "oil")), RunSection(), ["park", "shop"])
 
 
 def test_a_server_that_knows_the_pairs_number_alone_is_refused() -> None:

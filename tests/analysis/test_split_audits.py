@@ -27,7 +27,7 @@ from confed.report.figures.save import save_figures
 from confed.report.report import render
 from confed.report.sections import privacy_curve
 from confed.report.sections.privacy_curve import accuracy_against_epsilon, curves, section
-from confed.results.runs import Run, Study, load
+from confed.results.runs import RunResults, StudyResults, load
 from confed.runs.run import run
 from synthetic_study import make_run
 
@@ -189,14 +189,14 @@ def test_the_defences_that_audits_try() -> None:
 # Accuracy against epsilon ---------------------------------------------------------------------------------
 
 
-def finished(row: str, seed: int, accuracy: float, privacy: dict[str, Any], method: str = "bicsl") -> Run:
+def finished(row: str, seed: int, accuracy: float, privacy: dict[str, Any], method: str = "bicsl") -> RunResults:
     recipe = {"algorithm": {"name": method, "privacy": privacy}, "run": {"rounds": 5}, "local": {"epochs": 2}}
     summary = {"algorithm": method, "global_seen_mean": accuracy, "metric": "accuracy"}
-    return Run(Path(row), row, method, seed, summary, recipe)
+    return RunResults(Path(row), row, method, seed, summary, recipe)
 
 
-def study(runs: Sequence[Run]) -> Study:
-    return Study(Path(), "mine", tuple(runs))
+def study(runs: Sequence[RunResults]) -> StudyResults:
+    return StudyResults(Path(), "mine", tuple(runs))
 
 
 def test_points_have_the_epsilon_of_all_releases(monkeypatch: pytest.MonkeyPatch) -> None:

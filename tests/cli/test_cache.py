@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.runs.build import _features  # pyright: ignore[reportPrivateUsage]
 
 with warnings.catch_warnings():
@@ -53,9 +53,9 @@ def test_a_machine_may_switch_keeping_off(
     machine: str, recipe: str, kept: bool, files: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONFED_FEATURES", machine)
-    settings = _features(Run(features=recipe))  # pyright: ignore[reportArgumentType]
+    settings = _features(RunSection(features=recipe))  # pyright: ignore[reportArgumentType]
     assert (settings is not None) == kept
     assert (settings is not None and settings.folder == cache / "confed" / "features") == files
     monkeypatch.setenv("CONFED_FEATURES", "none")
     with pytest.raises(ValueError, match="CONFED_FEATURES must be auto, memory or off"):
-        _features(Run())
+        _features(RunSection())

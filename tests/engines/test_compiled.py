@@ -15,7 +15,7 @@ from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
 from confed.federation.state import MemoryStore
 from confed.models import create_model
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.tasks.vqa import VQA
 
 
@@ -30,7 +30,7 @@ def test_a_compiler_that_fails_is_said_with_what_to_set(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="set it to false: RuntimeError: no C\\+\\+ compiler found"):
         check_compiler("cpu")
     with pytest.raises(ValueError, match=r"run\.batch_clients must be 1 then, got 4"):
-        Run(batch_clients=4, compile=True, workers=1)
+        RunSection(batch_clients=4, compile=True, workers=1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range, check_fields
 from confed.recipes.recipe import load_recipe
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.registry import algorithms
 from confed.runs.checks import warn_of_ignored
 from confed.system import format as formats
@@ -115,15 +115,15 @@ def _materials(sizes: list[int], elsewhere: dict[str, int] | None = None) -> Any
 def test_what_has_no_effect_is_said() -> None:
     data = {"name": "scenes", "clients": 1}
     with pytest.warns(UserWarning, match=r"data\.clients = 1 has no effect: who the 4 clients are"):
-        warn_of_ignored(data, Run(), _materials([1] * 4))
+        warn_of_ignored(data, RunSection(), _materials([1] * 4))
     data["clients"] = 4
     with pytest.warns(UserWarning, match=r"run\.cohort = 100 is more than the 4 clients there are: all take part"):
-        warn_of_ignored(data, Run(cohort=100), _materials([1] * 4))
+        warn_of_ignored(data, RunSection(cohort=100), _materials([1] * 4))
     with pytest.warns(UserWarning, match="there are no test examples"):
-        warn_of_ignored(data, Run(), _materials([0] * 4))
+        warn_of_ignored(data, RunSection(), _materials([0] * 4))
     # Nothing is said of what counts: warnings are errors here.
-    warn_of_ignored({**data, "clients": 3}, Run(cohort=2, without=("x",)), _materials([0, 1]))
-    warn_of_ignored(data, Run(cohort=0.5), _materials([0] * 4, elsewhere={}))
+    warn_of_ignored({**data, "clients": 3}, RunSection(cohort=2, without=("x",)), _materials([0, 1]))
+    warn_of_ignored(data, RunSection(cohort=0.5), _materials([0] * 4, elsewhere={}))
 
 
 def test_a_run_says_so_before_it_trains() -> None:

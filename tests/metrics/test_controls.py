@@ -29,7 +29,7 @@ from confed.report.tables.paper import paper_table
 from confed.report.tables.sweep import sweep_table
 from confed.report.tables.table import to_csv
 from confed.results.records import record_of
-from confed.results.runs import Run, Study, load
+from confed.results.runs import RunResults, StudyResults, load
 from confed.results.summary import Summary
 from confed.results.sweep import Point, Sweep
 from confed.results.views import View
@@ -247,7 +247,7 @@ def test_half_of_the_seeds_decide_and_global_models_stand_for_missing_personal_o
 
 
 def _fails(view: View, *summaries: Summary) -> bool:
-    runs = [Run(Path("run"), "m", "M", 0, summary, {}) for summary in summaries]
+    runs = [RunResults(Path("run"), "m", "M", 0, summary, {}) for summary in summaries]
     return fails([record_of(run) for run in runs], view.mean)
 
 
@@ -264,12 +264,12 @@ def test_a_report_shows_the_controls(finished: Path):
     assert any(SIGN in cell.text for row in paper_table(study).rows for cell in row)
 
 
-def _runs(label: str, passed: bool, value: float) -> list[Run]:
-    found: list[Run] = []
+def _runs(label: str, passed: bool, value: float) -> list[RunResults]:
+    found: list[RunResults] = []
     for seed in range(3):
         summary = _summary(label, passed, seed)
         summary |= {"personal": {"a": value + seed / 100, "b": value}, "personal_mean": value + seed / 200}
-        found.append(Run(Path(label) / str(seed), label, label, seed, Summary(summary), {}))
+        found.append(RunResults(Path(label) / str(seed), label, label, seed, Summary(summary), {}))
     return found
 
 
@@ -312,7 +312,7 @@ def test_two_models_that_fail_are_not_compared_client_by_client():
     assert "good" in shown
     assert "other" not in shown
     assert "Not compared with other: neither model is shown to use its input." in table.notes
-    stage = Stage(Point({"data.shards": "1"}, "1"), Study(Path(), "", tuple(runs)), comparison)
+    stage = Stage(Point({"data.shards": "1"}, "1"), StudyResults(Path(), "", tuple(runs)), comparison)
     assert stage.improvement("other") == {}
     assert stage.improvement("good")
 
@@ -320,7 +320,7 @@ def test_two_models_that_fail_are_not_compared_client_by_client():
 def test_a_sweep_marks_models_that_fail_and_says_at_which_values():
     def stage(value: str, passed: bool) -> Stage:
         runs = [*_runs("a", passed, 0.4), *_runs("b", passed, 0.5)]
-        return Stage(Point({"k": value}, value), Study(Path(), "", tuple(runs)), compare_runs(runs, "a"))
+        return Stage(Point({"k": value}, value), StudyResults(Path(), "", tuple(runs)), compare_runs(runs, "a"))
 
     found = [stage("1", True), stage("2", False)]
     table = sweep_table(Sweep("r", "k", tuple(s.point for s in found)), found)
@@ -337,10 +337,10 @@ def test_a_sweep_marks_models_that_fail_and_says_at_which_values():
 
 
 def test_a_model_counts_for_no_pair_of_methods_that_fail_with_it():
-    studies: dict[str, Study] = {}
+    studies: dict[str, StudyResults] = {}
     for model, passed in (("small", False), ("medium", True), ("large", True)):
         runs = [*_runs("a", passed, 0.4), *_runs("b", passed, 0.5), *_runs("c", True, 0.55 + len(model) / 100)]
-        studies[model] = Study(Path(), "", tuple(runs))
+        studies[model] = StudyResults(Path(), "", tuple(runs))
     models = model_studies(studies)
     tables = model_tables(models)
     by_key = {(row[0].text, row[1].text): row[2].text for row in tables["pairs"].rows}

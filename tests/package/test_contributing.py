@@ -142,7 +142,7 @@ def test_a_declared_column_is_in_every_table_that_it_names(monkeypatch: pytest.M
     from confed.report.tables import columns
     from confed.report.tables.headline import results_table
     from confed.report.tables.paper import paper_table
-    from confed.results.runs import Run, Study
+    from confed.results.runs import RunResults, StudyResults
     from confed.results.summary import Summary
 
     found = re.search(r"^# src/confed/report/tables/columns.py, in COLUMNS\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
@@ -150,7 +150,7 @@ def test_a_declared_column_is_in_every_table_that_it_names(monkeypatch: pytest.M
     column = eval(found.group(1), vars(columns))
     monkeypatch.setattr(columns, "COLUMNS", (*columns.COLUMNS, column))
     summary = Summary({"algorithm": "fedavg", "clients": ["a", "b"], "personal": {"a": 0.5, "b": 0.75}})
-    study = Study(Path(), "", (Run(Path(), "fedavg", "FedAvg", 0, summary, {}),))
+    study = StudyResults(Path(), "", (RunResults(Path(), "fedavg", "FedAvg", 0, summary, {}),))
     for table in (results_table([("FedAvg", [summary])]), paper_table(study)):
         place = [heading.full_title for heading in table.columns].index("personal best")
         assert table.rows[0][place].text == "75.0"

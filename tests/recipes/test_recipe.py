@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.recipes.recipe import Run, load_recipe, packaged_recipes
+from confed.recipes.recipe import RunSection, load_recipe, packaged_recipes
 from confed.registry import tasks
 
 
@@ -133,10 +133,10 @@ def test_the_gqa_recipes_have_the_table_of_the_built_in_benchmark(name: str) -> 
 
 
 def test_cohort_sizes_follow_from_counts_and_shares() -> None:
-    assert Run().cohort_size(7) == 7
-    assert Run(cohort=0.1).cohort_size(100) == 10
-    assert Run(cohort=0.001).cohort_size(100) == 1
-    assert Run(cohort=50).cohort_size(20) == 20
+    assert RunSection().cohort_size(7) == 7
+    assert RunSection(cohort=0.1).cohort_size(100) == 10
+    assert RunSection(cohort=0.001).cohort_size(100) == 1
+    assert RunSection(cohort=50).cohort_size(20) == 20
 
 
 def test_keywords_of_a_new_constructor_may_stand_before_its_name() -> None:

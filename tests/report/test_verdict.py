@@ -9,7 +9,7 @@ import pytest
 
 from confed.comparison.paired import LEVEL
 from confed.report.comparison import Comparison, compare_runs, verdict
-from confed.results.runs import Study, load
+from confed.results.runs import StudyResults, load
 from synthetic_study import make_study
 
 SPREAD = [0.000, 0.004, -0.003, 0.002, -0.001]
@@ -24,7 +24,7 @@ def with_values(folder: Path, values: Mapping[str, Sequence[float]], key: str = 
             path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
 
 
-def read(folder: Path) -> tuple[Study, Comparison]:
+def read(folder: Path) -> tuple[StudyResults, Comparison]:
     study = load(folder)
     return study, compare_runs(study.runs)
 

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from confed.results.gates import Gate, Rows, judge
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import Summary
 from confed.results.views import View
 
 ROWS = Rows("central", "alone", ("head", "adapters"), ("all", "adapters"))
 
 
-def run(method: str, seed: int, values: Mapping[str, float], **more: Any) -> Run:
+def run(method: str, seed: int, values: Mapping[str, float], **more: Any) -> RunResults:
     summary = {"clients": list(values), "personal": dict(values), **more}
-    return Run(Path(method), method, method.title(), seed, Summary(summary), {"run": {"rounds": 10}})
+    return RunResults(Path(method), method, method.title(), seed, Summary(summary), {"run": {"rounds": 10}})
 
 
-def study(*runs: Run) -> Study:
-    return Study(Path("made-up"), "made-up", runs)
+def study(*runs: RunResults) -> StudyResults:
+    return StudyResults(Path("made-up"), "made-up", runs)
 
 
 def both(value: float) -> dict[str, float]:
@@ -32,7 +32,7 @@ def verdict(found: list[Gate]) -> dict[str, bool | None]:
     return {gate.key: gate.passed for gate in found}
 
 
-def judged(*runs: Run, longer: Study | None = None, rows: Rows = ROWS, **more: Any) -> dict[str, Gate]:
+def judged(*runs: RunResults, longer: StudyResults | None = None, rows: Rows = ROWS, **more: Any) -> dict[str, Gate]:
     ceilings, modal = more.get("ceilings", {}), more.get("modal", False)
     return {gate.key: gate for gate in judge(study(*runs), longer, rows, ceilings, modal)}
 
@@ -173,7 +173,7 @@ def test_the_deployed_model_is_judged_where_there_is_one() -> None:
     assert judged(*runs)["a"].values["central"] == pytest.approx(50)
 
 
-def labels(method: str, value: float) -> Run:
+def labels(method: str, value: float) -> RunResults:
     views = {"headline": "global", "global": {"C-AP": value, "O-F1": 0.1}, "personal": {"C-AP": 0.99, "O-F1": 0.99}}
     return run(method, 0, both(0.3), multilabel=views)
 

@@ -14,7 +14,7 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
 from confed.results.history import curve, loss
 from confed.results.metric import metric_of
-from confed.results.runs import Run as Record
+from confed.results.runs import RunResults as Record
 from confed.results.runs import load
 from confed.results.summary import number, numbers
 from confed.results.views import EVALUATED, View

@@ -15,7 +15,7 @@ from confed.federation.algorithm import Algorithm
 from confed.recipes.objects import section_of
 from confed.recipes.recipe import Recipe
 from confed.results.folder import kind_of
-from confed.results.runs import Study as Record
+from confed.results.runs import StudyResults as Record
 from confed.results.runs import load
 from confed.studies.runner import Outcome, run_study
 from confed.studies.study import free_folder, growing, open_study, rows_of

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def write_folder_report(folder: Path) -> Path:
     return write_report(folder)
 
 
-def learning_curves(study: Study) -> "Figure":
+def learning_curves(study: StudyResults) -> "Figure":
     """The curves of a report's page by round; a ValueError where fewer than two rounds are there to be drawn."""
     from confed.report.figures.curves import curves
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from confed.recipes.recipe import Recipe
     from confed.report.over_models import ModelStudies
     from confed.report.tables.table import Table
-    from confed.results.runs import Study
+    from confed.results.runs import StudyResults
 
 
 @app.command(rich_help_panel="Compare")
@@ -117,7 +117,7 @@ def _write_rows(folders: Sequence[Path], results: Path) -> None:
     from confed.results.runs import load
     from confed.studies.published import write_rows
 
-    studies: list[tuple[str, Study]] = []
+    studies: list[tuple[str, StudyResults]] = []
     for folder in folders:
         models = {folder / row: row for row in _models(folder)}
         studies += [(models.get(place, ""), load(place)) for place in _places([folder])]
@@ -185,7 +185,7 @@ def _models(folder: Path) -> dict[str, str]:
     return read_sweep(folder).models if kind_of(folder) == "sweep" else {}
 
 
-def _by_backbone(studies: "Sequence[Study]", headline: str) -> "Table | None":
+def _by_backbone(studies: "Sequence[StudyResults]", headline: str) -> "Table | None":
     """Tables of several studies as one: one backbone for each study, and the same clients for all."""
     from dataclasses import replace
 
@@ -199,7 +199,7 @@ def _by_backbone(studies: "Sequence[Study]", headline: str) -> "Table | None":
     return by_backbone(tables) if len(tables) == len(studies) > 1 and same else None
 
 
-def _by_model(folders: Sequence[Path], studies: "Sequence[Study]", headline: str) -> "ModelStudies | None":
+def _by_model(folders: Sequence[Path], studies: "Sequence[StudyResults]", headline: str) -> "ModelStudies | None":
     """A folder of several models, or several studies with one model each."""
     from confed.report.html.models_page import load_models
     from confed.report.over_models import model_studies
@@ -214,7 +214,7 @@ def _by_model(folders: Sequence[Path], studies: "Sequence[Study]", headline: str
     return model_studies(by_name, headline) if len(by_name) == len(studies) > 1 else None
 
 
-def _other_data(studies: "Sequence[Study]") -> str:
+def _other_data(studies: "Sequence[StudyResults]") -> str:
     """Reason why the studies cannot be of the same data; "" if they may be."""
     from confed.comparison.refusals import other_data
     from confed.results.records import record_of

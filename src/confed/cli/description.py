@@ -18,7 +18,7 @@ from confed.cli.catalogue import EVERY_METHOD, Difference, Packaged, first_line,
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import Range
-from confed.recipes.recipe import Run, load_recipe, read_text
+from confed.recipes.recipe import RunSection, load_recipe, read_text
 from confed.recipes.schema import DERIVED
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
@@ -143,7 +143,7 @@ KINDS = ("method", "model", "dataset", "task", "recipe", "section")
 SECTIONS: Mapping[str, tuple[type, str]] = {
     "algorithm": (Algorithm, "confed run algorithm.server.optimizer=adam --methods fedavg"),
     "local": (Local, "confed run local.lr=1e-3 local.epochs=1"),
-    "run": (Run, "confed run run.rounds=10 run.cohort=2"),
+    "run": (RunSection, "confed run run.rounds=10 run.cohort=2"),
 }
 """Sections of a recipe whose keys are the same in all, and a command with some of them."""
 
@@ -358,7 +358,7 @@ def _described(recipe: Packaged) -> Description:
         "model": ", ".join(dict.fromkeys(models)),
         "rows of run": ", ".join(recipe.methods),
         "further rows": ", ".join(row for row in recipe.rows if row not in recipe.methods),
-        "rounds": str(recipe.content.get("run", {}).get("rounds", Run().rounds)),
+        "rounds": str(recipe.content.get("run", {}).get("rounds", RunSection().rounds)),
         "time": recipe.time,
     }
     commands = (

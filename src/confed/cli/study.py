@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from confed.report.tables.table import Table
     from confed.results.sweep import Sweep
     from confed.studies.runner import Outcome
-    from confed.studies.study import Job, Study
+    from confed.studies.study import Job, StudyFolder
 
 
 RecipeName = Annotated[
@@ -97,7 +97,7 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
     if kind == "federation":  # see confed.deployment.server
         raise ValueError(f"{folder} is a federation across machines: go on with the same `confed server` as before")
 
-    def execute(study: "Study") -> "Outcome":
+    def execute(study: "StudyFolder") -> "Outcome":
         return _run(study, folder, workers, as_json)
 
     if kind == "sweep":
@@ -118,7 +118,7 @@ def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
     from confed.studies.study import growing
     from confed.system.folder_lock import exclusive
 
-    def execute(study: "Study") -> "Outcome":
+    def execute(study: "StudyFolder") -> "Outcome":
         return gather(study.root)
 
     if kind_of(folder) == "sweep":
@@ -130,7 +130,7 @@ def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
         raise ValueError(f"{folder} must be a study of `confed compare --recipe`, or a sweep")
 
 
-def _run(study: "Study", root: Path, workers: int | None, as_json: bool) -> "Outcome":
+def _run(study: "StudyFolder", root: Path, workers: int | None, as_json: bool) -> "Outcome":
     """Execution of the missing runs of a study that grows, which a command on ``root`` goes on with."""
     from confed.api.progress import Display
     from confed.studies.runner import run_study
@@ -141,7 +141,10 @@ def _run(study: "Study", root: Path, workers: int | None, as_json: bool) -> "Out
 
 
 def _finish_study(
-    study: "Study", execute: "Callable[[Study], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
+    study: "StudyFolder",
+    execute: "Callable[[StudyFolder], Outcome]",
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Tables of a study after its missing runs were executed or gathered, judged as its index says."""
     judged_before = study.index.get("judged", {})
@@ -163,7 +166,7 @@ def _finish_study(
 
 
 def _finish_sweep(
-    root: Path, execute: "Callable[[Study], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
+    root: Path, execute: "Callable[[StudyFolder], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
 ) -> None:
     """Tables of a sweep after its missing runs were executed or gathered, value by value or model by model."""
     from confed.report.report import write_report
@@ -200,7 +203,7 @@ def _finish_sweep(
         raise typer.Exit(FAILED)
 
 
-def _outdated(study: "Study", finished: Sequence["Job"]) -> bool:
+def _outdated(study: "StudyFolder", finished: Sequence["Job"]) -> bool:
     """Whether a run was finished after the study's report was written, such as a cell on another machine."""
     report = study.root / "report.html"
     if not report.is_file():

@@ -27,7 +27,7 @@ from confed.federation.model_contract import check_model_kept
 from confed.federation.params import named_tensors
 from confed.federation.specs import model_spec
 from confed.recipes.overrides import NAMED
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.recipes.schema import DERIVED, plain
 from confed.registry import SESSION, allow_code
 
@@ -136,7 +136,7 @@ def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def overrides_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """``section.key`` -> value of overrides that may name sections as a whole, and keys of ``[run]`` alone."""
-    sections, keys = (*NAMED, "local", "run"), [field.name for field in fields(Run)]
+    sections, keys = (*NAMED, "local", "run"), [field.name for field in fields(RunSection)]
     overrides: dict[str, Any] = {}
     for name, value in given.items():
         if "." in name:
@@ -165,7 +165,7 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
             section_content["name"] = _name(section, section_content["name"])
         return _written(section, section_content)
     if section in ("local", "run"):
-        wanted = Local if section == "local" else Run
+        wanted = Local if section == "local" else RunSection
         if not isinstance(value, wanted):
             keys = ", ".join(field.name for field in fields(wanted))
             raise ValueError(f"{section} must be a mapping of its keys ({keys}), got {value!r}")

@@ -4,7 +4,7 @@
 any ``[data]`` may have ``missing`` besides (:mod:`confed.data.imputation`), and ``card``, a file in whose terms
 they are put (:mod:`confed.datasets.card`);
 ``[local]`` are the fields of :class:`confed.federation.local.Local` and ``[run]`` those of
-:class:`confed.recipes.run_section.Run`. A recipe with ``[study] methods = [...]`` runs several methods on the same
+:class:`confed.recipes.run_section.RunSection`. A recipe with ``[study] methods = [...]`` runs several methods on the same
 data; ``[methods.NAME]`` are the keywords of one.
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
 write it, ``[methods.NAME.local]`` the row's own ``[local]``, ``[methods.NAME.model]`` its own ``[model]``, such as
@@ -37,7 +37,7 @@ from confed.federation.reading import read_bounded
 from confed.federation.specs import model_spec
 from confed.recipes.objects import content_of
 from confed.recipes.overrides import NAMED, Overrides, apply_overrides, kept_keys
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.recipes.schema import DERIVED, plain, validate
 from confed.registry import SESSION, models
 
@@ -181,9 +181,9 @@ class Recipe:
         return tuple(dict.fromkeys(name for name in names if name.startswith((SESSION, "__main__:"))))
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunSection:
         """The section ``[run]``."""
-        return Run(**self.sections["run"])
+        return RunSection(**self.sections["run"])
 
     @property
     def local(self) -> Local:
@@ -232,7 +232,7 @@ class Recipe:
             # How many rounds and clients is the same for all rows, or they could not be compared.
             if other := sorted(set(parts["run"]) - {"sampling"}):
                 raise ValueError(f"{where}.run may have the key sampling only, got {', '.join(other)}")
-            sections["run"] = validate(Run, {**self.sections["run"], **parts["run"]}, f"{where}.run", set())
+            sections["run"] = validate(RunSection, {**self.sections["run"], **parts["run"]}, f"{where}.run", set())
         return replace(self.single, sections=sections)
 
     def with_model(self, row: str) -> "Recipe":
@@ -396,7 +396,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
         of_model = pictures_of(sections["model"])
         sections["data"] |= {key: value for key, value in of_model.items() if key not in content.get("data", {})}
     sections["local"] = validate(Local, content.get("local", {}), "local", set())
-    sections["run"] = validate(Run, content.get("run", {}), "run", set())
+    sections["run"] = validate(RunSection, content.get("run", {}), "run", set())
     study = validate(_Study, content.get("study", {}), "study", set())
     check_fields(_Study(**study), "study")
     methods = tuple(study["methods"])

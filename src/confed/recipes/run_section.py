@@ -11,7 +11,7 @@ SEEDS = Range(-(2**62), 2**62)
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSection:
     """How a run is carried out.
 
     Attributes:

@@ -32,7 +32,7 @@ from confed.report.tables.relative import Values, relative_drawing, relative_tab
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
 from confed.results.metric import metric_note, metric_of
 from confed.results.records import HEADLINES, further_of, outcomes_of, record_of, words_of
-from confed.results.runs import Run, Study, load, with_deployed_of
+from confed.results.runs import RunResults, StudyResults, load, with_deployed_of
 from confed.results.settings import differing_keys, named_apart, tuning_note
 from confed.results.summary import LABELS, deployed_note, personal_note
 from confed.results.views import View
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Group
 
-Methods = Mapping[str, Mapping[int, Run]]
+Methods = Mapping[str, Mapping[int, RunResults]]
 """Method -> seed -> run."""
 
 # Caveats of a comparison of methods, in sentences -------------------------------------------------------------
@@ -333,7 +333,7 @@ def compare(
 
 
 def compare_runs(
-    runs: Sequence[Run],
+    runs: Sequence[RunResults],
     reference: str | Sequence[str] | None = None,
     margin: float = MARGIN,
     headline: str = "",
@@ -342,7 +342,7 @@ def compare_runs(
     # Runs that were interrupted or failed have no test results; without any other, the remarks say what is missing.
     ended = with_deployed_of([run for run in runs if run.complete] or runs, headline)
     named = named_apart(ended)
-    methods: dict[str, dict[int, Run]] = {}
+    methods: dict[str, dict[int, RunResults]] = {}
     for run in named:
         methods.setdefault(run.method, {})[run.seed] = run
     compared = compare_records([*map(record_of, named)], outcomes_of(named), reference, margin)
@@ -432,7 +432,7 @@ def _warnings(methods: Methods, reference: str) -> list[str]:
     return lines
 
 
-def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
+def _differing(pairs: Sequence[tuple[RunResults, RunResults]]) -> str:
     """The keys in which any of these pairs differs, with the values of the last such pair; not what tuning chose."""
     differing: dict[str, str] = {}
     for a, b in pairs:
@@ -453,7 +453,7 @@ VERDICTS = {
 """Measures that a verdict is given on -> what they are called there; personal means only where nothing is deployed."""
 
 
-def verdict(study: Study, comparison: Comparison) -> str:
+def verdict(study: StudyResults, comparison: Comparison) -> str:
     """The verdict of a study's comparison; "" for a run on its own. See :meth:`confed.comparison.Compared.verdict`."""
     words = dict(VERDICTS)
     if View.DEPLOYED.mean in comparison.values:

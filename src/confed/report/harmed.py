@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from confed.metrics.fairness import Hurt, hurt
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.views import View
 
 BySeed = Mapping[str, Mapping[int, float]]
@@ -25,7 +25,7 @@ class Hurting(NamedTuple):
     every: bool
 
 
-def by_seed(study: Study, method: str, view: View = View.PERSONAL) -> dict[str, dict[int, float]]:
+def by_seed(study: StudyResults, method: str, view: View = View.PERSONAL) -> dict[str, dict[int, float]]:
     """Client -> seed -> value, of the clients that stayed to the end."""
     values: dict[str, dict[int, float]] = {}
     for run in study.of(method):
@@ -47,7 +47,7 @@ def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
     return Hurting(harmed, tuple(seeds), len(seeds) == len(every[0]))
 
 
-def reference_row(study: Study) -> str | None:
+def reference_row(study: StudyResults) -> str | None:
     """Reference for clients: the row of local training, else of FedAvg, that has results; or None."""
     ended = {}
     for m in study.methods:

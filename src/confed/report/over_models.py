@@ -14,7 +14,7 @@ from confed.metrics.statistics import PairedT, UnpairedT, Wilcoxon, holm, paired
 from confed.report.tables.columns import COLUMNS, RunColumn
 from confed.results.metric import types_in_order
 from confed.results.records import HEADLINES, record_of
-from confed.results.runs import Run, Study, with_deployed_of
+from confed.results.runs import RunResults, StudyResults, with_deployed_of
 from confed.results.summary import average
 from confed.results.views import View
 
@@ -67,7 +67,7 @@ class ModelStudies:
             (:mod:`confed.report.tables.control_marks`); between two of them the model does not count.
     """
 
-    studies: Mapping[str, Study]
+    studies: Mapping[str, StudyResults]
     labels: Mapping[str, str]
     view: View
     measures: Mapping[str, Cells]
@@ -78,7 +78,7 @@ class ModelStudies:
     @property
     def bounds(self) -> tuple[str, ...]:
         """The methods that are no federation."""
-        runs: dict[str, list[Run]] = {}
+        runs: dict[str, list[RunResults]] = {}
         for m in self.labels:
             runs[m] = [run for study in self.studies.values() for run in study.of(m)]
         return tuple(method for method, method_runs in runs.items() if method_runs and method_runs[0].summary.is_bound)
@@ -95,13 +95,13 @@ class ModelStudies:
         return baseline_methods({method: records for method, records in methods.items() if records}, asked)
 
 
-def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> ModelStudies:
+def model_studies(studies: Mapping[str, StudyResults], headline_key: str = "") -> ModelStudies:
     """Common methods and results of the studies of several models."""
     if not studies:
         raise ValueError("studies must hold at least one, got none")
     # What is deployed is decided for all runs together: one table has one kind of value.
     every = with_deployed_of(list(chain.from_iterable(study.runs for study in studies.values())), headline_key)
-    found: dict[str, Study] = {}
+    found: dict[str, StudyResults] = {}
     for label, study in studies.items():
         runs, every = tuple(every[: len(study.runs)]), every[len(study.runs) :]
         found[label] = replace(study, runs=runs)
@@ -173,7 +173,7 @@ def _common(
     return a, b
 
 
-def _cells(studies: Mapping[str, Study], methods: Sequence[str], view: View, measure: str) -> Cells:
+def _cells(studies: Mapping[str, StudyResults], methods: Sequence[str], view: View, measure: str) -> Cells:
     cells: dict[str, dict[str, dict[int, float]]] = {method: {} for method in methods}
     for model, study in studies.items():
         for run in study.runs:
@@ -183,7 +183,7 @@ def _cells(studies: Mapping[str, Study], methods: Sequence[str], view: View, mea
     return cells
 
 
-def _value(run: Run, view: View, measure: str) -> float | None:
+def _value(run: RunResults, view: View, measure: str) -> float | None:
     if measure == OVERALL:
         return run.summary.headline(view.mean)
     if measure in (declared := _declared()):
@@ -196,7 +196,7 @@ def _declared() -> dict[str, RunColumn]:
     return {column.heading.full_title: column for column in COLUMNS if "models" in column.tables}
 
 
-def _types(run: Run, view: View) -> dict[str, float]:
+def _types(run: RunResults, view: View) -> dict[str, float]:
     """Type of question -> mean over the places where it occurs, of a run's judged models."""
     return means_by_type([values for place, values in run.summary.types(view).items() if place not in run.left])
 

@@ -27,7 +27,7 @@ from confed.report.tables import control_marks
 from confed.report.tables import modalities as modality_matrix
 from confed.report.tables.cells import missing_sites_note
 from confed.results.metric import metric_of
-from confed.results.runs import Run, Study, load
+from confed.results.runs import RunResults, StudyResults, load
 from confed.results.settings import flat, tuning_note
 from confed.results.summary import WORST, Summary, global_note, personal_note
 from confed.results.views import View
@@ -41,7 +41,7 @@ _WORDS = (
 )
 
 
-def lead(study: Study) -> str:
+def lead(study: StudyResults) -> str:
     """Introduction of a report: the methods, data and models that were run."""
     first = study.runs[0]
     taking_part = _taking_part(study)
@@ -80,12 +80,12 @@ def lead(study: Study) -> str:
     return page.paragraph(text + _measured(study), "lead")
 
 
-def clients(study: Study) -> int:
+def clients(study: StudyResults) -> int:
     """Number of clients; of very many a summary names some and counts the others."""
     return len(_taking_part(study)) + max((run.summary.more_clients for run in study.runs), default=0)
 
 
-def _taking_part(study: Study) -> tuple[str, ...]:
+def _taking_part(study: StudyResults) -> tuple[str, ...]:
     """The clients that a summary names; across machines those that have a site, as the data may have more."""
     sites = set(chain.from_iterable(run.summary.sites for run in study.runs))
     return tuple(name for name in study.clients if name in sites) if sites else study.clients
@@ -100,12 +100,12 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _modal(study: Study) -> bool:
+def _modal(study: StudyResults) -> bool:
     """Whether examples have several modalities, or some of them only."""
     return any(run.summary.has_modality_matrix for run in study.runs)
 
 
-def _things(study: Study) -> str:
+def _things(study: StudyResults) -> str:
     """Plural name of the examples: "questions", "texts" or others."""
     if label_sections.labelled(study):
         return label_sections.unit(study)
@@ -114,7 +114,7 @@ def _things(study: Study) -> str:
     return "examples" if _modal(study) else "questions"
 
 
-def _exchanged(study: Study) -> str:
+def _exchanged(study: StudyResults) -> str:
     """Description of the communication between parties.
 
     A method of which no parameter is sent sends activations, or what models say of common examples, or nothing at
@@ -142,7 +142,7 @@ def _exchanged(study: Study) -> str:
     return "only model weights are exchanged" + (f" ({'; '.join(more)}). " if more else ". ")
 
 
-def _measured(study: Study) -> str:
+def _measured(study: StudyResults) -> str:
     """Description of the measurements and the measured models."""
     if label_sections.labelled(study):
         return (
@@ -226,7 +226,7 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def render(study: Study) -> str:
+def render(study: StudyResults) -> str:
     """The report as HTML."""
     tabs, store = Tabs(), ImageStore()
     comparison = compare_runs(study.runs) if len(study.methods) > 1 else None
@@ -266,7 +266,7 @@ def render(study: Study) -> str:
     return page.document(title, head, entries, store.css)
 
 
-def _samples(study: Study, tabs: Tabs, store: ImageStore) -> tuple[str, str]:
+def _samples(study: StudyResults, tabs: Tabs, store: ImageStore) -> tuple[str, str]:
     """Title and content of the gallery."""
     if label_sections.labelled(study):
         return f"Sample {label_sections.unit(study)}", gallery(study, tabs, store, labels=True)
@@ -281,7 +281,7 @@ def _glossary(labels: bool) -> Mapping[str, str]:
     return dict(label_sections.GLOSSARY) | {term: text for term, text in GLOSSARY.items() if term != "ECE"}
 
 
-def _title(study: Study) -> str:
+def _title(study: StudyResults) -> str:
     recipe = study.recipe or "a federated run"
     if study.single:
         return f"{study.runs[0].label} on {recipe}"
@@ -289,7 +289,7 @@ def _title(study: Study) -> str:
     return f"{recipe}: {methods} methods compared" if methods > 1 else f"{recipe}: {study.runs[0].label}"
 
 
-def _chips(study: Study) -> list[str]:
+def _chips(study: StudyResults) -> list[str]:
     rounds = sorted({run.summary.rounds for run in study.runs})
     chips = [
         "run" if study.single else "study",
@@ -303,7 +303,7 @@ def _chips(study: Study) -> list[str]:
     return chips + [f"trained: {name}" for name in trainable]
 
 
-def _tiles(study: Study) -> str:
+def _tiles(study: StudyResults) -> str:
     """The key figures of a run on its own."""
     if not study.single or not study.runs[0].complete:
         return ""
@@ -326,7 +326,7 @@ def _tiles(study: Study) -> str:
     return page.tiles(tile_rows)
 
 
-def _gaps(study: Study) -> list[str]:
+def _gaps(study: StudyResults) -> list[str]:
     """Notes on missing results, in sentences."""
     lines = [*study.remarks, *study.failed, *missing_sites_note([run.summary for run in study.runs])]
     for run in study.runs:
@@ -342,7 +342,7 @@ def _gaps(study: Study) -> list[str]:
     return lines if len(lines) <= shown else [*lines[:shown], f"… and {len(lines) - shown} more."]
 
 
-def _errors(study: Study) -> str:
+def _errors(study: StudyResults) -> str:
     """Calls that failed, notes of the runs."""
     html = ""
     lines: list[str] = []
@@ -365,7 +365,7 @@ def _errors(study: Study) -> str:
     return html
 
 
-def _wording(study: Study, cards: str) -> str:
+def _wording(study: StudyResults, cards: str) -> str:
     """The sample answers, after a word about the language of the questions where the data have one."""
     facts = study.runs[0].summary.facts
     if not cards or "wording" not in facts:
@@ -373,7 +373,7 @@ def _wording(study: Study, cards: str) -> str:
     return page.paragraph(f"The questions: {facts['wording']}.", "muted") + cards
 
 
-def _settings(study: Study, tabs: Tabs) -> str:
+def _settings(study: StudyResults, tabs: Tabs) -> str:
     """Sizes and floors of the data, the recipes, the versions."""
     first = study.runs[0]
     html = ""
@@ -396,6 +396,6 @@ def _settings(study: Study, tabs: Tabs) -> str:
     return html
 
 
-def _recipe(run: Run) -> str:
+def _recipe(run: RunResults) -> str:
     lines = [f"{key} = {value!r}" for key, value in flat(run.recipe).items()]
     return f"<pre>{page.escape(chr(10).join(lines))}</pre>"

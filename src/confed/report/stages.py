@@ -10,7 +10,7 @@ from confed.comparison.paired import Difference, against, corrected
 from confed.report.comparison import Comparison, compare_runs
 from confed.report.tables.relative import BySeed, mean_improvement, no_mean
 from confed.results.history import judged
-from confed.results.runs import Study, load
+from confed.results.runs import StudyResults, load
 from confed.results.sweep import Point, Sweep
 from confed.system import format as formats
 
@@ -26,7 +26,7 @@ class Stage:
     """
 
     point: Point
-    study: Study
+    study: StudyResults
     comparison: Comparison
     differences: Mapping[str, Difference] = field(default_factory=dict[str, Difference])
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from confed.comparison.verdict import POOLING
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import average, numbers
 from confed.results.views import View
 
@@ -68,7 +68,9 @@ class Gate:
     values: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-def judge(study: Study, longer: Study | None, rows: Rows, ceilings: Mapping[str, float], modal: bool) -> list[Gate]:
+def judge(
+    study: StudyResults, longer: StudyResults | None, rows: Rows, ceilings: Mapping[str, float], modal: bool
+) -> list[Gate]:
     """All five gates of a benchmark, in order."""
     return [
         _pooling(study, rows),
@@ -79,13 +81,13 @@ def judge(study: Study, longer: Study | None, rows: Rows, ceilings: Mapping[str,
     ]
 
 
-def _pooling(study: Study, rows: Rows) -> Gate:
+def _pooling(study: StudyResults, rows: Rows) -> Gate:
     asked = f"centralised at least {POOLING:g} points over local training"
     lacking = _lacking(study, rows, "centralised local") or _apart(study, rows.central, rows.local)
     return _at_least("a", asked, _over(study, rows.central, rows.local), POOLING, lacking)
 
 
-def _headroom(study: Study, rows: Rows, ceilings: Mapping[str, float]) -> Gate:
+def _headroom(study: StudyResults, rows: Rows, ceilings: Mapping[str, float]) -> Gate:
     asked = f"Bayes ceiling at least {HEADROOM:g} points over local training"
     if not ceilings:
         return Gate("d", asked, "not judged: the data set does not state a ceiling")
@@ -98,7 +100,7 @@ def _headroom(study: Study, rows: Rows, ceilings: Mapping[str, float]) -> Gate:
     return _at_least("d", asked, measured, HEADROOM, "")
 
 
-def _converged(study: Study, longer: Study | None) -> Gate:
+def _converged(study: StudyResults, longer: StudyResults | None) -> Gate:
     asked = f"every row within {LEVEL:g} points of its value at {LONGER:g} times the rounds"
     if longer is None:
         return Gate("b", asked, "not judged: no runs with more rounds")
@@ -122,7 +124,7 @@ def _converged(study: Study, longer: Study | None) -> Gate:
     return Gate("b", asked, sentence, False if failed else passed, values)
 
 
-def _ordered(study: Study, rows: Rows) -> Gate:
+def _ordered(study: StudyResults, rows: Rows) -> Gate:
     asked = f"a head alone at least {ADAPTED:g} points under adapters, everything at least level with adapters"
     parts: list[str] = []
     verdicts: list[bool | None] = []
@@ -149,7 +151,7 @@ def _ordered(study: Study, rows: Rows) -> Gate:
     return Gate("c", asked, text if values else f"not judged: {text}", verdict, values)
 
 
-def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
+def _floors(study: StudyResults, rows: Rows, modal: bool) -> Gate:
     asked = (
         f"floors (majority, words alone, permuted inputs) at least {OVER_FLOORS:g} points under centralised training"
     )
@@ -169,7 +171,7 @@ def _floors(study: Study, rows: Rows, modal: bool) -> Gate:
     return Gate("e", asked, sentence, all(_exact(value) >= OVER_FLOORS for value in values.values()), values)
 
 
-def _controls(run: Run) -> Mapping[str, Mapping[str, float]]:
+def _controls(run: RunResults) -> Mapping[str, Mapping[str, float]]:
     """Floor -> place -> value, of the model that a run is judged by; empty without controls."""
     view_controls = next(filter(None, map(run.summary.controls, _VIEWS)), {})
     names = [name for name in view_controls if name in ("constant", "words") or name.startswith("permuted_")]
@@ -180,7 +182,7 @@ def _controls(run: Run) -> Mapping[str, Mapping[str, float]]:
     )
 
 
-def _margin(run: Run, name: str) -> float | None:
+def _margin(run: RunResults, name: str) -> float | None:
     """How far a floor lies under the model, in points, over the places that have this floor."""
     controls = _controls(run)
     places = controls.get(name, {})
@@ -190,7 +192,7 @@ def _margin(run: Run, name: str) -> float | None:
     return 100 * _mean(right[place] - value for place, value in places.items() if place in right)
 
 
-def _over(study: Study, one: str, other: str) -> dict[str, float] | None:
+def _over(study: StudyResults, one: str, other: str) -> dict[str, float] | None:
     """Two rows and their difference, over the seeds that both have; None where there are none."""
     seeds = {run.seed for run in study.of(one)} & {run.seed for run in study.of(other)}
     first, second = (_value(study, row, seeds) for row in (one, other))
@@ -212,14 +214,14 @@ def _exact(points: float) -> float:
     return round(points, 9)
 
 
-def _lacking(study: Study, rows: Rows, wanted: str) -> str:
+def _lacking(study: StudyResults, rows: Rows, wanted: str) -> str:
     """Which of the wanted roles have no run."""
     named = {"centralised": rows.central, "local": rows.local}
     missing = [role for role in wanted.split() if not named[role] or not study.of(named[role])]
     return f"no finished run of a {' and a '.join(missing)} row" if missing else ""
 
 
-def _apart(study: Study, one: str, other: str) -> str:
+def _apart(study: StudyResults, one: str, other: str) -> str:
     """Why two rows with runs cannot be compared."""
     seeds: list[set[int]] = []
     for row in (one, other):
@@ -227,26 +229,26 @@ def _apart(study: Study, one: str, other: str) -> str:
     return "no value in the seeds that both rows have" if seeds[0] & seeds[1] else "no seed that both rows have"
 
 
-def _value(study: Study, row: str, seeds: Iterable[int]) -> float | None:
+def _value(study: StudyResults, row: str, seeds: Iterable[int]) -> float | None:
     """Mean over seeds and clients, in points."""
     run_values = [_of_run(run) for run in study.of(row) if run.seed in set(seeds)]
     value = average(run_values)
     return None if value is None else 100 * value
 
 
-def _of_run(run: Run) -> float | None:
+def _of_run(run: RunResults) -> float | None:
     if run.summary.is_labelled:
         return run.summary.label_value("C-AP")
     return average(list(_judged(run).values()))
 
 
-def _judged(run: Run) -> dict[str, float]:
+def _judged(run: RunResults) -> dict[str, float]:
     """Client -> the value of what the run's method deploys."""
     view = next((view for view in (View.DEPLOYED, *_VIEWS) if run.summary.values(view)), View.PERSONAL)
     return run.summary.counted(view)
 
 
-def _places(study: Study, row: str) -> dict[str, float]:
+def _places(study: StudyResults, row: str) -> dict[str, float]:
     """Client -> mean over seeds."""
     runs = [_judged(run) for run in study.of(row)]
     result: dict[str, float] = {}

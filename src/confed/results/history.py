@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from confed.results.metric import metric_of, place_metric
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import average, number, numbers
 from confed.results.views import View
 
@@ -17,7 +17,7 @@ Rounds = Mapping[int, Mapping[str, float]]
 """Round -> place -> value."""
 
 
-def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
+def evaluations(run: RunResults, view: str) -> dict[int, dict[str, float]]:
     """Headline metric of every place after each evaluated round, on validation data where there are any.
 
     Places may have different metrics, as where clients have different tasks: each has values of its own metrics.
@@ -39,13 +39,13 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
     return scores_by_round
 
 
-def judged(study: Study) -> View:
+def judged(study: StudyResults) -> View:
     """The view that the methods of a study are judged by: what is deployed where there is such a column."""
     has_deployed = any(run.summary.deploys is not None for run in study.runs)
     return View.DEPLOYED if has_deployed else View.PERSONAL
 
 
-def judged_words(study: Study) -> str:
+def judged_words(study: StudyResults) -> str:
     """The same for a reader: "global" where no method gives clients models of their own, or labels are judged so."""
     labelled = {_label_view(run) for run in study.runs if run.summary.is_labelled}
     if labelled:
@@ -53,7 +53,7 @@ def judged_words(study: Study) -> str:
     return "global" if nobody_has_own(study) else judged(study)
 
 
-def nobody_has_own(study: Study) -> bool:
+def nobody_has_own(study: StudyResults) -> bool:
     """Whether no method of a study makes models of the clients' own: where these are asked for stands the global one.
 
     A centralised model is not a personal one either.
@@ -63,33 +63,33 @@ def nobody_has_own(study: Study) -> bool:
     return any(nobodys) and all(summary.without_personal or summary.is_bound for summary in summaries)
 
 
-def no_global(study: Study) -> bool:
+def no_global(study: StudyResults) -> bool:
     """Whether no method of a study makes a global model."""
     return all(run.summary.without_global for run in study.runs)
 
 
-def curve(run: Run, view: str) -> Curve:
+def curve(run: RunResults, view: str) -> Curve:
     """The headline metric's mean over places; of a multi-label run the average precision of all places together."""
     if not run.summary.is_labelled:
         return means(evaluations(run, view))
     return _pooled(run, view)
 
 
-def judged_curve(study: Study, run: Run) -> Curve:
+def judged_curve(study: StudyResults, run: RunResults) -> Curve:
     """The curve of what a run is judged by: deployed or personal models; of a multi-label run its headline view."""
     return curve(run, _label_view(run) if run.summary.is_labelled else judged(study))
 
 
-def curve_metric(study: Study) -> str:
+def curve_metric(study: StudyResults) -> str:
     """What :func:`curve` has the values of."""
     return POOLED if any(run.summary.is_labelled for run in study.runs) else metric_of(study.runs)
 
 
-def _label_view(run: Run) -> str:
+def _label_view(run: RunResults) -> str:
     return (run.summary.label_view or "global").partition("/")[0]
 
 
-def _pooled(run: Run, view: str) -> Curve:
+def _pooled(run: RunResults, view: str) -> Curve:
     pooled: dict[int, float] = {}
     for line in run.evaluations:
         views = {name: numbers(values).get(POOLED) for name, values in (line.get("pooled") or {}).items()}
@@ -111,13 +111,13 @@ def of_place(rounds: Rounds, place: str) -> Curve:
     return {r: places[place] for r, places in rounds.items() if place in places}
 
 
-def loss(run: Run) -> Curve:
+def loss(run: RunResults) -> Curve:
     """Training loss, mean over the clients that took part."""
     values = {int(line["round"]): average(list(numbers(line.get("loss")).values())) for line in run.rounds}
     return {r: value for r, value in values.items() if value is not None}
 
 
-def validation_loss(run: Run) -> Curve:
+def validation_loss(run: RunResults) -> Curve:
     """Loss on the clients' validation data, mean over clients: of what is deployed, of personal models, or global."""
     deployed = [] if run.summary.deploys is None else [run.summary.deploys.evaluated]
     losses: dict[int, float] = {}
@@ -129,7 +129,7 @@ def validation_loss(run: Run) -> Curve:
     return losses
 
 
-def sent_until(run: Run) -> Curve:
+def sent_until(run: RunResults) -> Curve:
     """Bytes sent by all clients and the server up to each round, and 0 before the first."""
     total, totals = 0.0, {0: 0.0}
     for line in sorted(run.rounds, key=lambda line: int(line["round"])):
@@ -138,7 +138,7 @@ def sent_until(run: Run) -> Curve:
     return totals
 
 
-def seconds_until(run: Run) -> Curve:
+def seconds_until(run: RunResults) -> Curve:
     """Seconds of training up to each round (evaluation is not counted), and 0 before the first; empty if unknown."""
     total, totals = 0.0, {0: 0.0}
     for line in sorted(run.timings, key=lambda line: int(line["round"])):

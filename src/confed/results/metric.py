@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from confed.comparison.refusals import SEVERAL, SHARES_OF_RIGHT
 from confed.results.records import record_of
-from confed.results.runs import Run
+from confed.results.runs import RunResults
 
 HEADLINES = ("accuracy", "vqa_accuracy", "vqa_any", "cider", "exact", "vqa", "anls", "f1", "choice")
 """Metrics that head results of tasks on questions."""
@@ -25,14 +25,14 @@ def types_in_order(types: Iterable[str]) -> list[str]:
     return [t for t in ANSWER_TYPES if t in ordered] if set(ordered) <= set(ANSWER_TYPES) else ordered
 
 
-def metric_of(runs: Sequence[Run]) -> str:
+def metric_of(runs: Sequence[RunResults]) -> str:
     """The name of the runs' metric; "score" where they have several."""
     names = dict.fromkeys(run.metric for run in runs if run.complete)
     name = next(iter(names), "accuracy") if len(names) < 2 else "score"
     return NAMES.get(name, name)
 
 
-def metric_note(runs: Sequence[Run]) -> str:
+def metric_note(runs: Sequence[RunResults]) -> str:
     """Whether runs with several metrics can be compared, in a sentence; the empty text if they have one.
 
     Where every test question has one right answer, soft and strict scores are the same: the predictions show it.
@@ -50,7 +50,7 @@ def metric_note(runs: Sequence[Run]) -> str:
     return f"Warning: the metrics differ ({words}), so values in one column are not the same quantity."
 
 
-def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
+def place_metric(run: RunResults, place: str, values: Mapping[str, object]) -> str:
     """Name of the headline metric at one place, where clients may have several ("score")."""
     if run.metric != SEVERAL:
         return run.metric

@@ -17,7 +17,7 @@ from confed.data.imputation import missing_of
 from confed.federation.measure import KEPT
 from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
 from confed.registry import measures
-from confed.results.runs import Run
+from confed.results.runs import RunResults
 from confed.results.summary import LABELS, VALIDATION, Summary, average, mapping
 from confed.results.views import OF_EVALUATED, View
 
@@ -68,7 +68,7 @@ class Further:
         return self.stated.get("better") == "lower"
 
 
-def further_of(runs: Sequence[Run]) -> dict[str, Further]:
+def further_of(runs: Sequence[RunResults]) -> dict[str, Further]:
     """Outcome -> the further measure and view that it is of, of all runs."""
     declared: dict[str, Mapping[str, Any]] = {}
     for run in runs:
@@ -82,7 +82,7 @@ def further_of(runs: Sequence[Run]) -> dict[str, Further]:
     return {f"{one.title}, {one.view.words}": one for one in further}
 
 
-def outcomes_of(runs: Sequence[Run]) -> dict[str, Outcome]:
+def outcomes_of(runs: Sequence[RunResults]) -> dict[str, Outcome]:
     """Everything that runs are compared by, in the order of tables."""
     return {**MEASURES, **{words: one.outcome for words, one in further_of(runs).items()}}
 
@@ -109,7 +109,7 @@ def is_blind(summary: Summary, view: View) -> bool | None:
     return not controls.get("passed", True) if controls else None
 
 
-def record_of(run: Run) -> Record:
+def record_of(run: RunResults) -> Record:
     """A run's results as a record."""
     summary = run.summary
     traits = summary.traits
@@ -147,7 +147,7 @@ def record_of(run: Run) -> Record:
 class _Predictions(Mapping[str, Mapping[str, Examples]]):
     """Test examples of a run's outcomes, read when they are first asked for; clients that left are in none."""
 
-    def __init__(self, run: Run, further: Mapping[str, Further]) -> None:
+    def __init__(self, run: RunResults, further: Mapping[str, Further]) -> None:
         self._run, self._further = run, further
         self._resampled: dict[str, Resampled | None] = {}
         self._read: dict[str, dict[str, Examples]] = {}
@@ -196,7 +196,7 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
         return self._resampled[measure]
 
 
-def _resampled(run: Run, view: str, metric: str) -> Resampled | None:
+def _resampled(run: RunResults, view: str, metric: str) -> Resampled | None:
     settings = run.summary.labelled
     value = run.summary.label_value(metric, view)
     together = _together(run, view or run.summary.label_view)
@@ -213,7 +213,7 @@ def _resampled(run: Run, view: str, metric: str) -> Resampled | None:
     return Resampled(value, values, len(truth), test_set, _digest(names), members)
 
 
-def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
+def _together(run: RunResults, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
     """Probabilities and labels (N, C) of one view's test examples, and hashes of each place's examples.
 
     Places are in the order of their names; the result is None for a run that did not keep these everywhere.
@@ -236,7 +236,7 @@ def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndar
     )
 
 
-def _loses_in_tests(run: Run) -> bool:
+def _loses_in_tests(run: RunResults) -> bool:
     """Whether evaluations lose modalities, which depends on the seed and reorders rows."""
     missing = missing_of(mapping(run.recipe.get("data")).get("missing", {}))
     every = (missing.everyone, *missing.clients.values())

@@ -20,7 +20,7 @@ from confed.results.summary import Summary, average, check_headline, mapping, wi
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResults:
     """One run folder.
 
     Attributes:
@@ -97,7 +97,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyResults:
     """Several methods with one or more seeds each; a run on its own is a study of one.
 
     Attributes:
@@ -112,7 +112,7 @@ class Study:
 
     folder: Path
     recipe: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunResults, ...]
     single: bool = False
     remarks: tuple[str, ...] = ()
     rows: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -164,16 +164,16 @@ class Study:
         """Method -> setting -> the value that tuning chose; methods that were not tuned are left out."""
         return {method: tuned for method in self.methods if (tuned := self.of(method)[0].tuned)}
 
-    def of(self, method: str) -> tuple[Run, ...]:
+    def of(self, method: str) -> tuple[RunResults, ...]:
         """A method's runs, one per seed."""
         return tuple(run for run in self.runs if run.method == method)
 
-    def mean(self, method: str, value: Callable[[Run], float | None]) -> float | None:
+    def mean(self, method: str, value: Callable[[RunResults], float | None]) -> float | None:
         """Mean over a method's seeds of a value of its runs."""
         return average([value(run) for run in self.of(method)])
 
 
-def load(folder: Path) -> Study:
+def load(folder: Path) -> StudyResults:
     """Reads a run or a study folder."""
     folder = Path(folder)
     try:
@@ -184,20 +184,20 @@ def load(folder: Path) -> Study:
         raise ValueError(f"{folder} has a damaged summary.json, metrics.jsonl or recipe.toml: {what}") from error
 
 
-def _load(folder: Path) -> Study:
+def _load(folder: Path) -> StudyResults:
     index = read_json(folder / "summary.json")
     if isinstance(index, Mapping) and isinstance(index.get("runs"), list):
         return _study(folder, index)
     if _is_run(folder):
         (run,) = with_deployed_of([_run(folder)])
-        return Study(folder, run.summary.recipe, (run,), single=True)
+        return StudyResults(folder, run.summary.recipe, (run,), single=True)
     run_folders = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
     if run_folders:
         runs = [_run(path, name_of_file(path.parent.name)) for path in run_folders]
         order = list(dict.fromkeys(run.method for run in runs))
         runs = with_deployed_of(_labelled(sorted(runs, key=lambda run: (order.index(run.method), run.seed)), {}))
         remark = "The study has no index (summary.json), so it was interrupted; methods are in alphabetical order."
-        return Study(folder, runs[0].summary.recipe, tuple(runs), remarks=(remark,))
+        return StudyResults(folder, runs[0].summary.recipe, tuple(runs), remarks=(remark,))
     what = "an empty or foreign folder" if folder.is_dir() else "nothing"
     raise ValueError(
         f"{folder} must be a run folder (recipe.toml, metrics.jsonl, summary.json) or a study folder "
@@ -205,7 +205,7 @@ def _load(folder: Path) -> Study:
     )
 
 
-def _study(folder: Path, index: Mapping[str, Any]) -> Study:
+def _study(folder: Path, index: Mapping[str, Any]) -> StudyResults:
     labels = index.get("labels", {})
     errors = index.get("errors", {})
     failures = (
@@ -214,7 +214,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     tuned = index.get("tuned")
     order = [str(method) for method in index.get("methods", ())]
     deploys = mapping(index.get("deploys"))
-    runs: list[Run] = []
+    runs: list[RunResults] = []
     remarks: list[str] = []
     read: set[str] = set()
     for entry in index["runs"]:
@@ -239,7 +239,9 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
     runs = with_deployed_of(_labelled(runs, {method: label for method, label in rows.items() if method in labels}))
     refused = _refused(folder, index, failures)
-    return Study(folder, str(index.get("recipe", "")), tuple(runs), False, tuple(remarks), rows, failures, refused)
+    return StudyResults(
+        folder, str(index.get("recipe", "")), tuple(runs), False, tuple(remarks), rows, failures, refused
+    )
 
 
 def _refused(folder: Path, index: Mapping[str, Any], failures: Mapping[str, str]) -> frozenset[str]:
@@ -250,7 +252,7 @@ def _refused(folder: Path, index: Mapping[str, Any], failures: Mapping[str, str]
     return frozenset(place for place in failures if not any((folder / place).glob("*")))
 
 
-def _labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
+def _labelled(runs: Sequence[RunResults], labels: Mapping[str, str]) -> list[RunResults]:
     """The same runs with labels that tell their methods apart: those given, else those that the runs know."""
     distinct = distinct_labels({**{run.method: run.label for run in reversed(runs)}, **labels})
     return [replace(run, label=distinct[run.method]) for run in runs]
@@ -263,7 +265,7 @@ def _is_run(folder: Path) -> bool:
     return isinstance(summary, Mapping) and "algorithm" in summary
 
 
-def _run(folder: Path, method: str | None = None, label: str | None = None) -> Run:
+def _run(folder: Path, method: str | None = None, label: str | None = None) -> RunResults:
     missing = {name: why for name, why in EXPECTED.items() if not (folder / name).is_file()}
     recipe = read_toml(folder / "recipe.toml")
     lines = read_lines(folder / "metrics.jsonl")
@@ -275,7 +277,7 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
         summary = provisional(recipe, rounds, evaluations, folder)
     algorithm = str(summary.get("algorithm", folder.name))
     summary = Summary(summary)
-    return Run(
+    return RunResults(
         folder=folder,
         method=method or algorithm,
         label=str(label or summary.content.get("label") or method or algorithm),
@@ -289,7 +291,7 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
     )
 
 
-def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
+def with_deployed_of(runs: "Sequence[RunResults]", headline: str = "") -> "list[RunResults]":
     """The same runs with what each deploys; see :func:`confed.results.summary.with_deployed`."""
     check_headline(headline, "headline")
     summaries = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])

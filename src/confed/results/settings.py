@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from confed.comparison.records import distinct_labels
-from confed.results.runs import Run
+from confed.results.runs import RunResults
 
 # What must agree for two runs to differ in nothing but the algorithm.
 _FAIR = (
@@ -20,7 +20,7 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dict(_items(section, prefix))
 
 
-def differing_keys(run: Run, reference: Run) -> dict[str, str]:
+def differing_keys(run: RunResults, reference: RunResults) -> dict[str, str]:
     """Keys outside ``[algorithm]`` in which two runs differ -> "value, not value".
 
     Seeds may differ when the runs' seeds do. A run without a recipe differs in nothing that is known.
@@ -39,7 +39,7 @@ def differing_keys(run: Run, reference: Run) -> dict[str, str]:
     return {key: f"{_value(mine, key)}, not {_value(other, key)}" for key in differ}
 
 
-def named_apart(runs: Sequence[Run]) -> list[Run]:
+def named_apart(runs: Sequence[RunResults]) -> list[RunResults]:
     """The runs with method names that tell them apart.
 
     Runs of one algorithm with other hyper-parameters get the differing values in their names; runs that still
@@ -65,7 +65,7 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
     return [_suffixed(run, _place(run)) if run.method in clashing else run for run in named]
 
 
-def tuning_note(runs: Sequence[Run]) -> str:
+def tuning_note(runs: Sequence[RunResults]) -> str:
     """Which values tuning chose and for which methods it did not, in a sentence; the empty text if it chose none."""
     labels = distinct_labels({run.method: run.label for run in runs})
     words: dict[str, str] = {}
@@ -78,11 +78,11 @@ def tuning_note(runs: Sequence[Run]) -> str:
     return f"Tuned on validation data: {sentence}.{without}" if words else ""
 
 
-def _suffixed(run: Run, suffix: str) -> Run:
+def _suffixed(run: RunResults, suffix: str) -> RunResults:
     return replace(run, method=f"{run.method} ({suffix})", label=f"{run.label} ({suffix})")
 
 
-def _place(run: Run) -> str:
+def _place(run: RunResults) -> str:
     """A run on its own is known by its folder, one in a study by the study's."""
     folder = run.folder.resolve()
     return folder.parent.parent.name if folder.name == f"seed-{run.seed}" else folder.name

@@ -7,7 +7,7 @@ from typing import Literal
 
 from confed.results.folder import kind_of, run_folders
 from confed.results.history import evaluations, loss
-from confed.results.runs import Run, load
+from confed.results.runs import RunResults, load
 from confed.results.summary import average, number
 from confed.results.sweep import read_sweep
 from confed.results.views import View
@@ -103,7 +103,7 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
     )
 
 
-def _value(run: Run) -> tuple[str, float | None]:
+def _value(run: RunResults) -> tuple[str, float | None]:
     """Metric and its mean over clients."""
     if run.complete:
         view = View.PERSONAL if run.summary.values(View.PERSONAL) else View.SEEN

@@ -44,7 +44,7 @@ from confed.federation.specs import (
 from confed.models import create_model
 from confed.models.tokenizer import known_words
 from confed.privacy.protections import check_layouts
-from confed.recipes.recipe import Recipe, Run
+from confed.recipes.recipe import Recipe, RunSection
 from confed.registry import measures, models
 from confed.registry import tasks as registered_tasks
 from confed.runs.checks import (
@@ -250,7 +250,7 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _features(run: Run) -> FeatureSettings | None:
+def _features(run: RunSection) -> FeatureSettings | None:
     """How the simulator keeps features of frozen layers; in a folder of this user, where there is a home folder."""
     allowed = os.environ.get("CONFED_FEATURES", "auto")  # what this machine's owner says, whatever recipes say
     if allowed not in ("auto", "memory", "off"):
@@ -274,7 +274,7 @@ def check_device(recipe: Recipe, *, alone: bool = False) -> None:
         _check_several_gpus(replace(recipe.run, workers=1) if alone else recipe.run)
 
 
-def _check_several_gpus(run: Run) -> None:
+def _check_several_gpus(run: RunSection) -> None:
     wanted = "model.device_map = 'auto' spreads the model over the GPUs of one process"
     if run.engine != "local" or run.workers != 1:
         given = f"run.engine = {run.engine!r}, run.workers = {run.workers}"

@@ -35,7 +35,7 @@ from confed.federation.task_contract import task_faults
 from confed.models.tokenizer import CountsShortened
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.registry import datasets, measures, models, tasks
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ LOOKED_AT = 1000
 """Clients whose test examples are looked for; where none of the first so many has any, more are not asked."""
 
 
-def warn_of_ignored(data: Mapping[str, Any], run: Run, run_data: "RunData") -> None:
+def warn_of_ignored(data: Mapping[str, Any], run: RunSection, run_data: "RunData") -> None:
     """Warnings of an ineffective number of clients, of a cohort beyond it, and of missing test data."""
     client_count = len(run_data.clients)
     asked, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
@@ -117,7 +117,7 @@ def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset | LabelDat
         )
 
 
-def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
+def check_method(algorithm: Algorithm, run: RunSection, clients: Collection[str]) -> None:
     """Check that a method can work with the recipe's section ``[run]``."""
     name = algorithm.title
     for setting, named in (algorithm.named_clients() if isinstance(algorithm, NamesClients) else {}).items():

@@ -8,7 +8,7 @@ from confed.engines.participation import Participation
 from confed.federation.algorithm import Algorithm
 from confed.models.hub_names import commit_of
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.recipes.run_section import Run
+from confed.recipes.run_section import RunSection
 from confed.results.folder import RunFolder
 
 # Recipe with the commit of its model by name ------------------------------------------------------------------
@@ -35,12 +35,12 @@ def pinned_as(folder: RunFolder, recipe: Recipe) -> Recipe:
 # Clients that train in a round of a run -----------------------------------------------------------------------
 
 
-def participation_of(run: Run, clients: Collection[str]) -> Participation:
+def participation_of(run: RunSection, clients: Collection[str]) -> Participation:
     """Participation of clients: late arrivals and departures."""
     return Participation(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
 
 
-def cohorts_of(run: Run, algorithm: Algorithm) -> tuple[Callable[[int], int], Buffered | None]:
+def cohorts_of(run: RunSection, algorithm: Algorithm) -> tuple[Callable[[int], int], Buffered | None]:
     """Number of clients that train in a round, or at any time, out of those present; settings of asynchronous rounds.
 
     Where clients send nothing there is nothing to wait for: beside methods with asynchronous rounds, a round of theirs
@@ -53,7 +53,7 @@ def cohorts_of(run: Run, algorithm: Algorithm) -> tuple[Callable[[int], int], Bu
     return run.cohort_size, Buffered(run.buffer, run.staleness, run.delays)
 
 
-def check_cohorts(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
+def check_cohorts(algorithm: Algorithm, run: RunSection, clients: Collection[str]) -> None:
     """Check that every round has clients, and that the method has asynchronous rounds where the run asks for them.
 
     Raises ``ValueError``: a setting of ``run`` does not fit; the message names it.

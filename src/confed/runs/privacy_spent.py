@@ -8,7 +8,7 @@ from confed.engines.local import Participation
 from confed.federation.algorithm import Algorithm
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.ledger import PrivacyLedger
-from confed.recipes.run_section import Run as RunSection
+from confed.recipes.run_section import RunSection
 from confed.results.summary import PRIVACY, PRIVACY_SHOWN
 
 

@@ -22,7 +22,7 @@ from confed.results.settings import flat
 from confed.results.sweep import read_sweep
 from confed.runs.summary import versions
 from confed.studies.runner import error_of, note_refusals
-from confed.studies.study import INDIFFERENT, Job, Study, begun, growing
+from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, growing
 from confed.system.folder_lock import exclusive, holder_of
 
 CELLS = "cells.json"
@@ -85,7 +85,7 @@ class CellStatus:
     text: str = ""
 
 
-def studies_of(root: Path) -> dict[str, Study]:
+def studies_of(root: Path) -> dict[str, StudyFolder]:
     """Folder within the root -> study that grows: those of a sweep, or the one in the root itself, called ""."""
     if kind_of(root) == "sweep":
         studies = {point.folder: growing(root / point.folder) for point in read_sweep(root).points}
@@ -148,7 +148,7 @@ def read_cells(root: Path) -> Cells:
         return Cells(root, cells, {str(name): str(value) for name, value in content["versions"].items()}, {})
 
 
-def find_cell(root: Path, number: int) -> tuple[Study, Job, str]:
+def find_cell(root: Path, number: int) -> tuple[StudyFolder, Job, str]:
     """The study and run of a cell, and a note on versions of libraries that differ, if any do."""
     cells = read_cells(root)
     if not 1 <= number <= len(cells.cells):
@@ -193,7 +193,7 @@ def statuses(root: Path) -> list[CellStatus]:
     return cell_statuses
 
 
-def _status(cell: Cell, study: Study, job: Job) -> CellStatus:
+def _status(cell: Cell, study: StudyFolder, job: Job) -> CellStatus:
     folder = study.root / job.folder
     titles = [cell.study, study.labels[job.method], f"seed {job.seed}"]
     title, rounds = ", ".join(filter(None, titles)), study.recipe_of(job).run.rounds
@@ -212,7 +212,7 @@ def _status(cell: Cell, study: Study, job: Job) -> CellStatus:
     return CellStatus(cell, title, "waiting", 0, rounds)
 
 
-def _runs(root: Path) -> Iterator[tuple[str, Study, Job]]:
+def _runs(root: Path) -> Iterator[tuple[str, StudyFolder, Job]]:
     for folder, study in studies_of(root).items():
         for job in study.jobs:
             yield folder, study, job

@@ -11,7 +11,7 @@ from confed.data.labelled import LabelDataset
 from confed.recipes.recipe import Recipe
 from confed.recipes.schema import plain
 from confed.results.gates import LONGER, Gate, Rows, judge
-from confed.results.runs import Study, load
+from confed.results.runs import StudyResults, load
 from confed.runs.dataset import load_dataset
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import seed_differences
@@ -72,7 +72,7 @@ def judged(recipe: Recipe, folder: Path, longer: Path | None) -> list[Gate]:
     return judge(study, more, rows_for_gates(recipe), ceilings, modal)
 
 
-def _finished(folder: Path) -> Study:
+def _finished(folder: Path) -> StudyResults:
     """A study without runs that did not come to their end."""
     study = load(folder)
     complete = tuple(run for run in study.runs if run.complete)
@@ -81,7 +81,7 @@ def _finished(folder: Path) -> Study:
     return replace(study, runs=complete)
 
 
-def _unlike(study: Study, longer: Study) -> str:
+def _unlike(study: StudyResults, longer: StudyResults) -> str:
     """Reason why a second study is not the first one with more rounds; "" if it is, row by row and seed by seed."""
     longer_runs = {(run.method, run.seed): run for run in longer.runs}
     for run in study.runs:

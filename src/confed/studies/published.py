@@ -25,7 +25,7 @@ from confed.federation.reading import check_entries
 from confed.metrics.statistics import mean
 from confed.results.folder import RunFolder
 from confed.results.metric import place_metric
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.settings import flat
 from confed.results.summary import WORST, average, deploys, number, numbers
 from confed.results.views import TESTED, View
@@ -43,9 +43,11 @@ LISTED = 100
 """Places that a line of the history lists."""
 
 
-def write_rows(studies: Study | Sequence[tuple[str, Study]], folder: Path, command: str = "") -> list[Path]:
+def write_rows(
+    studies: StudyResults | Sequence[tuple[str, StudyResults]], folder: Path, command: str = ""
+) -> list[Path]:
     """Results files of studies, one for each method, or of single runs; those that differ in the seed are a row."""
-    given = [("", studies)] if isinstance(studies, Study) else studies
+    given = [("", studies)] if isinstance(studies, StudyResults) else studies
     if none := next((study.folder for _, study in given if not any(run.complete for run in study.runs)), None):
         raise ValueError(f"{none} has no finished run, so there is no row to write")
     rows = _rows(given)
@@ -64,12 +66,12 @@ def write_rows(studies: Study | Sequence[tuple[str, Study]], folder: Path, comma
     return written
 
 
-def _rows(studies: Sequence[tuple[str, Study]]) -> dict[str, list[Run]]:
+def _rows(studies: Sequence[tuple[str, StudyResults]]) -> dict[str, list[RunResults]]:
     """File name -> the runs of a row; single runs that differ in the seed alone are one row."""
-    rows: dict[str, list[Run]] = {}
+    rows: dict[str, list[RunResults]] = {}
     single: set[str] = set()
     for model, study in studies:
-        runs_by_row: dict[str, list[Run]] = {}
+        runs_by_row: dict[str, list[RunResults]] = {}
         for run in filter(lambda run: run.complete, study.runs):
             name = file_name("-".join(filter(None, (study.recipe or "run", model, run.method))))
             runs_by_row.setdefault(name, []).append(run)
@@ -88,7 +90,7 @@ def _rows(studies: Sequence[tuple[str, Study]]) -> dict[str, list[Run]]:
     return rows
 
 
-def row_of(runs: Sequence[Run]) -> dict[str, Any]:
+def row_of(runs: Sequence[RunResults]) -> dict[str, Any]:
     """Content of a results file: finished runs of one method that differ in the seed alone."""
     first = runs[0]
     for run in runs[1:]:
@@ -146,7 +148,7 @@ def seed_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[s
     }
 
 
-def _figures(run: Run) -> dict[str, float]:
+def _figures(run: RunResults) -> dict[str, float]:
     """Name -> value on test data: means, single places as "personal/NAME", and metrics over all labelled examples."""
     summary = run.summary
     figures = {key: value for key in MEANS if (value := summary.cost(key)) is not None}
@@ -179,7 +181,7 @@ def stated(average: float, sd: float, n: int) -> dict[str, Any]:
     return {"mean": average, "sd": sd} | {key: [average - half, average + half] for key, half in ends.items()}
 
 
-def _example_intervals(run: Run) -> dict[str, tuple[float, float]]:
+def _example_intervals(run: RunResults) -> dict[str, tuple[float, float]]:
     """Normal intervals of a single run's figures over its test examples, as far as they are means of these."""
     scores = {key: values for key, values in run.predictions().items() if key.endswith("/correct") and len(values) > 1}
     intervals: dict[str, tuple[float, float]] = {}
@@ -204,13 +206,13 @@ def _around(value: float, error: float) -> tuple[float, float]:
     return value - half, value + half
 
 
-def _digests(run: Run) -> dict[str, str]:
+def _digests(run: RunResults) -> dict[str, str]:
     """Those of the summary; of an older one those of the files that are there."""
     file_digests = result_digests(RunFolder(run.folder)) if run.folder.is_dir() else {}
     return file_digests | {str(key): str(value) for key, value in run.summary.digests.items()}
 
 
-def _history(run: Run) -> list[dict[str, Any]]:
+def _history(run: RunResults) -> list[dict[str, Any]]:
     """Lines of a run's history: the digest of each, and losses and headline values of up to :data:`LISTED` places."""
     return [
         {
@@ -223,7 +225,7 @@ def _history(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _values(run: Run, line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _values(run: RunResults, line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     if line.get("event") != "evaluation":
         return {"loss": dict(list(numbers(line.get("loss")).items())[:LISTED])}
     values: dict[str, dict[str, float]] = {}

@@ -21,7 +21,7 @@ from confed.federation.file_names import Name, Title, file_name
 from confed.federation.reading import check_entries, faults_of, read_bounded
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.folder import kind_of
-from confed.results.runs import Run, load
+from confed.results.runs import RunResults, load
 from confed.results.summary import Summary, check_headline
 from confed.runs.grants import check_grants
 from confed.studies.published import BITS, DIGITS, FORMAT, MEANS, TABLE, check_digits, heads, row_in, row_of
@@ -162,7 +162,9 @@ def _of_text(content: bytes, source: str, method: str, beside: Callable[[str], b
             )
         trained, label = str(content_read["algorithm"]), str(content_read.get("label", content_read["algorithm"]))
         nowhere = Path(source) / "no folder"  # the summary alone
-        run = Run(nowhere, trained, label, int(content_read["seed"]), Summary(content_read), content_read["resolved"])
+        run = RunResults(
+            nowhere, trained, label, int(content_read["seed"]), Summary(content_read), content_read["resolved"]
+        )
         row = row_of([run])
         _check_run(row["runs"][0], source)
         return _wanted(Published(source, row), method)

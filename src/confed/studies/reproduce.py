@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from confed.results.runs import Run, load
+from confed.results.runs import RunResults, load
 from confed.results.settings import flat
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import BITS, heads, row_of, same, seed_differences
@@ -89,7 +89,7 @@ def repeat(
     return judge(published, run)
 
 
-def judge(published: Published, run: Run) -> Verdict:
+def judge(published: Published, run: RunResults) -> Verdict:
     """Verdict on a run that repeats one of a published row; one without that seed is a ValueError."""
     run = replace(run, deploys=published.row.get("deploys", ""))
     before, (now,) = published.run(run.seed), row_of([run])["runs"]
@@ -155,7 +155,7 @@ def _interval(figure: Any) -> tuple[float, float] | None:
 
 def _differences(
     published: Published,
-    run: Run,
+    run: RunResults,
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     other_bits: Sequence[str],
@@ -211,7 +211,7 @@ def _changed(one: np.ndarray, other: np.ndarray) -> str:
     return f"{count} of {len(one)} examples" if count else ""
 
 
-def _causes(published: Published, run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _causes(published: Published, run: RunResults, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     changed = {
         key: values
         for key, values in seed_differences(published.row["resolved"], run.recipe).items()

@@ -17,7 +17,7 @@ from confed.runs.run import load_data, prepare, run, run_locked
 from confed.runs.same_recipe import check_same_recipe
 from confed.studies import pool
 from confed.studies.pool import headline
-from confed.studies.study import Job, Study, begun, differing, read_study
+from confed.studies.study import Job, StudyFolder, begun, differing, read_study
 from confed.system.events import Event, JobEnded, JobsPlanned, JobStarted, Progress, ignore, of_job
 from confed.system.folder_lock import Occupied, exclusive, without_lock
 
@@ -111,20 +111,20 @@ def note_refusals(root: Path) -> dict[str, str]:
     return outcome.errors
 
 
-def _refused_cells(study: Study, todo: Sequence[Job]) -> dict[str, str]:
+def _refused_cells(study: StudyFolder, todo: Sequence[Job]) -> dict[str, str]:
     rows = list(dict.fromkeys(job.method for job in todo))
     refused = refusals(study.recipe.with_rows(rows), todo[0].seed)
     return {job.cell: refused[job.method] for job in todo if job.method in refused}
 
 
-def _write_errors(study: Study, outcome: Outcome) -> None:
+def _write_errors(study: StudyFolder, outcome: Outcome) -> None:
     """Write what went wrong into the index of a study that grows."""
     refused = [cell for cell in outcome.errors if cell not in outcome.failed]
     index = {**study.index, "errors": outcome.errors, "refused": refused}
     write_atomically(study.root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
 
 
-def _summaries(study: Study) -> list[dict[str, Any]]:
+def _summaries(study: StudyFolder) -> list[dict[str, Any]]:
     """Summaries of the finished runs, with their rows' names in tables."""
     labels = study.labels
     return [
@@ -132,7 +132,7 @@ def _summaries(study: Study) -> list[dict[str, Any]]:
     ]
 
 
-def _run_missing(study: Study, progress: Progress, workers: int, outcome: Outcome) -> None:
+def _run_missing(study: StudyFolder, progress: Progress, workers: int, outcome: Outcome) -> None:
     todo = [job for job in study.jobs if not study.finished(job)]
     if todo and study.grows:  # create_study has made sure that nothing is refused
         outcome.errors |= _refused_cells(study, todo)
@@ -217,7 +217,7 @@ def run_cell(job: Mapping[str, Any], progress: Progress) -> str:
 
 
 def complete(
-    study: Study,
+    study: StudyFolder,
     job: Job,
     progress: Progress = ignore,
     *,

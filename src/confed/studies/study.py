@@ -54,7 +54,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyFolder:
     """A study folder's recipe and index.
 
     Attributes:
@@ -148,7 +148,7 @@ def write_study(recipe: Recipe, root: Path, jobs: Sequence[Job], **more: Any) ->
         write_atomically(root / name, files[name].encode())
 
 
-def read_study(root: Path) -> Study:
+def read_study(root: Path) -> StudyFolder:
     """Recipe and index of a study folder."""
     with faults_of(root / "summary.json", "a study's index"):
         index = json.loads(read_bounded(root / "summary.json").decode())
@@ -170,7 +170,7 @@ def read_study(root: Path) -> Study:
                 f"{root}/summary.json: a run must lie in ROW/seed-N with a row of {', '.join(rows)}, got "
                 f"{job.folder!r} for method {job.method!r} and seed {job.seed!r}"
             )
-    return Study(root, recipe, jobs, index)
+    return StudyFolder(root, recipe, jobs, index)
 
 
 def _rows(recipe: Recipe) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def load_rows(
     return apply(recipe, tuned or {}, overrides)
 
 
-def growing(root: Path) -> Study | None:
+def growing(root: Path) -> StudyFolder | None:
     """The study in a folder if it is one that grows, None otherwise."""
     if is_free(root) or kind_of(root) != "study":
         return None
@@ -232,7 +232,7 @@ def open_study(
         before = growing(root)  # another process may have made it meanwhile
         if before is None:
             _check_free(root)
-            before = Study(root, recipe, (), {})
+            before = StudyFolder(root, recipe, (), {})
         merged = joined(before.recipe, recipe)
         used = {row: values for row, values in before.index.get("tuned", {}).items() if row not in recipe.methods}
         used |= tuned or {}
@@ -242,7 +242,7 @@ def open_study(
         order = sorted(wanted, key=lambda cell: (cell[1], merged.methods.index(cell[0])))
         jobs = tuple(earlier_jobs.get(cell) or Job(*cell, cell_folder(*cell)) for cell in order)
         more = {"errors": {}, "tuned": {row: used[row] for row in merged.methods if row in used}}
-        _check_settings(Study(root, merged, jobs, more))
+        _check_settings(StudyFolder(root, merged, jobs, more))
         judged = before.index.get("judged") if judged is None else judged
         write_study(merged, root, jobs, **more, **({} if judged is None else {"judged": judged}))
 
@@ -263,7 +263,7 @@ def joined(before: Recipe, recipe: Recipe) -> Recipe:
     return recipe.with_rows(rows, {**kept, **recipe.overrides})
 
 
-def _check_settings(study: Study) -> None:
+def _check_settings(study: StudyFolder) -> None:
     """Check that runs were made with the settings that they would be made with now."""
     differences: list[str] = []
     for job in study.jobs:

@@ -12,7 +12,7 @@ from typing import Any
 
 from confed.results.folder import kind_of, read_jsonl
 from confed.results.metric import place_metric
-from confed.results.runs import Run, load
+from confed.results.runs import RunResults, load
 from confed.results.settings import flat
 from confed.results.summary import PRIVACY, WORST, Summary, average, number, numbers
 from confed.results.views import EVALUATED, TESTED, View
@@ -111,7 +111,7 @@ def tracked_runs(folder: Path, names: Names | None = None, files: bool = True) -
     return runs
 
 
-def _tracked(run: Run, state: RunState, names: Names, group: str, files: bool) -> TrackedRun:
+def _tracked(run: RunResults, state: RunState, names: Names, group: str, files: bool) -> TrackedRun:
     project = names.project or str(run.summary.recipe or run.recipe.get("name") or "confed")
     name = names.name or state.name
     rounds = _rounds(run)
@@ -152,7 +152,7 @@ def _digest(folder: Path, *names: str) -> str:
     return blake2b(b"\0".join([recipe, *(name.encode() for name in names)]), digest_size=8).hexdigest()
 
 
-def _rounds(run: Run) -> dict[int, Values]:
+def _rounds(run: RunResults) -> dict[int, Values]:
     """Metrics by round, in ascending order."""
     rounds: dict[int, Values] = {}
     for line in run.rounds:
@@ -181,7 +181,7 @@ def _training(line: Mapping[str, Any]) -> Values:
     return losses | ({"privacy/epsilon": max(spent.values())} if spent else {})
 
 
-def _evaluated(run: Run, line: Mapping[str, Any]) -> Values:
+def _evaluated(run: RunResults, line: Mapping[str, Any]) -> Values:
     """Means over places of every metric, and the headline metric of each place."""
     found: Values = {}
     split = str(line.get("split", "validation"))
@@ -221,7 +221,7 @@ def _by_place(name: str, values: Mapping[str, float]) -> Values:
     return metrics | ({f"{name}/{portable(p)}": v for p, v in values.items()} if len(values) <= MANY_PLACES else {})
 
 
-def _at_site(run: Run) -> Iterator[tuple[int, float]]:
+def _at_site(run: RunResults) -> Iterator[tuple[int, float]]:
     """Privacy spent by a site of a federation, whose journal stands beside its run folder."""
     if run.summary.is_site:
         for line in read_jsonl(run.folder.parent / "privacy.jsonl"):
@@ -229,7 +229,7 @@ def _at_site(run: Run) -> Iterator[tuple[int, float]]:
                 yield int(line["round"]), epsilon
 
 
-def _times(run: Run, rounds: Mapping[int, Values]) -> dict[int, float]:
+def _times(run: RunResults, rounds: Mapping[int, Values]) -> dict[int, float]:
     """When each round ended: the history has no dates, but its file and the length of each round are known."""
     history = run.folder / "metrics.jsonl"
     end = (history if history.is_file() else run.folder).stat().st_mtime

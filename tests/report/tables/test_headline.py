@@ -19,7 +19,7 @@ from confed.report.tables.headline import results_table, study_table
 from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
 from confed.report.tables.write import write_tables
-from confed.results.runs import Study, load
+from confed.results.runs import StudyResults, load
 from confed.results.summary import Summary
 from confed.system import format as formats
 from synthetic_study import CLIENTS, METHODS, SCENES, make_study
@@ -333,7 +333,7 @@ def test_many_clients_leave_their_columns_to_csv(study: Path) -> None:
     clients = [f"c{i}" for i in range(9)]
     content = {**run.summary.content, "clients": clients, "personal": dict.fromkeys(clients, 0.5)}
     many = replace(run, summary=Summary(content))
-    table = paper_table(Study(study, "", (many,)))
+    table = paper_table(StudyResults(study, "", (many,)))
     assert [column.full_title for column in table.brief().columns] == ["method", "personal average", "unseen average"]
     assert len(table.columns) == 1 + 9 + 1 + 2 + 1  # nobody to be compared with
 

@@ -19,7 +19,7 @@ from confed.report.figures.values import name_positions
 from confed.results.history import judged, nobody_has_own
 from confed.results.metric import metric_of
 from confed.results.records import Further, further_of
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.summary import average
 from confed.results.views import View
 
@@ -36,7 +36,7 @@ Values = Sequence[tuple[SeriesStyle, Sequence[Mapping[str, float]]]]
 """How something looks, and for each seed client -> value."""
 
 
-def further_bars(study: Study) -> list[tuple[Further, Drawing]]:
+def further_bars(study: StudyResults) -> list[tuple[Further, Drawing]]:
     """Further measures (``run.measures``), each with its results at every client as :func:`bars`."""
     drawings: list[tuple[Further, Drawing]] = []
     for one in further_of(study.runs).values():
@@ -45,7 +45,7 @@ def further_bars(study: Study) -> list[tuple[Further, Drawing]]:
     return drawings
 
 
-def bars(study: Study, further: Further | None = None) -> Drawing | None:
+def bars(study: StudyResults, further: Further | None = None) -> Drawing | None:
     """Test results of every client, methods side by side, with the standard deviation over seeds.
 
     Personal (or deployed) models; in a run on its own also the global model. Many methods are rows of points, a
@@ -95,7 +95,7 @@ def bars(study: Study, further: Further | None = None) -> Drawing | None:
     return Drawing(name, 10.4, 3.3, draw)
 
 
-def trade_off(study: Study) -> Drawing | None:
+def trade_off(study: StudyResults) -> Drawing | None:
     """Each method as a point: global model on unseen places against the mean of the personal models."""
     points = {
         m: (
@@ -131,7 +131,7 @@ def trade_off(study: Study) -> Drawing | None:
     return Drawing(f"trade-off {study.recipe}", 10.4 if many else 5.2, 4.6 if many else 3.4, draw)
 
 
-def _ranked(axes: "Axes", study: Study, values: Values, metric: str, palette: Palette) -> None:
+def _ranked(axes: "Axes", study: StudyResults, values: Values, metric: str, palette: Palette) -> None:
     """A line per method, its clients from the worst to the best."""
     for series, runs in values:
         averages: list[float | None] = []

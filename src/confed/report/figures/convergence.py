@@ -7,13 +7,13 @@ from confed.report.figures.annotate import End, at_ends
 from confed.report.figures.style import Drawing, Palette, line_style, series_styles, style_axes, whole_rounds
 from confed.results.history import Curve, judged, judged_curve
 from confed.results.metric import metric_of
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def series(study: Study) -> dict[str, list[Curve]]:
+def series(study: StudyResults) -> dict[str, list[Curve]]:
     """Method -> one curve per seed: round -> mean over clients on validation data, a fraction."""
     chosen = [m for m in study.methods if not study.of(m)[0].summary.is_bound]
     found = {}
@@ -26,7 +26,7 @@ def series(study: Study) -> dict[str, list[Curve]]:
     return result
 
 
-def drawing(study: Study) -> Drawing | None:
+def drawing(study: StudyResults) -> Drawing | None:
     """The curves, lines being means over seeds and bands one standard deviation to either side.
 
     None where methods deploy nothing but personal models (which the other curves show) or there is nothing to draw.

@@ -33,7 +33,7 @@ from confed.results.history import (
     validation_loss,
 )
 from confed.results.metric import metric_of
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ MANY_CLIENTS = 12
 MANY_METHODS = 6
 """With more methods than this there are no bands around lines, which would hide one another."""
 
-Panel = tuple[str, Callable[[Run], Curve], bool, SeriesStyle]
+Panel = tuple[str, Callable[[RunResults], Curve], bool, SeriesStyle]
 """Title, values of a run, whether they are fractions, and how a run on its own looks."""
 
 _PANELS: Sequence[Panel] = (
@@ -57,7 +57,7 @@ _PANELS: Sequence[Panel] = (
 )
 
 
-def curves(study: Study) -> Drawing | None:
+def curves(study: StudyResults) -> Drawing | None:
     """Means by round: personal models, global model on seen and on unseen places, losses."""
     # A run's deployed model is among the others, and without models of the clients' own theirs is the global one.
     without = [panel for panel, left in zip(_PANELS, (study.single, nobody_has_own(study)), strict=False) if left]
@@ -97,7 +97,7 @@ def curves(study: Study) -> Drawing | None:
     return Drawing(f"curves {study.recipe}", 10.4, 2.9 if study.single else 3.3 * lines, draw)
 
 
-def client_curves(study: Study) -> Drawing | None:
+def client_curves(study: StudyResults) -> Drawing | None:
     """One panel per client: its personal (or deployed) models by round; in a single run also the global model."""
     if not 1 < len(study.clients) <= MANY_CLIENTS:
         return None
@@ -131,7 +131,7 @@ def client_curves(study: Study) -> Drawing | None:
     return Drawing(f"clients {study.recipe}", 10.4, (2.5 if study.single else 3.1) * lines, draw)
 
 
-def spending(study: Study) -> Drawing | None:
+def spending(study: StudyResults) -> Drawing | None:
     """Mean personal (or deployed) validation results against megabytes sent and against seconds of training so far."""
     panels = [
         ("against traffic", "sent so far, MB", 1e-6, _against(study, sent_until)),
@@ -164,7 +164,9 @@ def spending(study: Study) -> Drawing | None:
     return Drawing(f"spending {study.recipe}", 10.4 if len(panels) > 1 else 5.2, 3.6, draw)
 
 
-def _against(study: Study, spent: Callable[[Run], Curve]) -> Mapping[str, tuple[Sequence[float], Sequence[float]]]:
+def _against(
+    study: StudyResults, spent: Callable[[RunResults], Curve]
+) -> Mapping[str, tuple[Sequence[float], Sequence[float]]]:
     """Method -> what it had spent, and what it had reached, after each evaluated round; mean over seeds."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for method in study.methods:

@@ -8,7 +8,7 @@ import numpy as np
 
 from confed.report.figures.style import Drawing, Palette, SeriesStyle, series_styles, style_axes
 from confed.report.figures.values import name_positions
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import average, mapping, number
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LabelScores:
     values: Mapping[str, np.ndarray]
 
 
-def label_scores(study: Study) -> LabelScores | None:
+def label_scores(study: StudyResults) -> LabelScores | None:
     """The labels' average precision in the view that each run is judged by; None without any."""
     runs = [run for run in study.runs if run.complete and _rows(run)]
     if not runs:
@@ -66,7 +66,7 @@ def label_scores(study: Study) -> LabelScores | None:
     )
 
 
-def precision_by_label(study: Study) -> Drawing | None:
+def precision_by_label(study: StudyResults) -> Drawing | None:
     """Average precision of each label, frequent labels on the left, above the number of their training examples."""
     scores = label_scores(study)
     if scores is None or len(scores.labels) < 2:
@@ -123,7 +123,7 @@ def shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
     return shares_of
 
 
-def co_occurrence(run: Run) -> Mapping[str, Any] | None:
+def co_occurrence(run: RunResults) -> Mapping[str, Any] | None:
     """Co-occurrence counts in a run's summary; None if there is nothing, or no pair."""
     matrix = mapping(run.summary.labelled.get("co_occurrence"))
     return matrix if len(matrix.get("labels", ())) > 1 else None
@@ -159,13 +159,13 @@ def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Dra
     return Drawing(name, 10.4, 5.2, draw, shaded=True)
 
 
-def co_occurrence_of(study: Study) -> Drawing | None:
+def co_occurrence_of(study: StudyResults) -> Drawing | None:
     """For a file: of the study's first run that has counts; with ``--methods`` of ``confed figures``, of that row."""
     panels = [(run.label, matrix) for run in study.runs if run.complete and (matrix := co_occurrence(run))]
     return co_occurrence_figure(*panels[0], name=f"together {study.recipe}") if panels else None
 
 
-def _rows(run: Run) -> Sequence[Mapping[str, Any]]:
+def _rows(run: RunResults) -> Sequence[Mapping[str, Any]]:
     return run.summary.labelled.get("per_class", ())
 
 

@@ -14,9 +14,9 @@ from confed.report.sections import fedp3_filter as filter_size
 from confed.report.sections import privacy_curve, similarity
 from confed.report.sections import split_steps as steps
 from confed.report.tables import modalities as modality_matrix
-from confed.results.runs import Study, load
+from confed.results.runs import StudyResults, load
 
-FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
+FIGURES: Mapping[str, Callable[[StudyResults], Drawing | None]] = {
     "accuracy-by-round": lines.curves,
     "convergence": convergence.drawing,
     "personal-against-unseen": plots.trade_off,

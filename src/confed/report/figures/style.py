@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from confed.data.intake.opening import read_picture
 from confed.report.figures.values import panels_of
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Drawing:
         return visible(content.decode()).encode() if kind == "svg" else content, figure
 
 
-def series_styles(study: Study) -> dict[str, SeriesStyle]:
+def series_styles(study: StudyResults) -> dict[str, SeriesStyle]:
     """Style of each method. Bounds are grey; they and methods beyond the number of hues are dashed."""
     styles: dict[str, SeriesStyle] = {}
     rank = 0

@@ -7,7 +7,7 @@ from confed.report.html.attention_maps import attention_overlay
 from confed.report.html.image_store import ImageStore
 from confed.report.html.media import modalities_line, player, read, series_plot
 from confed.report.html.page import component
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.summary import number
 
 Sample = Mapping[str, Any]
@@ -89,7 +89,7 @@ class AnswerCards:
         ]
         return component("answer_pairs", answers, template="gallery")
 
-    def shown(self, study: Study, samples: Mapping[str, Sequence[Sample]]) -> int:
+    def shown(self, study: StudyResults, samples: Mapping[str, Sequence[Sample]]) -> int:
         """The last method whose clients have models of their own: its cards show where a model looked."""
         del study
         asked: list[bool] = []

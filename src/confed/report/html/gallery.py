@@ -8,13 +8,13 @@ from confed.report.html.answer_cards import AnswerCards
 from confed.report.html.image_store import ImageStore
 from confed.report.html.label_cards import LabelCards
 from confed.report.html.page import Tabs, component
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 
 Sample = Mapping[str, Any]
 Cards = AnswerCards | LabelCards
 
 
-def gallery(study: Study, tabs: Tabs, store: ImageStore, *, labels: bool = False) -> str:
+def gallery(study: StudyResults, tabs: Tabs, store: ImageStore, *, labels: bool = False) -> str:
     """Cards of all samples, one tab per method, and first a table of all methods."""
     cards: Cards = LabelCards(store) if labels else AnswerCards(store)
     each: dict[str, list[list[Mapping[str, Any]]]] = {}

@@ -9,7 +9,7 @@ from confed.report.html.answer_cards import place_of
 from confed.report.html.attention_maps import attention_overlay
 from confed.report.html.image_store import ImageStore
 from confed.report.html.page import component
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.summary import number
 
 _STRIP = 6
@@ -79,7 +79,7 @@ class LabelCards:
         entries = [entry for entry in entries if entry[1] or entry[2]]
         return component("predicted", entries, int(number(view_samples.get("others")) or 0), template="gallery")
 
-    def shown(self, study: Study, samples: Mapping[str, Sequence[Sample]]) -> int:
+    def shown(self, study: StudyResults, samples: Mapping[str, Sequence[Sample]]) -> int:
         """The first method that is no bound."""
         return 1 + next((i for i, m in enumerate(samples) if not study.of(m)[0].summary.is_bound), 0)
 

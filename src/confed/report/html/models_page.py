@@ -12,12 +12,12 @@ from confed.report.over_models import OVERALL, ModelStudies, model_studies
 from confed.report.tables import models as model_tables
 from confed.report.tables.table import Table, to_html
 from confed.report.tables.write import write_files
-from confed.results.runs import Study, load
+from confed.results.runs import StudyResults, load
 
 
 def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> ModelStudies:
     """The studies of several models that have runs."""
-    studies: dict[str, Study] = {}
+    studies: dict[str, StudyResults] = {}
     absent: dict[str, str] = {}
     labels = distinct_labels(models)
     for row, label in labels.items():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from confed.report.tables.columns import Context, MethodRow, columns_of, method_table
 from confed.report.tables.table import Table, to_html
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.summary import global_note
 
 _NOTE = (
@@ -14,12 +14,12 @@ _NOTE = (
 )
 
 
-def captioned(study: Study) -> bool:
+def captioned(study: StudyResults) -> bool:
     """Whether the models of a study write captions."""
     return any(run.summary.captioned for run in study.runs)
 
 
-def caption_table(study: Study) -> Table:
+def caption_table(study: StudyResults) -> Table:
     """A row per method: both measures of each view, mean and standard deviation over seeds."""
     rows: list[MethodRow] = []
     for m in study.methods:
@@ -28,14 +28,14 @@ def caption_table(study: Study) -> Table:
     return replace(table, sections=table.sections[:1])
 
 
-def section(study: Study) -> str:
+def section(study: StudyResults) -> str:
     """The table as HTML; empty where models write no captions."""
     if not captioned(study):
         return ""
     return f'<div class="wide dense">{to_html(caption_table(study))}</div>'
 
 
-def measured(study: Study) -> str:
+def measured(study: StudyResults) -> str:
     """Description of the measurements in a sentence."""
     abroad = " and of unseen places" if study.scenes else ""
     firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}

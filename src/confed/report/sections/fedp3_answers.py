@@ -11,7 +11,7 @@ from typing import Any
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
 from confed.report.html.page import Tabs
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.summary import number
 
 _FORMULAS: Mapping[str, str] = {
@@ -22,7 +22,7 @@ _FORMULAS: Mapping[str, str] = {
 }
 
 
-def section(study: Study, tabs: Tabs, store: ImageStore) -> str:
+def section(study: StudyResults, tabs: Tabs, store: ImageStore) -> str:
     """Cards of training questions, one tab per method that has a filter, the last in front; nothing without any."""
     panels: list[tuple[str, str]] = []
     for method in study.methods:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from confed.metrics.statistics import mean_sd
 from confed.report.figures.style import Drawing, Palette, style_axes
 from confed.report.html import page
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.settings import differing_keys
 from confed.results.summary import average, number
 from confed.results.views import View
@@ -42,7 +42,7 @@ class Point:
     extra: tuple[float, ...]
 
 
-def points(study: Study) -> list[Point]:
+def points(study: StudyResults) -> list[Point]:
     """FedP³'s rows by N, then plain knowledge preserving (``st``), then FedAvg; none if the study has no such rows."""
     traits = {method: study.of(method)[0].summary.traits for method in study.methods}
     averaging = [m for m, its in traits.items() if its.reference == 1]
@@ -70,7 +70,7 @@ def points(study: Study) -> list[Point]:
     return rows + ([_point(study, plain, None, None)] if plain else [])
 
 
-def drawing(study: Study) -> Drawing | None:
+def drawing(study: StudyResults) -> Drawing | None:
     """The figure; None if the study has no rows that differ in ``top_n``."""
     filter_points = points(study)
     if not filter_points:
@@ -80,7 +80,7 @@ def drawing(study: Study) -> Drawing | None:
     )
 
 
-def section(study: Study) -> str:
+def section(study: StudyResults) -> str:
     """The figure for a report; nothing if the study has no rows that differ in ``top_n``."""
     figure = drawing(study)
     if figure is None:
@@ -95,7 +95,7 @@ def section(study: Study) -> str:
     )
 
 
-def _draw(figure: "Figure", study: Study, found: Sequence[Point], palette: Palette) -> None:
+def _draw(figure: "Figure", study: StudyResults, found: Sequence[Point], palette: Palette) -> None:
     """Personal, unseen and measured cost against the paper's count."""
     panels = [
         ("personal models", "personal", "test accuracy, %"),
@@ -113,7 +113,7 @@ def _draw(figure: "Figure", study: Study, found: Sequence[Point], palette: Palet
         style_axes(axes, palette, title, "counted comparisons: N², or all answers", label)
 
 
-def _panel(axes: "Axes", study: Study, found: Sequence[Point], key: str, palette: Palette) -> None:
+def _panel(axes: "Axes", study: StudyResults, found: Sequence[Point], key: str, palette: Palette) -> None:
     """One quantity: FedP³'s rows as a line, knowledge preserving as diamonds, FedAvg as a dashed line."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -144,11 +144,11 @@ def _panel(axes: "Axes", study: Study, found: Sequence[Point], key: str, palette
     axes.margins(0.08, 0.2)
 
 
-def _is_filtered(study: Study, method: str) -> bool:
+def _is_filtered(study: StudyResults, method: str) -> bool:
     return study.of(method)[0].summary.traits.answers_compared == "filtered"
 
 
-def _point(study: Study, method: str, count: int | None, plain: str | None) -> Point:
+def _point(study: StudyResults, method: str, count: int | None, plain: str | None) -> Point:
     runs = [run for run in study.of(method) if run.complete]
     return Point(
         method,
@@ -159,7 +159,7 @@ def _point(study: Study, method: str, count: int | None, plain: str | None) -> P
     )
 
 
-def _extra(run: Run, plain: Sequence[Run]) -> float | None:
+def _extra(run: RunResults, plain: Sequence[RunResults]) -> float | None:
     """Milliseconds per step with the term, above the FedAvg run with the same seed."""
     other = next((r for r in plain if r.seed == run.seed), None)
     # A run's first round is slower (memory, caches), and the term begins later in any case.
@@ -168,7 +168,7 @@ def _extra(run: Run, plain: Sequence[Run]) -> float | None:
     return None if mine is None or theirs is None else 1000 * (mine - theirs)
 
 
-def _step_seconds(run: Run | None, first: int) -> float | None:
+def _step_seconds(run: RunResults | None, first: int) -> float | None:
     """Median over rounds, counted from 1, of a round's time divided by the optimiser steps of all clients."""
     if run is None:
         return None
@@ -181,7 +181,7 @@ def _step_seconds(run: Run | None, first: int) -> float | None:
     return statistics.median(measured) / steps if measured and steps else None
 
 
-def _answers(study: Study) -> int | None:
+def _answers(study: StudyResults) -> int | None:
     """The number of answers, which runs with a filter leave in their gallery."""
     answer_counts: list[float | None] = []
     for run in study.runs:
@@ -192,5 +192,5 @@ def _answers(study: Study) -> int | None:
     return None if mean is None else round(mean)
 
 
-def _algorithm(study: Study, method: str) -> Mapping[str, Any]:
+def _algorithm(study: StudyResults, method: str) -> Mapping[str, Any]:
     return study.of(method)[0].recipe.get("algorithm", {})

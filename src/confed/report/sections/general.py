@@ -20,7 +20,7 @@ from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.history import judged, judged_words, no_global, nobody_has_own
 from confed.results.metric import metric_of, types_in_order
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import WORST, average, number, numbers
 from confed.results.views import TESTED, View
 from confed.system import format as formats
@@ -68,7 +68,7 @@ def _html(table: Table) -> str:
 # What keeping features of frozen layers saved -----------------------------------------------------------------
 
 
-def features_saved(study: Study) -> str:
+def features_saved(study: StudyResults) -> str:
     """Examples served and computed, and bytes kept, over all runs that used features; empty where none did."""
     used = [run for run in study.runs if _used(run)]
     if not used:
@@ -92,7 +92,7 @@ def features_saved(study: Study) -> str:
 _COUNTS = ("reused", "computed")
 
 
-def _used(run: Run) -> bool:
+def _used(run: RunResults) -> bool:
     features = run.summary.features
     return features.get("used") is True and numbers(features).get("reused", 0.0) > 0
 
@@ -107,13 +107,13 @@ HALF = 5.2
 """Width in inches of a drawing that leaves room for text beside it."""
 
 
-def tasks(study: Study) -> list[str]:
+def tasks(study: StudyResults) -> list[str]:
     """The names of the tasks of a study's rows, most often one."""
     task_names = {str(study.of(m)[0].recipe.get("task", {}).get("name", "vqa")) for m in study.methods}
     return sorted(task_names)
 
 
-def legend(study: Study) -> str:
+def legend(study: StudyResults) -> str:
     """Colour legend of methods, or of models for a single run."""
     personal_entry = () if nobody_has_own(study) else (PERSONAL,)
     shared = () if no_global(study) else (GLOBAL,)
@@ -126,7 +126,7 @@ def inline(drawing: Drawing | None, caption: str = "") -> str:
     return page.figure(drawing.inline(), caption) if drawing else ""
 
 
-def results(study: Study, tabs: Tabs) -> str:
+def results(study: StudyResults, tabs: Tabs) -> str:
     """The paper's table, the headline table, and the picture of what personalisation costs the shared model."""
     if not any(run.complete for run in study.runs):
         return page.paragraph("No run has come to its end, so there are no test results yet.")
@@ -156,7 +156,7 @@ def results(study: Study, tabs: Tabs) -> str:
     return f"{table}<div class=columns><div>{picture}</div><div>{text}</div></div>"
 
 
-def learning(study: Study) -> str:
+def learning(study: StudyResults) -> str:
     """Learning curves: means over clients, and every client."""
     drawing = lines.curves(study)
     if not drawing:
@@ -177,7 +177,7 @@ def learning(study: Study) -> str:
     return legend(study) + inline(drawing, caption) + each
 
 
-def clients(study: Study) -> str:
+def clients(study: StudyResults) -> str:
     """Bars per client and how fairly methods treat them."""
     drawing = plots.bars(study)
     if not drawing:
@@ -189,7 +189,7 @@ def clients(study: Study) -> str:
     return key + inline(drawing, caption) + "".join(further) + _fairness(study)
 
 
-def _whose(study: Study, on: str = "") -> str:
+def _whose(study: StudyResults, on: str = "") -> str:
     """The models that bars and curves of single clients are about."""
     if nobody_has_own(study):
         return "the global model" if study.single else "the global models"
@@ -198,7 +198,7 @@ def _whose(study: Study, on: str = "") -> str:
     return f"{judged(study)} models"
 
 
-def matrices(study: Study, tabs: Tabs) -> str:
+def matrices(study: StudyResults, tabs: Tabs) -> str:
     """Every personal model on every test set, one tab per method."""
     panels: list[tuple[str, str]] = []
     for method in study.methods:
@@ -216,7 +216,7 @@ def matrices(study: Study, tabs: Tabs) -> str:
     return page.paragraph(text + whose, "muted") + tabs(panels)
 
 
-def question_types(study: Study, tabs: Tabs) -> str:
+def question_types(study: StudyResults, tabs: Tabs) -> str:
     """Results per type of question, mean over places."""
     panels: list[tuple[str, str]] = []
     names: dict[str, str] = {}
@@ -258,10 +258,10 @@ def question_types(study: Study, tabs: Tabs) -> str:
     return page.paragraph(text, "muted") + tabs(panels)
 
 
-def calibration(study: Study) -> str:
+def calibration(study: StudyResults) -> str:
     """Expected calibration error per method and view."""
 
-    def error(view: View, run: Run) -> float | None:
+    def error(view: View, run: RunResults) -> float | None:
         return average([*run.summary.calibration(view).values()])
 
     rows: list[tuple[str, list[float | None]]] = []
@@ -279,7 +279,7 @@ def calibration(study: Study) -> str:
     return page.paragraph(text, "muted") + page.heatmap("method", [view.heading for view in TESTED], rows)
 
 
-def cost(study: Study) -> str:
+def cost(study: StudyResults) -> str:
     """Bytes, time, memory and parameters, what kept features saved; quality against bytes."""
     table = cost_table(study)
     if table is None:
@@ -300,7 +300,7 @@ def cost(study: Study) -> str:
     return f"{html}<h3>Quality for traffic and time</h3>{drawing}{table}"
 
 
-def _finding(study: Study) -> str:
+def _finding(study: StudyResults) -> str:
     """The best federated methods, in a sentence that claims no more than the table."""
     federated = [m for m in study.methods if not study.of(m)[0].summary.is_bound]
     parts: list[str] = []
@@ -320,11 +320,11 @@ def _finding(study: Study) -> str:
     return f"Highest in this study: {', '.join(parts)}." if len(federated) > 1 and parts else ""
 
 
-def _reader(name: str) -> Callable[[Run], float | None]:
+def _reader(name: str) -> Callable[[RunResults], float | None]:
     return lambda run: run.summary.headline(name)
 
 
-def _fairness(study: Study) -> str:
+def _fairness(study: StudyResults) -> str:
     """Worst client, spread, and clients that would be better off with local training or the global model."""
     local = next((m for m in study.methods if not study.of(m)[0].summary.traits.communicates), None)
     rows: list[tuple[Cell, ...]] = []
@@ -376,7 +376,7 @@ def _hurt(own: BySeed, reference: BySeed) -> Cell:
     return Cell(f"{len(harmed.clients)} of {harmed.n}: {names}, up to {formats.percent(harmed.worst)} points{only}")
 
 
-def _matrix(study: Study, method: str) -> str:
+def _matrix(study: StudyResults, method: str) -> str:
     """One method's matrix, mean over seeds, with the global model as its last row."""
     runs = study.of(method)
     matrices = [run.summary.matrix for run in runs]
@@ -408,7 +408,7 @@ def _matrix(study: Study, method: str) -> str:
     )
 
 
-def _by_type(runs: Sequence[Run], view: View) -> dict[str, float]:
+def _by_type(runs: Sequence[RunResults], view: View) -> dict[str, float]:
     """Type -> mean over seeds and the places where it occurs, without clients that left."""
     tables: list[Mapping[str, float]] = []
     for run in runs:

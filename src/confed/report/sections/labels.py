@@ -17,7 +17,7 @@ from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.system import format as formats
 
 LISTED = 200
@@ -39,25 +39,25 @@ GLOSSARY: Mapping[str, str] = {
 }
 
 
-def labelled(study: Study) -> bool:
+def labelled(study: StudyResults) -> bool:
     """Whether a study is about examples with several labels."""
     return any(run.summary.is_labelled for run in study.runs)
 
 
-def unit(study: Study) -> str:
+def unit(study: StudyResults) -> str:
     """Plural name of the examples: "pictures" or "texts"; "examples" where unknown."""
     samples = next((gallery for run in study.runs if (gallery := run.gallery())), [])
     kinds = {"texts" if "text" in sample else "pictures" for sample in samples if {"text", "image"} & set(sample)}
     return next(iter(kinds)) if len(kinds) == 1 else "examples"
 
 
-def models_differ(study: Study) -> bool:
+def models_differ(study: StudyResults) -> bool:
     """Whether rows have other models, such as learned label embeddings in the place of fixed ones."""
     sections = [study.of(method)[0].recipe.get("model", {}) for method in study.methods]
     return any(section != sections[0] for section in sections)
 
 
-def tiles(study: Study) -> str:
+def tiles(study: StudyResults) -> str:
     """The key figures of a run on its own."""
     if not study.single or not study.runs[0].complete:
         return ""
@@ -72,7 +72,7 @@ def tiles(study: Study) -> str:
     return page.tiles(tile_rows)
 
 
-def results(study: Study, tabs: Tabs) -> str:
+def results(study: StudyResults, tabs: Tabs) -> str:
     """The eight columns; the same for coarse labels, clients' own models and unseen places where there are such."""
     if not any(run.complete for run in study.runs):
         return page.paragraph("No run has come to its end, so there are no test results yet.")
@@ -89,7 +89,7 @@ def results(study: Study, tabs: Tabs) -> str:
     return tabs(panels) + _places(study)
 
 
-def labels(study: Study) -> str:
+def labels(study: StudyResults) -> str:
     """Average precision label by label, and of frequent, middling and rare labels."""
     drawing, scores = precision_by_label(study), label_scores(study)
     if drawing is None or scores is None:
@@ -109,7 +109,7 @@ def labels(study: Study) -> str:
     return html + (page.details("Every label", _every(study, scores)) if len(scores.labels) <= LISTED else "")
 
 
-def pairs(study: Study, tabs: Tabs) -> str:
+def pairs(study: StudyResults, tabs: Tabs) -> str:
     """Heat maps of which labels go together, one tab per method."""
     panels: list[tuple[str, str]] = []
     for method in study.methods:
@@ -132,7 +132,7 @@ def pairs(study: Study, tabs: Tabs) -> str:
     return page.paragraph(text, "muted") + tabs(panels)
 
 
-def _places(study: Study) -> str:
+def _places(study: StudyResults) -> str:
     """C-AP of every unseen place, where there are several."""
     names = study.labels
     sections = chain.from_iterable(run.summary.labelled for run in study.runs)
@@ -149,7 +149,7 @@ def _places(study: Study) -> str:
     )  # fmt: skip
 
 
-def _thirds(study: Study, found: LabelScores) -> str:
+def _thirds(study: StudyResults, found: LabelScores) -> str:
     """Means over the third of labels that is most frequent, the middle one, and the rarest."""
     scored_labels = np.flatnonzero(np.any([np.isfinite(values) for values in found.values.values()], axis=0))
     if len(scored_labels) < 6:
@@ -184,7 +184,7 @@ def _thirds(study: Study, found: LabelScores) -> str:
     return f"<h3>Frequent and rare labels</h3>{to_html(table)}"
 
 
-def _every(study: Study, found: LabelScores) -> str:
+def _every(study: StudyResults, found: LabelScores) -> str:
     columns = [study.labels[m] for m in found.values]
     tables = list(found.values.values())
     rows: list[tuple[str, list[float | None]]] = []

@@ -14,7 +14,7 @@ from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, lin
 from confed.report.html import page
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import number
 from confed.results.views import View
 
@@ -49,7 +49,7 @@ class Point:
         return mean_sd(self.accuracies)[1]
 
 
-def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
+def curves(study: StudyResults, delta: float = DELTA) -> dict[str, list[Point]]:
     """The rows of a study that are split learning, from the smallest epsilon to the largest, by the curve's name.
 
     On one curve are rows of one method, network, task and data that differ in clipping and noise. Epsilon is that of a
@@ -73,7 +73,7 @@ def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
     return {names[curve]: sorted(points, key=lambda point: point.epsilon) for curve, points in points_of.items()}
 
 
-def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | None:
+def accuracy_against_epsilon(study: StudyResults, delta: float = DELTA) -> Drawing | None:
     """Accuracy of the global model against epsilon, a line per method; dotted where there is no noise.
 
     None where no row of the study has a finite epsilon, and where dp-accounting is not installed.
@@ -113,7 +113,7 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
     return Drawing(f"accuracy-epsilon {study.recipe}", 5.2, 3.4, draw)
 
 
-def section(study: Study, delta: float = DELTA) -> str:
+def section(study: StudyResults, delta: float = DELTA) -> str:
     """Accuracy against epsilon as a drawing and a table; nothing where no row is noised."""
     if not _noised(study):
         return ""
@@ -149,15 +149,15 @@ def _finite(point: Point) -> bool:
     return math.isfinite(point.epsilon)
 
 
-def _method(run: Run) -> str:
+def _method(run: RunResults) -> str:
     return str(run.recipe.get("algorithm", {}).get("name", ""))
 
 
-def _privacy(run: Run) -> Mapping[str, Any]:
+def _privacy(run: RunResults) -> Mapping[str, Any]:
     return run.recipe.get("algorithm", {}).get("privacy") or {}
 
 
-def _fixed(run: Run) -> str:
+def _fixed(run: RunResults) -> str:
     """Common settings of all rows of a curve."""
     method = {**run.recipe.get("algorithm", {}), "privacy": bool(_privacy(run).get("distinct"))}
     return json.dumps(
@@ -165,11 +165,11 @@ def _fixed(run: Run) -> str:
     )
 
 
-def _noised(study: Study) -> bool:
+def _noised(study: StudyResults) -> bool:
     return any(_rows_up(run) and (number(_privacy(run).get("noise")) or 0) > 0 for run in study.runs)
 
 
-def _epsilon(run: Run, delta: float) -> float:
+def _epsilon(run: RunResults, delta: float) -> float:
     """Epsilon of a run's rows."""
     noise = number(_privacy(run).get("noise")) or 0.0
     if run.summary.traits.gradients_up:  # they tell of the labels
@@ -178,6 +178,6 @@ def _epsilon(run: Run, delta: float) -> float:
     return epsilon(noise, releases_of(epochs, _rows_up(run)), delta)
 
 
-def _rows_up(run: Run) -> int:
+def _rows_up(run: RunResults) -> int:
     """Kinds of rows that go up per example and step: v_MHA and v_APN of BiCSL; h and the gradient of z."""
     return run.summary.traits.rows_up

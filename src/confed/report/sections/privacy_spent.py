@@ -5,12 +5,12 @@ from typing import Any
 
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY, PRIVACY_SHOWN, number, numbers
 from confed.system import format as formats
 
 
-def section(study: Study) -> str:
+def section(study: StudyResults) -> str:
     """Epsilon of every client, as it grew, or of its examples; nothing where no run noised anything of these."""
     html = ""
     for run in study.runs:
@@ -22,7 +22,7 @@ def section(study: Study) -> str:
     return html
 
 
-def _examples(_run: Run, found: Mapping[str, Any]) -> Table:
+def _examples(_run: RunResults, found: Mapping[str, Any]) -> Table:
     """Epsilon of a client's examples, beside what others would name."""
     epsilon, steps = numbers(found.get("epsilon")), numbers(found.get("steps"))
     claimed = numbers(found.get("claimed"))
@@ -40,7 +40,7 @@ def _examples(_run: Run, found: Mapping[str, Any]) -> Table:
     return Table("Privacy of examples", columns, (tuple(rows),), notes)
 
 
-def _table(run: Run, found: Mapping[str, Any]) -> Table:
+def _table(run: RunResults, found: Mapping[str, Any]) -> Table:
     after = [str(round) for round in found.get("after", ())]
     epsilon = numbers(found.get("epsilon"))
     shown = sorted(epsilon, key=lambda name: -epsilon[name])[: 4 * PRIVACY_SHOWN]

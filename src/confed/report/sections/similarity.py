@@ -17,7 +17,7 @@ from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.folder import RunFolder
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.system import format as formats
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Similarity:
         return {**found, "right": float(equal[np.arange(len(names)), values.argmax(axis=1)].mean())}
 
 
-def read(run: Run) -> Similarity | None:
+def read(run: RunResults) -> Similarity | None:
     """Measurements of a run; None without a valid file."""
     try:
         content = json.loads(RunFolder(run.folder).similarity.read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def read(run: Run) -> Similarity | None:
     return similarity if sound and answers else None
 
 
-def section(study: Study, tabs: Tabs) -> str:
+def section(study: StudyResults, tabs: Tabs) -> str:
     """Both heat maps and the means of each method that answers by similarity, of its first seed."""
     similarities = _found(study)
     if not similarities:
@@ -83,7 +83,7 @@ def section(study: Study, tabs: Tabs) -> str:
     return page.paragraph(text, "muted") + tabs(panels)
 
 
-def figure(study: Study) -> Drawing | None:
+def figure(study: StudyResults) -> Drawing | None:
     """The drawing for a file: a row of two heat maps per method."""
     similarities = _found(study)
     return drawing([(study.labels[method], one) for method, one in similarities.items()]) if similarities else None
@@ -112,7 +112,7 @@ def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
     return Drawing(f"similarity {' '.join(label for label, _ in found)}", 10.4, 4.9 * len(found), draw, shaded=True)
 
 
-def _found(study: Study) -> dict[str, Similarity]:
+def _found(study: StudyResults) -> dict[str, Similarity]:
     """Method -> the similarities of its first seed that has some."""
     firsts = {m: next((one for run in study.of(m) if (one := read(run)) is not None), None) for m in study.methods}
     return {method: one for method, one in firsts.items() if one is not None}

@@ -9,7 +9,7 @@ from confed.report.figures.style import HUES, Drawing, Palette
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.folder import RunFolder, read_jsonl
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import average, number
 from confed.system import format as formats
 
@@ -45,7 +45,7 @@ class Span:
     end: float
 
 
-def spans_of(run: Run) -> list[Span]:
+def spans_of(run: RunResults) -> list[Span]:
     """Timeline of a run's first round, by start; none without records."""
     spans: list[Span] = []
     try:
@@ -77,7 +77,7 @@ def busy(spans: Sequence[Span]) -> dict[str, float]:
     return seconds
 
 
-def drawing(study: Study) -> Drawing | None:
+def drawing(study: StudyResults) -> Drawing | None:
     """Bars of work over time: a panel per method, a row per party, on one scale of time."""
     spans_of_method = {method: spans for method, spans in _by_method(study).items() if spans}
     if not spans_of_method:
@@ -119,7 +119,7 @@ def drawing(study: Study) -> Drawing | None:
     return Drawing(f"steps {study.recipe}", 10.4, 0.8 + 0.55 * len(shown) + 0.34 * sum(rows), draw)
 
 
-def busy_table(study: Study) -> Table | None:
+def busy_table(study: StudyResults) -> Table | None:
     """Utilisation of every party in percent of the recorded time, a row per method; None without timelines."""
     spans_of_method = {method: spans for method, spans in _by_method(study).items() if spans}
     if not spans_of_method:
@@ -154,7 +154,7 @@ def busy_table(study: Study) -> Table | None:
     return Table("How busy every party was in the first steps", columns, (tuple(rows),), (note,))
 
 
-def traffic_table(study: Study) -> Table | None:
+def traffic_table(study: StudyResults) -> Table | None:
     """Bytes of each action: per call, which is one client's, and per round, of all clients; None without counts."""
     rows: list[tuple[tuple[Cell, ...], ...]] = []
     for method in study.methods:
@@ -189,13 +189,13 @@ def traffic_table(study: Study) -> Table | None:
     return Table("Bytes per step and per round", columns, tuple(rows), (note,))
 
 
-def splitting(study: Study) -> list[str]:
+def splitting(study: StudyResults) -> list[str]:
     """The labels of the methods that send activations batch by batch."""
     methods = [m for m in study.methods if any(run.summary.actions.get("step") for run in study.of(m))]
     return [study.labels[method] for method in methods]
 
 
-def section(study: Study) -> str:
+def section(study: StudyResults) -> str:
     """The timeline, each party's utilisation, and the bytes of a step."""
     traffic, shares, picture = traffic_table(study), busy_table(study), drawing(study)
     html = ""
@@ -212,7 +212,7 @@ def section(study: Study) -> str:
             if any(party == c.title for c in shares.columns):
                 servers.append(words)
         text += f" Servers: {'; '.join(servers)}." if servers else ""
-        drawn: list[Run] = []
+        drawn: list[RunResults] = []
         for m, spans in _by_method(study).items():
             if spans:
                 for run in study.of(m):
@@ -240,7 +240,7 @@ def _traffic(label: str, action: str, found: Sequence[Mapping[str, float]], roun
     )
 
 
-def _by_method(study: Study) -> dict[str, list[Span]]:
+def _by_method(study: StudyResults) -> dict[str, list[Span]]:
     """Method -> the spans of its first seed that has some."""
     return {m: next((spans for run in study.of(m) if (spans := spans_of(run))), []) for m in study.methods}
 

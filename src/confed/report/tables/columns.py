@@ -14,7 +14,7 @@ from confed.report.tables.cells import best_marks, bold_note, mark_excluded, mea
 from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.records import Further, further_of, record_of
-from confed.results.runs import Run
+from confed.results.runs import RunResults
 from confed.results.summary import WORST, Summary, average, numbers
 from confed.results.views import TESTED, View
 from confed.system import format as formats
@@ -41,7 +41,7 @@ class MethodRow:
     """A method's row: its label, its runs (one per seed), and whether it is a bound, which is not ranked."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[RunResults]
     bound: bool = False
 
     @property
@@ -77,7 +77,7 @@ class Context:
     judged: View = View.PERSONAL
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunResults]:
         """The runs of all methods."""
         return list(chain.from_iterable(row.runs for row in self.rows))
 
@@ -102,7 +102,7 @@ class RunColumn:
     """
 
     title: str
-    value: Callable[[Run], float | None]
+    value: Callable[[RunResults], float | None]
     tables: tuple[TableName, ...] = ()
     group: str = ""
     kind: Kind = "quality"
@@ -163,7 +163,7 @@ def columns_of(table: TableName, context: Context) -> list[RunColumn]:
 def _further(context: Context) -> list[RunColumn]:
     """A column for each further measure and view that some run has values of."""
 
-    def mean_of(one: Further) -> Callable[[Run], float | None]:
+    def mean_of(one: Further) -> Callable[[RunResults], float | None]:
         return lambda run: average([*run.summary.measured(one.name, one.view).values()])
 
     columns: list[RunColumn] = []
@@ -178,7 +178,7 @@ def _further(context: Context) -> list[RunColumn]:
 def place_columns(view: View, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:
     """A column for each place."""
 
-    def value_at(place: str) -> Callable[[Run], float | None]:
+    def value_at(place: str) -> Callable[[RunResults], float | None]:
         return lambda run: run.summary.values(view).get(place)
 
     return [RunColumn(place, value_at(place), (), group, place=place, detail=detail) for place in places]
@@ -202,7 +202,7 @@ def method_table(
 
 def method_row(label: str, summaries: Sequence[Summary]) -> MethodRow:
     """The row of a method of which only the summaries are known, one per seed."""
-    runs = [Run(Path(), label, label, summary.seed, summary, {}) for summary in summaries]
+    runs = [RunResults(Path(), label, label, summary.seed, summary, {}) for summary in summaries]
     return MethodRow(label, runs, bool(runs) and summaries[0].is_bound)
 
 
@@ -211,7 +211,7 @@ def in_order(rows: Sequence[MethodRow]) -> list[MethodRow]:
     return sorted(rows, key=lambda row: row.bound)
 
 
-def bytes_up(run: Run) -> float | None:
+def bytes_up(run: RunResults) -> float | None:
     """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown.
 
     What travels after the last round (fine-tuning, say) is not counted.
@@ -220,41 +220,41 @@ def bytes_up(run: Run) -> float | None:
     return average(list(chain.from_iterable(clients.values() for clients in rounds)))
 
 
-def _headline(name: str) -> Callable[[Run], float | None]:
+def _headline(name: str) -> Callable[[RunResults], float | None]:
     return lambda run: run.summary.headline(name)
 
 
-def _cost(key: str) -> Callable[[Run], float | None]:
+def _cost(key: str) -> Callable[[RunResults], float | None]:
     return lambda run: run.summary.cost(key)
 
 
-def _parameters(key: str) -> Callable[[Run], float | None]:
+def _parameters(key: str) -> Callable[[RunResults], float | None]:
     return lambda run: run.summary.parameters.get(key)
 
 
-def _share_sent(run: Run) -> float | None:
+def _share_sent(run: RunResults) -> float | None:
     sent, total = _parameters("sent")(run), _parameters("total")(run)
     return 100 * sent / total if sent is not None and total else None
 
 
-def _base_and_new(run: Run) -> float | None:
+def _base_and_new(run: RunResults) -> float | None:
     """Harmonic mean of the global model's accuracies on clients' (base) and on new classes."""
     base, new = run.summary.headline(View.SEEN.mean), run.summary.values(View.UNSEEN).get(NEW)
     return None if base is None or new is None else harmonic_mean(base, new)
 
 
-def _bleu4(view: View) -> Callable[[Run], float | None]:
+def _bleu4(view: View) -> Callable[[RunResults], float | None]:
     return lambda run: average([*run.summary.bleu4(view).values()])
 
 
-def _cider(view: View) -> Callable[[Run], float | None]:
+def _cider(view: View) -> Callable[[RunResults], float | None]:
     return lambda run: average([*run.summary.counted(view).values()])
 
 
-def _recall(view: View, measure: str) -> Callable[[Run], float | None]:
+def _recall(view: View, measure: str) -> Callable[[RunResults], float | None]:
     """A share of the task ``retrieval``, mean over the places of a view."""
 
-    def value(run: Run) -> float | None:
+    def value(run: RunResults) -> float | None:
         return average([metrics.get(measure) for metrics in run.summary.metrics(view).values()])
 
     return value

@@ -14,7 +14,7 @@ from confed.report.html import page
 from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.records import record_of
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.summary import Summary, number
 from confed.results.views import TESTED, View
 from confed.system.format import p_value
@@ -62,7 +62,7 @@ def controls_note(methods: Iterable[Sequence[Record]], measures: Sequence[str]) 
     return [MEANING] if any(fails(records, measure) for records, measure in product(methods, measures)) else []
 
 
-def controls_table(study: Study) -> Table | None:
+def controls_table(study: StudyResults) -> Table | None:
     """Every method's means over places under all conditions, a section per view; None where none were tried."""
     runs: dict[str, list[Summary]] = {}
     records: dict[str, list[Record]] = {}
@@ -105,7 +105,7 @@ def controls_table(study: Study) -> Table | None:
                  tuple(sections), notes)  # fmt: skip
 
 
-def section(study: Study) -> str:
+def section(study: StudyResults) -> str:
     """The table as HTML, and why conditions are missing; empty where none were tried."""
     table = controls_table(study)
     left: set[str] = set()

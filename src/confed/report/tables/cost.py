@@ -7,13 +7,13 @@ from itertools import chain
 
 from confed.report.tables.table import Cell, Column, Table, joined
 from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.system import format as formats
 
 # Joined tables of several studies, with the backbone in front of every row ------------------------------------
 
 
-def backbone(runs: Sequence[Run]) -> str:
+def backbone(runs: Sequence[RunResults]) -> str:
     """The names of the models of some runs, most often one."""
     names = dict.fromkeys(str(run.recipe.get("model", {}).get("name", "")) for run in runs)
     return ", ".join(filter(None, names)) or formats.MISSING
@@ -37,7 +37,7 @@ def by_backbone(tables: Mapping[str, Table]) -> Table:
 # Cost of methods: bytes, time, memory, parameters -------------------------------------------------------------
 
 
-def cost_table(study: Study) -> Table | None:
+def cost_table(study: StudyResults) -> Table | None:
     """Cost per method, mean over seeds; None if nothing was measured."""
     columns = (
         Column("method", words=True),
@@ -68,7 +68,7 @@ def cost_table(study: Study) -> Table | None:
     return Table("Cost", columns, (rows,), notes)
 
 
-def cost_to_target_table(study: Study) -> Table | None:
+def cost_to_target_table(study: StudyResults) -> Table | None:
     """Rounds and bytes until the mean personal (or deployed) validation result reaches what the reference ends with.
 
     The reference is FedAvg, or else the first federated method. None for fewer than two methods with curves.
@@ -100,12 +100,12 @@ def cost_to_target_table(study: Study) -> Table | None:
     return Table(title, (Column("method", words=True), Column("rounds"), Column("sent")), (tuple(rows),))
 
 
-def _sent(until: int, run: Run) -> float | None:
+def _sent(until: int, run: RunResults) -> float | None:
     return sent_until(run).get(until)
 
 
-def _row(study: Study, method: str) -> tuple[Cell, ...]:
-    def mean(read: Callable[[Run], float | None]) -> float | None:
+def _row(study: StudyResults, method: str) -> tuple[Cell, ...]:
+    def mean(read: Callable[[RunResults], float | None]) -> float | None:
         return study.mean(method, read)
 
     sent: list[float | None] = [None, None, None]
@@ -123,12 +123,12 @@ def _row(study: Study, method: str) -> tuple[Cell, ...]:
     )
 
 
-def _total(direction: str, run: Run) -> float | None:
+def _total(direction: str, run: RunResults) -> float | None:
     rounds = run.summary.sent(direction)
     return None if rounds is None else sum(sum(clients.values()) for clients in rounds)
 
 
-def _per_call(run: Run) -> float | None:
+def _per_call(run: RunResults) -> float | None:
     """Mean over rounds and the clients that took part, both directions."""
     ways: list[list[float]] = []
     for direction in ("bytes_up", "bytes_down"):
@@ -138,14 +138,14 @@ def _per_call(run: Run) -> float | None:
     return sum(map(sum, ways)) / calls if calls else None
 
 
-def _cost(key: str, run: Run) -> float | None:
+def _cost(key: str, run: RunResults) -> float | None:
     return run.summary.cost(key)
 
 
-def _count(study: Study, method: str, key: str) -> Cell:
+def _count(study: StudyResults, method: str, key: str) -> Cell:
     """A number of parameters: one client's, or from the smallest client's to the largest one's with their mean."""
 
-    def of_client(choose: Callable[[list[float]], float], run: Run) -> float | None:
+    def of_client(choose: Callable[[list[float]], float], run: RunResults) -> float | None:
         counts = [counts[key] for counts in run.summary.parameters_of.values() if key in counts]
         return choose(counts) if counts else None
 

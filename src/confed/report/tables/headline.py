@@ -16,7 +16,7 @@ from confed.report.tables.columns import (
 )
 from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Table, to_rich
-from confed.results.runs import Study
+from confed.results.runs import StudyResults
 from confed.results.summary import Summary, deployed_note, global_note, personal_note, with_deployed
 from confed.results.views import View
 
@@ -38,7 +38,7 @@ def study_table(contents: Iterable[Mapping[str, Any]]) -> "RichTable | Group":
     return to_rich(results_table(methods))
 
 
-def table_of(study: Study) -> Table:
+def table_of(study: StudyResults) -> Table:
     """The headline table of a study that was read back."""
     labels = study.labels
     return results_table([(labels[method], [run.summary for run in study.of(method)]) for method in study.methods])

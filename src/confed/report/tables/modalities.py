@@ -18,7 +18,7 @@ from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_csv
 from confed.results.history import no_global
 from confed.results.metric import metric_of
-from confed.results.runs import Study, load
+from confed.results.runs import StudyResults, load
 from confed.results.summary import average
 from confed.results.views import TESTED, View
 from confed.system import format as formats
@@ -57,7 +57,7 @@ class Row(NamedTuple):
         return average(self.values.get(shown, ()))
 
 
-def rows_of(study: Study, method: str) -> list[Row]:
+def rows_of(study: StudyResults, method: str) -> list[Row]:
     """A method's rows; none where no matrix was made."""
     rows: list[Row] = []
     for view in TESTED:
@@ -70,14 +70,14 @@ def rows_of(study: Study, method: str) -> list[Row]:
     return rows
 
 
-def sets_of(study: Study) -> list[str]:
+def sets_of(study: StudyResults) -> list[str]:
     """All sets of modalities that were tried, the smallest first."""
     modality_sets = {shown for method in study.methods for row in rows_of(study, method) for shown in row.values}
     parts = {shown: [MODALITIES.index(name) for name in shown.split("+")] for shown in modality_sets}
     return sorted(modality_sets, key=lambda shown: (len(parts[shown]), parts[shown]))
 
 
-def section(study: Study, tabs: Tabs) -> str:
+def section(study: StudyResults, tabs: Tabs) -> str:
     """A table of shaded cells per method."""
     sets = sets_of(study)
     panels: list[tuple[str, str]] = []
@@ -102,7 +102,7 @@ def section(study: Study, tabs: Tabs) -> str:
     return page.paragraph(text, "muted") + tabs(panels)
 
 
-def table(study: Study) -> Table | None:
+def table(study: StudyResults) -> Table | None:
     """The same for documents, with standard deviations over seeds; None where no matrix was made."""
     sets = sets_of(study)
     if not sets:
@@ -134,7 +134,7 @@ def write(folder: Path) -> None:
         write_atomically(folder / f"{FILE}.csv", to_csv(modality_table).encode())
 
 
-def drawing(study: Study) -> Drawing | None:
+def drawing(study: StudyResults) -> Drawing | None:
     """Heat maps, one per method, with one scale of shades."""
     sets = sets_of(study)
     rows_of_method = {method: rows for method in study.methods if (rows := rows_of(study, method))}

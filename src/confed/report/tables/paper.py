@@ -11,14 +11,14 @@ from confed.report.tables.labels import label_table, label_tables
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.history import judged
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import Run, Study
+from confed.results.runs import RunResults, StudyResults
 from confed.results.settings import tuning_note
 from confed.results.summary import Summary, deployed_note, personal_note
 from confed.results.views import View
 from confed.system import format as formats
 
 
-def paper_table(study: Study) -> Table:
+def paper_table(study: StudyResults) -> Table:
     """The table of the FedVQA chapter (tables 8.2 and 8.3): personal accuracy per client, unseen scenes, averages.
 
     Where methods have heads of each client's own it is that of FedDAT (its tables 2 and 3): the model that a method
@@ -35,7 +35,7 @@ def paper_table(study: Study) -> Table:
     if labelled := labelled_rows(study):
         return label_table(labelled)
     names = study.rows or study.labels
-    done: dict[str, list[Run]] = {}
+    done: dict[str, list[RunResults]] = {}
     for method in names:
         done[method] = [run for run in study.of(method) if run.complete]
     rows = {m: MethodRow(names[m], runs, bool(runs) and runs[0].summary.is_bound) for m, runs in done.items()}
@@ -63,13 +63,13 @@ def paper_table(study: Study) -> Table:
     return method_table(title, [rows[m] for m in order], columns, _notes(study, names, done, bounds, many, bool(hurt)))
 
 
-def main_tables(study: Study) -> list[Table]:
+def main_tables(study: StudyResults) -> list[Table]:
     """First tables of a study: :func:`paper_table`, of multi-label studies a table per level and view."""
     labelled = labelled_rows(study)
     return list(label_tables(labelled).values()) if labelled else [paper_table(study)]
 
 
-def labelled_rows(study: Study) -> list[tuple[str, list[Summary]]]:
+def labelled_rows(study: StudyResults) -> list[tuple[str, list[Summary]]]:
     """Label and summaries of a multi-label study's rows, those without a finished run too; empty for other studies."""
     rows = study.rows or study.labels
     summaries = []
@@ -79,7 +79,7 @@ def labelled_rows(study: Study) -> list[tuple[str, list[Summary]]]:
     return summaries if labelled else []
 
 
-def _hurt_cells(study: Study, methods: Sequence[str], kind: View) -> dict[str, Cell]:
+def _hurt_cells(study: StudyResults, methods: Sequence[str], kind: View) -> dict[str, Cell]:
     """Method -> how many clients it leaves worse off than the reference does; empty without one to measure by."""
     reference = reference_row(study)
     if reference is None:
@@ -93,9 +93,9 @@ def _hurt_cells(study: Study, methods: Sequence[str], kind: View) -> dict[str, C
 
 
 def _notes(
-    study: Study,
+    study: StudyResults,
     rows: Mapping[str, str],
-    done: Mapping[str, Sequence[Run]],
+    done: Mapping[str, Sequence[RunResults]],
     bounds: Sequence[str],
     many: bool,
     hurt: bool,
@@ -136,7 +136,7 @@ def _notes(
     return notes
 
 
-def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequence[Run]]) -> list[str]:
+def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequence[RunResults]]) -> list[str]:
     """Row names of the FedVQA chapter, for its own recipes."""
     if not recipe.startswith("fedvqa"):
         return []
