@@ -1,11 +1,7 @@
 """Common base of models that read region features: batches and construction.
 
 Notation: B examples, R regions of W features, L words, d features inside the model. A region whose features are all
-zero is padding. The layers are in :mod:`confed.models.region_layers`.
-
-Layers of the OpenVQA family of models on region features (MCAN, BUTD, BAN, MFB, MMNasNet).
-
-Notation: B examples, d features inside the model.
+zero is padding. The layers are those of the OpenVQA family (MCAN, BUTD, BAN, MFB, MMNasNet).
 """
 
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""Contract checks of protections: what a method has by default or declares (``keeps_protections``) holds in a round."""
+"""Contract checks of privacy and of protections: what a method has by default or declares holds in a round."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

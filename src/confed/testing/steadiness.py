@@ -1,4 +1,4 @@
-"""Contract checks of reproducibility: after a stop, with other clients, in another order, beside a failure."""
+"""Contract checks: reproducibility, known results, the global model, and the same bits through every engine."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
