@@ -462,7 +462,7 @@ def vqa_of(place: Path) -> Any:
         (place / f"v2_mscoco_{split}_annotations.json").write_text(json.dumps({"annotations": answers}))
         for n in range(count):
             Image.fromarray(np.full((4, 4, 3), 20 * n, np.uint8)).save(place / split / f"COCO_{split}_{n:012d}.jpg")
-    folders = [place / "train2014", place / "val2014"]
+    folders = (str(place / "train2014"), str(place / "val2014"))
     return vqa_v2(place, images=folders, clients=1, image_size=4, min_answers=2, validation=0.3)
 
 
