@@ -89,6 +89,8 @@ def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[
     for role in roles:
         counts.append(sum(len(dataset.clients[name].roles[role]) for name in dataset.clients))
     numbers = ", ".join(f"{count} {role}" for count, role in zip(counts, roles, strict=True))
+    if elsewhere := sum(map(len, dataset.unseen.values())):
+        numbers += f", {elsewhere} in places that do not train"
     account = [dataset.facts[key] for key in ("account", "read") if key in dataset.facts]
     found = "; ".join([f"{len(dataset.clients)} clients, examples: {numbers}", *account])
     return found, list(dict.fromkeys(str(warning.message) for warning in told))

@@ -112,6 +112,7 @@ KINDS: dict[str, tuple[str, str | bytes, set[str], str, int]] = {
         "q.csv", table(rows(question=lambda n: "a QQredQQ, or blue?")).replace("QQ", '\\"'), YES_NO, "", 0,
     ),
     "empty lines": ("q.csv", table(rows()).replace("3.png", "\n\n3.png") + "\n\n", YES_NO, "", 0),
+    "a delimiter too many": ("q.csv", table(rows()).replace("\n", ",\n").replace(",\n", "\n", 1), YES_NO, "", 0),
     "rows of delimiters": ("q.csv", table(rows(), ";") + ";;;\n;;;\n", YES_NO, "semicolons", 0),
     "a column of numbers without a name": ("q.csv", table([{"": n, **r} for n, r in enumerate(rows())]), YES_NO, "", 0),
     "blanks in the header": ("q.csv", table(rows()).replace("question", " question "), YES_NO, "", 0),
@@ -462,7 +463,7 @@ def vqa_of(place: Path) -> Any:
         (place / f"v2_mscoco_{split}_annotations.json").write_text(json.dumps({"annotations": answers}))
         for n in range(count):
             Image.fromarray(np.full((4, 4, 3), 20 * n, np.uint8)).save(place / split / f"COCO_{split}_{n:012d}.jpg")
-    folders = [place / "train2014", place / "val2014"]
+    folders = (str(place / "train2014"), str(place / "val2014"))
     return vqa_v2(place, images=folders, clients=1, image_size=4, min_answers=2, validation=0.3)
 
 

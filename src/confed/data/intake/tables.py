@@ -123,7 +123,8 @@ def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Record
     for name in dict.fromkeys(chain.from_iterable(entries[:100])):
         if whole_numbers(entry.get(name) for entry in entries):
             for entry in entries:
-                entry[name] = without_fraction(entry.get(name))
+                if name in entry:
+                    entry[name] = without_fraction(entry[name])
     if mapped:
         rows = [(row, renamed(entry, mapped) if isinstance(entry, dict) else entry) for row, entry in rows]
     return Records(file, rows, said and f"{file.name} is read as {said}")
@@ -167,8 +168,11 @@ def _has_lines(file: Path) -> bool:
     """Whether a .json file has an object a line, as some tools name such files."""
     encoding = encoding_of(file)
     with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+        first = next(lines, "")
+        if not first.lstrip().startswith("{") or not next(lines, "").lstrip().startswith("{"):
+            return False
         try:
-            return isinstance(json.loads(next(lines, "")), dict) and next(lines, "").lstrip().startswith("{")
+            return isinstance(json.loads(first), dict)
         except (ValueError, RecursionError):
             return False
 
@@ -299,7 +303,8 @@ def _quoted(
 def _checked(
     file: Path, rows: Iterator[tuple[int, Sequence[str]]] | Sequence[tuple[int, Sequence[str]]], width: int
 ) -> Iterator[tuple[int, Sequence[str]]]:
-    for row, cells in rows:
+    for row, given in rows:
+        cells = given if any(cell.strip() for cell in given[width:]) else given[:width]
         if len(cells) != width:
             raise ValueError(f"{file}, row {row}: expected {width} cells, as the header, got {len(cells)}; put quotes "
                              "around cells that hold the delimiter")  # fmt: skip

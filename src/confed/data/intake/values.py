@@ -36,7 +36,7 @@ def whole_numbers(values: Iterable[Any]) -> bool:
     some = False
     for value in values:
         text = plain_text(value)
-        if text and not _WHOLE.fullmatch(text):
+        if text is None or (text and not _WHOLE.fullmatch(text)):
             return False
         some = some or bool(text and "." in text)
     return some
