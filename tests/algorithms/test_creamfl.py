@@ -29,6 +29,7 @@ from confed.losses.info_nce import inter_modal, match_scores
 from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import RunSection
 from confed.report.tables.columns import Context, columns_of, method_row
+from confed.results.summary import Summary
 from confed.runs.checks import check_method
 from confed.runs.run import run as run_recipe
 from confed.testing.toy import ToyPromptModel, ToyTask, toy_model, toy_setup
@@ -384,7 +385,7 @@ def test_a_run_of_the_recipe_with_its_recalls(tmp_path: Path) -> None:
     assert summary["public_place"] == "new classes"
     assert not summary["global_unseen"]
     assert all(sent < bytes < sent + 1000 for bytes in summary["bytes_up"]["1"].values())
-    context = Context([method_row("CreamFL", [summary])])
+    context = Context([method_row("CreamFL", [Summary(summary)])])
     recalls = {column.title: column.cells(context.rows)[0] for column in columns_of("paper", context) if column.detail}
     found = [place["ir@1"] for place in summary["test_metrics"]["personal"].values()]
     assert list(recalls) == ["tr@1", "tr@5", "tr@10", "ir@1", "ir@5", "ir@10"]

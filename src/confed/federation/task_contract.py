@@ -20,11 +20,12 @@ TASK_CHECKS = (
 )
 
 
-def task_faults(task: Any, output: Output, batch: Batch) -> Iterator[tuple[str, str]]:
+def task_faults(own_task: object, output: Output, batch: Batch) -> Iterator[tuple[str, str]]:
     """Checks that a task fails on a batch of at least two examples, each with the end of a sentence on why."""
-    if not isinstance(task, Measured):
+    if not isinstance(own_task, Measured):
         yield TASK_CHECKS[0], "does not declare what it scores: give it measures, names -> (lowest, highest value)"
         return
+    task: Any = own_task
     before = {name: value.clone() for name, value in batch.items()}
     tally = task.tally(output, batch)
     for name in sorted({*tally, task.metric} - task.measures.keys()):

@@ -4,8 +4,8 @@
 any ``[data]`` may have ``missing`` besides (:mod:`confed.data.imputation`), and ``card``, a file in whose terms
 they are put (:mod:`confed.datasets.card`);
 ``[local]`` are the fields of :class:`confed.federation.local.Local` and ``[run]`` those of
-:class:`confed.recipes.run_section.RunSection`. A recipe with ``[study] methods = [...]`` runs several methods on the same
-data; ``[methods.NAME]`` are the keywords of one.
+:class:`confed.recipes.run_section.RunSection`. A recipe with ``[study] methods = [...]`` runs several methods on the
+same data; ``[methods.NAME]`` are the keywords of one.
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
 write it, ``[methods.NAME.local]`` the row's own ``[local]``, ``[methods.NAME.model]`` its own ``[model]``, such as
 another way of finetuning, and ``[methods.NAME.task]`` its own ``[task]``. ``[study] table`` names the rows that
