@@ -20,7 +20,9 @@ from confed.report.comparison import compare
 from confed.report.figures.save import save_figures
 from confed.report.report import render
 from confed.report.tables.paper import paper_table
-from confed.results.runs import load
+from confed.results.records import record_of
+from confed.results.runs import RunResults, load
+from confed.results.summary import Summary
 from confed.runs.run import run
 from own_measures import Unsure
 
@@ -124,6 +126,13 @@ def test_each_has_paired_tests(study: Path) -> None:
     rows = [row["measure"] for row in csv.DictReader(io.StringIO(comparison.csv()))]
     assert "never given, personal on own data" in rows
     assert "macro-F1, personal on own data" in comparison.frame().index.get_level_values(0)
+
+
+def test_clients_that_left_are_in_no_mean() -> None:
+    places = {"here": {"top-5": 0.5}, "gone": {"top-5": 0.9}}
+    content = {"measures": {"top-5": Top5().stated()}, "test_metrics": {"personal": places}, "left": ["gone"]}
+    run_of = RunResults(Path("run"), "m", "M", 0, Summary(content), {})
+    assert record_of(run_of).value("top-5 accuracy, personal on own data") == 0.5
 
 
 def test_small_values_are_best_where_the_measure_says_so(study: Path) -> None:
