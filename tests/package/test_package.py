@@ -246,3 +246,18 @@ def test_every_module_can_be_imported_and_its_public_names_exist() -> None:
                 raise
         missing = [n for n in getattr(module, "__all__", ()) if not hasattr(module, n)]
         assert not missing, f"{name}: {missing}"
+
+
+def test_what_records_and_views_replaced_is_gone() -> None:
+    gone = {"VIEWS", "HEADLINES", "MEASURES", "_VIEWS", "_MEAN_OF", "is_shown", "label_value_of", "strict_scores"}
+    for path in [path for folder in ("results", "report", "api") for path in (SOURCE / folder).rglob("*.py")]:
+        named = set(re.findall(r"^(?:def |class )?(\w+)", path.read_text(), re.MULTILINE))
+        assert not gone & named, path
+    for folder in ("results", "report"):
+        for name in ("headline.py", "traits.py", "deployed.py", "statistics"):
+            assert not (SOURCE / folder / name).exists()
+    # The content of summary.json is read by its keys in one file.
+    reading = re.compile(r"\bsummary(?:\.content)?(?:\.get\(|\[)[\"']")
+    for path in FILES:
+        if path.parent.name in ("report", "tables", "figures", "sections", "html", "results", "comparison", "tracking"):
+            assert path.name == "summary.py" or not reading.search(path.read_text()), path

@@ -26,7 +26,7 @@ from confed.report.comparison import compare_runs
 from confed.report.tables.headline import study_table
 from confed.report.tables.labels import label_tables
 from confed.report.tables.paper import main_tables
-from confed.results.records import MEASURES, record_of
+from confed.results.records import OUTCOMES, record_of
 from confed.results.runs import load
 from confed.results.summary import Summary
 from confed.runs.build import prepare
@@ -279,7 +279,7 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
     assert reason == "other test examples (seed 0)"
     # Then nothing is tested over seeds either.
     runs = {"fedavg": dict.fromkeys(range(5), first), "other": dict.fromkeys(range(5), record_of(load(other).runs[0]))}
-    found = next(d for d in against(all_pairs(runs, MEASURES), "fedavg") if d.measure == "C-AP")
+    found = next(d for d in against(all_pairs(runs, OUTCOMES), "fedavg") if d.measure == "C-AP")
     assert (found.refused, found.over_seeds, found.unpaired) == (reason, None, "")
     older = {key: value for key, value in kept.items() if not key.startswith("names/")}
     save_file(older, other / "predictions.safetensors")

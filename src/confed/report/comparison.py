@@ -31,7 +31,7 @@ from confed.report.tables.labels import without_positives
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
 from confed.results.metric import metric_note, metric_of
-from confed.results.records import HEADLINES, further_of, outcomes_of, record_of, words_of
+from confed.results.records import MEANS_OF_VIEWS, further_of, outcomes_of, record_of, words_of
 from confed.results.runs import RunResults, StudyResults, load, with_deployed_of
 from confed.results.settings import differing_keys, named_apart, tuning_note
 from confed.results.summary import LABELS, deployed_note, personal_note
@@ -353,7 +353,7 @@ def compare_runs(
     sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(compared.blind)]
     sentences += remarks(differences, methods)
     places_of: dict[str, Values] = {}
-    for measure in [*HEADLINES, *further_of(named)]:
+    for measure in [*MEANS_OF_VIEWS, *further_of(named)]:
         if measure in compared.values:
             places_of[measure] = _values_at(compared, measure)
     return Comparison(
@@ -376,7 +376,7 @@ def compare_runs(
 
 def _refused(compared: Compared, view: View) -> dict[str, dict[str, str]]:
     """Why methods are not compared client by client: other data, or neither uses its input."""
-    refused = refusals(compared.methods, [*HEADLINES])
+    refused = refusals(compared.methods, [*MEANS_OF_VIEWS])
     for a, records in compared.methods.items():
         for b, others in compared.methods.items():
             if a != b and (reason := blind_pair(records.values(), others.values(), view.mean)):

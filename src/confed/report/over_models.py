@@ -13,7 +13,7 @@ from confed.comparison.refusals import fails, refusals
 from confed.metrics.statistics import PairedT, UnpairedT, Wilcoxon, holm, paired_t, unpaired_t, wilcoxon
 from confed.report.tables.columns import COLUMNS, RunColumn
 from confed.results.metric import types_in_order
-from confed.results.records import HEADLINES, record_of
+from confed.results.records import MEANS_OF_VIEWS, record_of
 from confed.results.runs import RunResults, StudyResults, with_deployed_of
 from confed.results.summary import average
 from confed.results.views import View
@@ -118,7 +118,7 @@ def model_studies(studies: Mapping[str, StudyResults], headline_key: str = "") -
     refused: dict[str, dict[str, str]] = {}
     for study in found.values():
         records = {method: {run.seed: record_of(run) for run in study.of(method)} for method in study.methods}
-        for method, others in refusals(records, [*HEADLINES]).items():
+        for method, others in refusals(records, [*MEANS_OF_VIEWS]).items():
             refused.setdefault(method, {}).update(others)
     blind: dict[str, list[str]] = {}
     for model, study in found.items():

@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def measure(self) -> str:
-        """Measure that is compared: a key of :data:`confed.results.records.MEASURES`."""
+        """Measure that is compared: a key of :data:`confed.results.records.OUTCOMES`."""
         return judged(self.study).mean
 
     def values(self, method: str) -> Mapping[int, float]:

@@ -27,7 +27,7 @@ ADAPTED, HEADROOM, OVER_FLOORS = 5.0, 10.0, 10.0
 """Least differences of the gates c, d and e, in points; that of gate a is :data:`confed.comparison.verdict.POOLING`."""
 LEVEL = 0.5
 """Differences of so many points count as none."""
-_VIEWS = (View.PERSONAL, View.SEEN)
+_JUDGED = (View.PERSONAL, View.SEEN)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _floors(study: StudyResults, rows: Rows, modal: bool) -> Gate:
 
 def _controls(run: RunResults) -> Mapping[str, Mapping[str, float]]:
     """Floor -> place -> value, of the model that a run is judged by; empty without controls."""
-    view_controls = next(filter(None, map(run.summary.controls, _VIEWS)), {})
+    view_controls = next(filter(None, map(run.summary.controls, _JUDGED)), {})
     names = [name for name in view_controls if name in ("constant", "words") or name.startswith("permuted_")]
     return (
         {"right": numbers(view_controls.get("right")), **{name: numbers(view_controls[name]) for name in names}}
@@ -244,7 +244,7 @@ def _of_run(run: RunResults) -> float | None:
 
 def _judged(run: RunResults) -> dict[str, float]:
     """Client -> the value of what the run's method deploys."""
-    view = next((view for view in (View.DEPLOYED, *_VIEWS) if run.summary.values(view)), View.PERSONAL)
+    view = next((view for view in (View.DEPLOYED, *_JUDGED) if run.summary.values(view)), View.PERSONAL)
     return run.summary.counted(view)
 
 

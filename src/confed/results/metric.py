@@ -6,7 +6,7 @@ from confed.comparison.refusals import SEVERAL, SHARES_OF_RIGHT
 from confed.results.records import record_of
 from confed.results.runs import RunResults
 
-HEADLINES = ("accuracy", "vqa_accuracy", "vqa_any", "cider", "exact", "vqa", "anls", "f1", "choice")
+HEADS_OF_QUESTIONS = ("accuracy", "vqa_accuracy", "vqa_any", "cider", "exact", "vqa", "anls", "f1", "choice")
 """Metrics that head results of tasks on questions."""
 
 NAMES = {
@@ -57,7 +57,7 @@ def place_metric(run: RunResults, place: str, values: Mapping[str, object]) -> s
     if place in run.summary.metrics_of_places:
         return run.summary.metrics_of_places[place]
     typed = [key.partition("/")[0] for key in values if "/" in key]
-    headline_metrics = [name for name in HEADLINES if name in values]
+    headline_metrics = [name for name in HEADS_OF_QUESTIONS if name in values]
     if typed:
         return typed[0]
     return headline_metrics[0] if len(headline_metrics) == 1 else SEVERAL

@@ -21,14 +21,14 @@ from confed.results.runs import RunResults
 from confed.results.summary import LABELS, VALIDATION, Summary, average, mapping
 from confed.results.views import OF_EVALUATED, View
 
-MEASURES: Mapping[str, Outcome] = {
+OUTCOMES: Mapping[str, Outcome] = {
     # Of multi-label runs: no means over examples, so that their tests over examples resample the metric itself.
     **{name: Outcome(name, is_mean=False) for name in LABELS},
     **{view.mean: Outcome(view.words) for view in View},
 }
 """Outcomes of runs, in the order of tables."""
 
-HEADLINES = {view.mean: view for view in View}
+MEANS_OF_VIEWS = {view.mean: view for view in View}
 """Outcome that is a mean over places -> its view."""
 
 
@@ -84,12 +84,12 @@ def further_of(runs: Sequence[RunResults]) -> dict[str, Further]:
 
 def outcomes_of(runs: Sequence[RunResults]) -> dict[str, Outcome]:
     """Everything that runs are compared by, in the order of tables."""
-    return {**MEASURES, **{words: one.outcome for words, one in further_of(runs).items()}}
+    return {**OUTCOMES, **{words: one.outcome for words, one in further_of(runs).items()}}
 
 
 def words_of(measure: str) -> str:
     """An outcome's name as people read it."""
-    return MEASURES[measure].words if measure in MEASURES else measure
+    return OUTCOMES[measure].words if measure in OUTCOMES else measure
 
 
 def label_view(runs: Sequence[Summary], name: str) -> View:
@@ -113,8 +113,8 @@ def record_of(run: RunResults) -> Record:
     """A run's results as a record."""
     summary = run.summary
     traits = summary.traits
-    values = {measure: value for measure in MEASURES if (value := summary.headline(measure)) is not None}
-    views = {**HEADLINES, **{name: label_view([summary], view) for name, (view, _) in LABELS.items()}}
+    values = {measure: value for measure in OUTCOMES if (value := summary.headline(measure)) is not None}
+    views = {**MEANS_OF_VIEWS, **{name: label_view([summary], view) for name, (view, _) in LABELS.items()}}
     blind = {measure: found for measure, view in views.items() if (found := is_blind(summary, view)) is not None}
     declared, order = summary.metrics_of_places, (*run.clients, *run.scenes)
     places = {measure: summary.counted(view) for measure, view in views.items()}
@@ -153,7 +153,7 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
         self._read: dict[str, dict[str, Examples]] = {}
         summary = run.summary
         # Outcome -> view of the predictions, and what ends the name of its scores there.
-        self._kept = {measure: (summary.view(view).evaluated, "/correct") for measure, view in HEADLINES.items()}
+        self._kept = {measure: (summary.view(view).evaluated, "/correct") for measure, view in MEANS_OF_VIEWS.items()}
         for measure, one in further.items():
             self._kept[measure] = summary.view(one.view).evaluated, f"/{KEPT}{one.name}"
 

@@ -271,16 +271,16 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
     lines = read_lines(folder / "metrics.jsonl")
     rounds = tuple(line for line in lines if line.get("event") in ("round", "finish"))
     evaluations = tuple(line for line in lines if line.get("event") == "evaluation")
-    summary = read_json(folder / "summary.json")
-    if not isinstance(summary, Mapping):
+    content = read_json(folder / "summary.json")
+    if not isinstance(content, Mapping):
         missing["summary.json"] = EXPECTED["summary.json"]
-        summary = provisional(recipe, rounds, evaluations, folder)
-    algorithm = str(summary.get("algorithm", folder.name))
-    summary = Summary(summary)
+        content = provisional(recipe, rounds, evaluations, folder)
+    algorithm = str(content.get("algorithm", folder.name))
+    summary = Summary(content)
     return RunResults(
         folder=folder,
         method=method or algorithm,
-        label=str(label or summary.content.get("label") or method or algorithm),
+        label=str(label or content.get("label") or method or algorithm),
         seed=summary.seed,
         summary=summary,
         recipe=recipe,

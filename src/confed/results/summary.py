@@ -435,14 +435,14 @@ class Summary:
 
 # Which model a method deploys at a client ---------------------------------------------------------------------
 
-HEADLINES = (View.PERSONAL, View.SEEN)
+DEPLOYABLE = (View.PERSONAL, View.SEEN)
 """What may be deployed: each client's own model; what is global, with each client's own head where it has one."""
 
 
 def check_headline(value: str, where: str) -> str:
-    """The value, if it is one of :data:`HEADLINES` or empty (as a method's kind asks); else a ``ValueError``."""
-    if value not in ("", *HEADLINES):
-        raise ValueError(f"{where} must be one of {', '.join(HEADLINES)}, got {value!r}")
+    """The value, if it is one of :data:`DEPLOYABLE` or empty (as a method's kind asks); else a ``ValueError``."""
+    if value not in ("", *DEPLOYABLE):
+        raise ValueError(f"{where} must be one of {', '.join(DEPLOYABLE)}, got {value!r}")
     return value
 
 
@@ -472,7 +472,7 @@ def with_deployed(summaries: Sequence[Summary], wanted: Sequence[str] = ()) -> l
 
 def deployed_note(firsts: Mapping[str, Summary]) -> str:
     """What is deployed by whom, in a sentence."""
-    labels_of: dict[View, list[str]] = {view: [] for view in HEADLINES}
+    labels_of: dict[View, list[str]] = {view: [] for view in DEPLOYABLE}
     for label, summary in firsts.items():
         if summary.deploys is not None:
             labels_of[summary.deploys].append(label)

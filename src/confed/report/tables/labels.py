@@ -15,7 +15,7 @@ from confed.report.tables.table import Table
 from confed.results.summary import LABEL_METRICS, Summary
 from confed.system import format as formats
 
-VIEWS: Mapping[str, str] = {
+SENTENCES_OF_VIEWS: Mapping[str, str] = {
     "": "the model that each method is judged by",
     "global": "the global model on all clients' test examples",
     "unseen": "the global model on unseen places",
@@ -96,7 +96,7 @@ def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: s
     seeds = max((len(runs) for _, runs in methods), default=0)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     views = {view} if view else _headlines(every)
-    what = VIEWS[next(iter(views))] if len(views) == 1 else VIEWS[""]
+    what = SENTENCES_OF_VIEWS[next(iter(views))] if len(views) == 1 else SENTENCES_OF_VIEWS[""]
     what += f", {LEVELS[level]}" if level else ""
     return f"{recipe + ': ' if recipe else ''}{what}, test results in % after the last round{over}"
 
@@ -118,7 +118,9 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: 
     for label, summary in firsts.items():
         by_view.setdefault(summary.label_view.partition("/")[0], []).append(label)
     if not view and len(by_view) > 1:
-        notes.append("; ".join(f"{formats.names(who)}: {VIEWS[name]}" for name, who in by_view.items()) + ".")
+        notes.append(
+            "; ".join(f"{formats.names(who)}: {SENTENCES_OF_VIEWS[name]}" for name, who in by_view.items()) + "."
+        )
     notes += without_positives([(summary, summary.label_section(view, level)) for summary in firsts.values()])
     notes += {
         "coarse": ["A coarse label's score is the largest of its labels' scores."],
