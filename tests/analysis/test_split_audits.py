@@ -28,6 +28,7 @@ from confed.report.report import render
 from confed.report.sections import privacy_curve
 from confed.report.sections.privacy_curve import accuracy_against_epsilon, curves, section
 from confed.results.runs import RunResults, StudyResults, load
+from confed.results.summary import Summary
 from confed.runs.run import run
 from synthetic_study import make_run
 
@@ -192,7 +193,7 @@ def test_the_defences_that_audits_try() -> None:
 def finished(row: str, seed: int, accuracy: float, privacy: dict[str, Any], method: str = "bicsl") -> RunResults:
     recipe = {"algorithm": {"name": method, "privacy": privacy}, "run": {"rounds": 5}, "local": {"epochs": 2}}
     summary = {"algorithm": method, "global_seen_mean": accuracy, "metric": "accuracy"}
-    return RunResults(Path(row), row, method, seed, summary, recipe)
+    return RunResults(Path(row), row, method, seed, Summary(summary), recipe)
 
 
 def study(runs: Sequence[RunResults]) -> StudyResults:

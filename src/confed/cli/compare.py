@@ -129,8 +129,6 @@ def _compare_folders(
     folders: list[Path], references: list[str] | None, judged: Judged, headline: str, out: Path | None, as_json: bool
 ) -> None:
     """Tables of folders that are there, written into a folder if one is given, and printed."""
-    from dataclasses import asdict
-
     from confed.api.study import write_files
     from confed.report.comparison import compare as compare_folders
     from confed.report.tables import models as model_tables
@@ -154,7 +152,7 @@ def _compare_folders(
         text = f"written: {out}/compare.md, compare.csv, compare.tex{more}"
         console.print(escape(text), soft_wrap=True, highlight=False)
     if as_json:
-        print_json(plain(asdict(comparison)))
+        print_json(plain(comparison.content()))
         return
     if backbones is not None:
         print_table(to_rich(backbones))

@@ -11,10 +11,10 @@ It reads the p-values of a comparison and computes none: whatever it says of a p
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confed.comparison.paired import LEVEL, MARGIN, MIN_SEEDS, Difference, with_places
 from confed.comparison.pairing import BY_POSITION
@@ -223,6 +223,12 @@ class Comparison:
     def pairs(self) -> tuple[Difference, ...]:
         """One per measure and pair of methods that share a seed: the family that p-values are corrected over."""
         return self.compared.pairs
+
+    def content(self) -> dict[str, Any]:
+        """Everything for machines."""
+        plain = asdict(replace(self, compared=Compared({}, (), {}, ())))
+        del plain["compared"]
+        return {**plain, "pairs": [asdict(pair) for pair in self.pairs]}
 
     def against(self, reference: str) -> tuple[Difference, ...]:
         """The differences to one reference."""
