@@ -113,9 +113,7 @@ def test_predictions_are_those_of_the_command_line_from_files_arrays_and_picture
         finished.predict(PICTURE)
     with pytest.raises(ValueError, match="answer questions and give no labels: leave known out"):
         finished.predict(PICTURE, "which?", known=["red=yes"])
-    with pytest.raises(
-        ValueError, match=r"a picture must be uint8 of shape \(H, W, 3\), \(H, W, 4\) or \(H, W\), got float64"
-    ):
+    with pytest.raises(ValueError, match=r"must be uint8 of shape \(H, W, 3\), \(H, W, 4\) or \(H, W\), got float64"):
         finished.predict(PICTURE / 255.0, "which?")
     with pytest.raises(ValueError, match="read one picture and one question at a time"):
         finished.predict(PICTURE, ["which?", "and which?"])

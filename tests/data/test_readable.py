@@ -27,6 +27,7 @@ from confed.report.tables.headline import table_of
 from confed.report.tables.paper import paper_table
 from confed.results.folder import RunFolder
 from confed.results.runs import load
+from confed.results.summary import Summary
 from confed.runs.run import check_same_data, note_data, run
 from confed.system.events import Event, RunProgress
 
@@ -270,7 +271,7 @@ def test_a_run_leaves_out_the_example_and_not_the_client_and_its_table_says_so(r
         assert "‡" not in cells["west"].text
         assert note in table.notes
     assert {c.title: cell for c, cell in zip(table.columns, table.sections[0][0], strict=True)}["north"].text[-1] == "‡"
-    assert left_out_note([{"left_out": {}}, {}]) == []
+    assert left_out_note([Summary({"left_out": {}}), Summary({})]) == []
 
 
 @pytest.mark.filterwarnings("ignore:snapshots")

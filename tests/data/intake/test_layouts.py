@@ -148,5 +148,5 @@ def test_pictures_that_are_not_there_are_left_out_and_counted(tmp_path: Path) ->
 def test_masks_beside_images_are_no_classes(tmp_path: Path) -> None:
     pictures(tmp_path / "images", 4)
     pictures(tmp_path / "masks", 4)
-    with pytest.raises(ValueError, match="has pictures in the folders images, masks, which are no classes"):
+    with pytest.raises(ValueError, match="images beside masks/ are pictures with masks or boxes, no classes"):
         recognise(tmp_path)

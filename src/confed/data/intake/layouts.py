@@ -14,6 +14,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.stream import encoding_of
 from confed.data.intake.tables import read_cells, read_records
 from confed.data.intake.values import PICTURE_ENDINGS, Spellings, find_file, plain_path
+from confed.data.intake.walk import walk
 from confed.data.ml_files.coco import coco_records
 from confed.data.ml_files.records import LabelRecord
 
@@ -84,7 +85,7 @@ def _yolo_files(folder: Path) -> list[Path]:
 
 def _yolo(folder: Path, file: Path) -> Iterator[_Shown]:
     names = _yolo_names(file)
-    pictures = [place for place in sorted(folder.rglob("*")) if place.suffix.lower() in PICTURE_ENDINGS]
+    pictures = [folder.joinpath(*parts) for parts in walk(folder).pictures]
     for row, picture in enumerate(pictures, start=1):
         parts = list(picture.relative_to(folder).with_suffix(".txt").parts)
         if "images" not in parts:
