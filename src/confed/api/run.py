@@ -14,10 +14,11 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
 from confed.results.history import curve, loss
 from confed.results.metric import metric_of
+from confed.results.records import further_of, record_of
 from confed.results.runs import RunResults as Record
 from confed.results.runs import load
 from confed.results.summary import number, numbers
-from confed.results.views import EVALUATED, View
+from confed.results.views import EVALUATED, TESTED, View
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
 from confed.studies.study import free_folder
@@ -51,6 +52,31 @@ def evaluations_frame(run: Record) -> "DataFrame":
                 for metric, value in numbers(metrics).items():
                     rows.append((int(line["round"]), view, str(place), metric, value))
     return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
+
+
+RECORD_COLUMNS = ("run", "seed", "round", "view", "place", "subset", "example", "measure", "value", "weight")
+
+
+def records_frame(run: Record) -> "DataFrame":
+    """A row per number that a run measured; see :attr:`confed.api.run.Run.records`."""
+    rows: list[tuple[Any, ...]] = []
+    for round_of, view, place, metric, value in evaluations_frame(run).itertuples(index=False):
+        subset = "test" if view == "unseen" else "validation"
+        rows.append((run.place, run.seed, round_of, view, place, subset, None, metric, value, 1.0))
+    last = run.summary.rounds
+    names_of = {view.mean: (view.evaluated, run.metric) for view in TESTED}
+    names_of |= {outcome: (one.view.evaluated, one.name) for outcome, one in further_of([run]).items()}
+    for outcome, places in record_of(run).examples.items():
+        if outcome not in names_of:
+            continue
+        view, measure = names_of[outcome]
+        for place, examples in places.items():
+            if examples.scores.ndim == 1:
+                names = [None] * len(examples.scores) if examples.names is None else examples.names.tolist()
+                for name, score in zip(names, examples.scores.tolist(), strict=True):
+                    rows.append((run.place, run.seed, last, view, place, "test", name, measure, score, 1.0))
+    frame = pandas().DataFrame(rows, columns=list(RECORD_COLUMNS))
+    return frame.astype({"example": "Int64"})
 
 
 def results_frame(run: Record) -> "DataFrame":
@@ -219,6 +245,23 @@ class Run(Trackable):
             ['round', 'view', 'place', 'metric', 'value']
         """
         return evaluations_frame(self._record)
+
+    @property
+    def records(self) -> "DataFrame":
+        """Everything that was measured, a row per number: by place on validation data, by example on test data.
+
+        The columns are ``run``, ``seed``, ``round``, ``view`` ("personal", "global" or "unseen"), ``place``,
+        ``subset`` ("validation" or "test"), ``example`` (a hash of its name; none for a mean of a place), ``measure``,
+        ``value`` and ``weight``. Of an unfinished run the rounds that are done.
+
+        Example:
+            >>> records = confed.load_run("runs/first").records
+            >>> tests = records[(records.subset == "test") & (records.view == "personal")]
+            >>> results = confed.load_run("runs/first").results.personal.dropna()
+            >>> bool((tests.groupby("place").value.mean() - results).abs().max() < 1e-6)
+            True
+        """
+        return records_frame(self._record)
 
     @property
     def results(self) -> "DataFrame":
