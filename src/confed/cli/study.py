@@ -233,7 +233,7 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
     comparison, tables, page = written.comparison, written.tables, written.page
     if as_json:
         result = {"folder": str(outcome.folder), "report": str(page), "runs": outcome.summaries}
-        result |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": asdict(comparison)}
+        result |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": comparison.content()}
         print_json(plain(result | dict(more)))
         return
     for table in main_tables(load(outcome.folder)):

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confed.models.picture_side import picture_fit, picture_side
 from PIL import Image
 
 import confed
@@ -17,6 +16,7 @@ from confed.data.picture_files import PictureFiles
 from confed.data.pictures import fitted, resize
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
+from confed.models.inputs import picture_fit, picture_side
 from confed.recipes.recipe import parse_recipe
 from confed.runs.dataset import load_dataset
 
