@@ -92,8 +92,8 @@ def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[
     if elsewhere := sum(map(len, dataset.unseen.values())):
         numbers += f", {elsewhere} in places that do not train"
     account = [dataset.facts[key] for key in ("account", "read") if key in dataset.facts]
-    found = "; ".join([f"{len(dataset.clients)} clients, examples: {numbers}", *account])
-    return found, list(dict.fromkeys(str(warning.message) for warning in told))
+    summary = "; ".join([f"{len(dataset.clients)} clients, examples: {numbers}", *account])
+    return summary, list(dict.fromkeys(str(warning.message) for warning in told))
 
 
 def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str], read: list[str]) -> None:

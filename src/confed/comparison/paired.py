@@ -202,7 +202,7 @@ def _tested(
 ) -> Difference:
     """A pair with its tests, uncorrected, or with the reason why there are none."""
     records = _records(pair, methods)
-    blind = blind_pair([own for own, _ in records], [other for _, other in records], pair.measure)
+    blind = blind_pair([record for record, _ in records], [reference for _, reference in records], pair.measure)
     if refused := refusal_of(records) or other_places(records, pair.measure) or blind:
         return replace(pair, refused=refused)
     if len(records) > 1:

@@ -5,7 +5,8 @@ have no names they are paired by their position, only where nothing can have reo
 and over seeds no modality that evaluations lose, since what is lost and hence the order depends on the seed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -25,14 +26,11 @@ def paired_differences(pairs: Pairs, measure: str) -> dict[str, np.ndarray] | st
 
     A row is a seed, NaN where it has no such example.
     """
-    sides = [(a.examples.get(measure, {}), b.examples.get(measure, {})) for a, b in pairs]
-    every = [rows for pair in sides for rows in pair]
-    if any(not rows for rows in every):
-        return "predictions of both on test examples are missing"
-    if any(rows.keys() != every[0].keys() for rows in every):
-        return "they were tested at other places"
+    sides = _same_places(pairs, measure)
+    if isinstance(sides, str):
+        return sides
     strata: dict[str, np.ndarray] = {}
-    for place in sorted(every[0]):
+    for place in sorted(sides[0][0]):
         seeds: list[Examples] = []
         for (record, reference), (a, b) in zip(pairs, sides, strict=True):
             order = aligned(
@@ -53,16 +51,24 @@ def paired_differences(pairs: Pairs, measure: str) -> dict[str, np.ndarray] | st
     return {p: strata[p] for p in order if p in strata and strata[p].size} or "there are no test examples"
 
 
+def _same_places(pairs: Pairs, measure: str) -> list[tuple[Mapping[str, Examples], Mapping[str, Examples]]] | str:
+    """Examples by place of both runs of each pair, all at the same places; or why they are not."""
+    sides = [(a.examples.get(measure, {}), b.examples.get(measure, {})) for a, b in pairs]
+    both_sides = list(chain.from_iterable(sides))
+    if not all(both_sides):
+        return "predictions of both on test examples are missing"
+    if any(examples.keys() != both_sides[0].keys() for examples in both_sides):
+        return "they were tested at other places"
+    return sides
+
+
 def swapped(pairs: Pairs, measure: str, combine: Callable[[np.ndarray], float], seed: int) -> Swap | str:
     """Test over examples of a mean over places of what is no mean over examples; or why there is none."""
-    sides = [(a.examples.get(measure, {}), b.examples.get(measure, {})) for a, b in pairs]
-    every = [rows for pair in sides for rows in pair]
-    if any(not rows for rows in every):
-        return "predictions of both on test examples are missing"
-    if any(rows.keys() != every[0].keys() for rows in every):
-        return "they were tested at other places"
+    sides = _same_places(pairs, measure)
+    if isinstance(sides, str):
+        return sides
     places: list[list[Kept]] = []
-    for place in sorted(every[0]):
+    for place in sorted(sides[0][0]):
         seeds: list[Kept] = []
         for (record, _), (a, b) in zip(pairs, sides, strict=True):
             names = a[place].names
@@ -76,8 +82,10 @@ def swapped(pairs: Pairs, measure: str, combine: Callable[[np.ndarray], float], 
 
 def by_position(pairs: Pairs, measure: str) -> bool:
     """Whether some rows of these runs have no names."""
-    every = [record.examples.get(measure, {}) for pair in pairs for record in pair]
-    return any(rows.names is None for places in every for rows in places.values())
+    for record in chain.from_iterable(pairs):
+        if any(rows.names is None for rows in record.examples.get(measure, {}).values()):
+            return True
+    return False
 
 
 def aligned(

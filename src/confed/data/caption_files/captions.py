@@ -188,9 +188,9 @@ def token_records(file: Path, account: Account | None = None) -> Iterator[Captio
 
 def table_records(file: Path, account: Account) -> Iterator[Captioned]:
     """The pictures of a table with a column of pictures and one of captions, a caption a row."""
-    cells, said = read_cells(file)
+    cells, reading = read_cells(file)
     account.rows[str(file)] = len(cells)
-    account.note(said and f"{file.name} is read as {said}")
+    account.note(reading and f"{file.name} is read as {reading}")
     columns = dict.fromkeys(chain.from_iterable(row for _, row in cells))
     image = next((name for name in columns if name.lower() in _IMAGES), "")
     caption = next((name for name in columns if name.lower() in _CAPTIONS), "")
