@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from confed.models.pretrained import published
 from confed.models.vision_features import load_vision_encoder
 from confed.prepare.checkpoints import convert_model
 from repository import ROOT
+from source_trees import nodes_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -34,18 +36,19 @@ MODELS = {"AutoModel", "AutoModelForImageTextToText", "model"}
 """What reads weights."""
 
 
+@cache
 def calls() -> list[tuple[str, str, ast.Call]]:
     """Place, receiver and call of everything that reads a model folder of the library."""
-    found: list[tuple[str, str, ast.Call]] = []
+    readers: list[tuple[str, str, ast.Call]] = []
     for path in sorted((ROOT / "src" / "confed").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READ:
                 receiver = node.func.value
                 name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
                 place = f"{path.relative_to(ROOT)}:{node.lineno} {name}.{node.func.attr}"
                 if name not in BASES and node.func.attr in ("from_pretrained", "pipeline"):
-                    found.append((place, name, node))
-    return found
+                    readers.append((place, name, node))
+    return readers
 
 
 def keyword(call: ast.Call, name: str) -> Any:
