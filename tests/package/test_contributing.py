@@ -1,6 +1,7 @@
 """The examples of CONTRIBUTING.md are complete: they are written to disk as they stand, and run together."""
 
 import importlib
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from confed import registry
+from confed.cli import main
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.state import MemoryStore
 from confed.inference.export import export
@@ -57,20 +59,63 @@ def module(folder: Path, name: str) -> ModuleType:
 
 def test_every_example_says_which_file_it_is(folder: Path) -> None:
     files = {path.stem for path in folder.iterdir()}
-    assert files >= {*KINDS, "mine", "check_feature_anchor"}
+    assert files >= {*KINDS, "mine"}
     for name, package in KINDS.items():
         assert f"# src/confed/{package}/{name}.py\n" in PAGE.read_text()
         assert not (PAGE.parent / "src" / "confed" / package / f"{name}.py").exists()
 
 
-def test_the_method_keeps_the_contract(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    module(folder, "check_feature_anchor")
-    printed = capsys.readouterr().out
-    assert "neutral coefficients give FedAvg" in printed
-    verdicts = dict(line.split(": ") for line in printed.splitlines())
-    exempt = verdicts.pop("clients trained at once equal one by one")
-    assert exempt == "the method does not say that its objective is one loss per batch"
-    assert set(verdicts.values()) == {"passed"}
+@pytest.mark.parametrize("name", KINDS)
+def test_the_command_says_that_an_example_is_done(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confed.api.check.run", lambda recipe, folder: None)  # a test below runs them together
+    with pytest.raises(SystemExit) as stop:
+        main(["check", str(folder / f"{name}.py"), "--json"])
+    assert stop.value.code == 0
+    (checked,) = json.loads(capsys.readouterr().out)
+    assert checked["kind"] == KINDS[name].removesuffix("s").replace("algorithm", "method")
+    verdicts = dict(checked["verdicts"])
+    exempt = {"clients trained at once equal one by one", "a run of one round"}
+    assert {verdict for check, verdict in verdicts.items() if check not in exempt} <= {"passed"}
+    assert ("neutral coefficients give FedAvg" in verdicts) == (name == "feature_anchor")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "message"),
+    [
+        (
+            "failing_method",
+            "from confed import Algorithm, Traits\n"
+            "class Failing(Algorithm):\n"
+            "    traits = Traits(label='Failing')\n"
+            "    def objective(self, client):\n"
+            "        raise RuntimeError('not yet')\n",
+            1,
+            "✗ every client failed in round 1; client-0: RuntimeError: not yet",
+        ),
+        (
+            "failing_model",
+            "from confed import register_model\n@register_model\ndef late(answers, vocab_size):\n    return 1 / 0\n"
+            "from confed.models.tokenizer import WordTokenizer\nlate.tokenizer = WordTokenizer\n",
+            1,
+            "✗ failing_model.py, line 4: division by zero",
+        ),
+        ("empty_module", "", 2, "declares nothing: expected a subclass of Algorithm"),
+        ("faulty_module", "1 / 0", 2, "cannot be imported: ZeroDivisionError: division by zero"),
+        ("json", "", 2, "has the name of another module"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)
+def test_the_command_names_what_fails(
+    name: str, text: str, code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        main(["check", str(tmp_path / f"{name}.py")])
+    assert stop.value.code == code
+    assert message in " ".join("".join(capsys.readouterr()).split())
+    sys.path.remove(str(tmp_path))
 
 
 def test_the_four_run_together(folder: Path) -> None:

@@ -5,6 +5,7 @@ from confed.cli.app import app, main
 # The order of the verbs in the help is the order in which their modules are imported.
 # isort: off
 from confed.cli import init as beginning
+from confed.cli import check as checking
 from confed.cli import run as running
 from confed.cli import watch as watching
 from confed.cli import track as tracking

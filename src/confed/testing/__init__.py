@@ -2,15 +2,18 @@
 
 ``check_algorithm(MyMethod())`` runs all of them on the toy federation in a second or two and raises
 :class:`ContractViolation` at the first that fails; ``check_model(my_model)`` does so for a model and
-``check_task(my_task, output, batch)`` for a task. The test suite runs them for everything that is registered.
+``check_task(my_task, output, batch)`` and ``check_dataset(my_function, **options)`` for a task and a dataset. The test
+suite runs them for everything that is registered; ``confed check FILE`` for what a file of one's own declares.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from torch import nn
 
+from confed.data.dataset_contract import DATASET_CHECKS, dataset_faults
 from confed.engines.buffered import unsupported_reason
 from confed.federation.algorithm import Algorithm
 from confed.federation.equivalence import unbatchable_training
@@ -120,6 +123,31 @@ def check_task(task: object, output: Output, batch: Batch) -> list[tuple[str, st
     for check, fault in task_faults(task, output, batch):
         raise ContractViolation(f"{check}: the task {fault}")
     return [(check, "passed") for check in TASK_CHECKS]
+
+
+def check_dataset(build: Callable[..., Any], **options: Any) -> list[tuple[str, str]]:
+    """Results of all checks of a function that makes a federated dataset.
+
+    Args:
+        build: the function, which returns a :class:`confed.FederatedDataset` or a ``LabelDataset``.
+        options: its keywords, as a recipe has them under ``[data]``, such as ``root``.
+
+    Returns:
+        Check -> "passed".
+
+    Raises:
+        ContractViolation: a check failed; the message is one line.
+
+    Example:
+        >>> from confed import check_dataset
+        >>> from confed.datasets.scenes import scenes
+        >>> results = check_dataset(scenes, train=8, validation=4, test=4)
+        >>> results[7]
+        ('a seed leaves the tests as they are', 'passed')
+    """
+    for check, fault in dataset_faults(build, options):
+        raise ContractViolation(f"{check}: the dataset {fault}")
+    return [(check, "passed") for check in DATASET_CHECKS]
 
 
 def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
