@@ -96,7 +96,8 @@ def test_the_command_says_that_an_example_is_done(
         ),
         (
             "failing_model",
-            "from confed import register_model\n@register_model\ndef late(answers, vocab_size, seed=0):\n    return 1 / 0\n"
+            "from confed import register_model\n"
+            "@register_model\ndef late(answers, vocab_size, seed=0):\n    return 1 / 0\n\n"
             "from confed.models.tokenizer import WordTokenizer\nlate.tokenizer = WordTokenizer\n",
             1,
             "✗ failing_model.py, line 4: division by zero",
