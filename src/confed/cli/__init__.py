@@ -11,8 +11,6 @@ from confed.cli import track as tracking
 from confed.cli import compare as comparing
 from confed.cli import reproduce as reproducing
 from confed.cli import sweep as sweeping
-from confed.cli import cell as computing
-from confed.cli import tune as tuning
 from confed.cli import attack as attacking
 from confed.cli import predict as asking
 from confed.cli import list as looking

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, plain, print_json, print_table, say
+from confed.cli.app import Json, app, plain, print_json, print_line, print_tables, say
 from confed.cli.completion import complete_folder
 
 if TYPE_CHECKING:
@@ -293,7 +292,6 @@ def evaluate(
     from confed.inference.evaluate import evaluate as tried_on
     from confed.inference.evaluate import write_evaluation
     from confed.inference.finished_run import run_of
-    from confed.report.tables.table import to_rich
 
     run = run_of(folder)
     evaluation = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
@@ -301,9 +299,8 @@ def evaluate(
     if as_json:
         print_json({**plain(evaluation.content()), "files": {name: str(path) for name, path in files.items()}})
         return
-    print_table(to_rich(evaluation.table()))
-    where = escape(str(files["evaluation.json"].parent))
-    Console().print(f"written: {where}", soft_wrap=True, highlight=False)
+    print_tables([evaluation.table()])
+    print_line(f"written: {escape(str(files['evaluation.json'].parent))}")
 
 
 def _next(root: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape as markup
 
-from confed.cli.app import FAILED, Json, app, console, interruptible, is_quiet, plain, print_json, print_table
+from confed.cli.app import FAILED, Json, app, plain, print_json, print_table, showing
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def reproduce(
 
     Exit code 1 if a run is different.
     """
-    from confed.api.progress import Display
     from confed.studies.published_sources import read_published
     from confed.studies.reproduce import repeat
     from confed.studies.study import free_folder
@@ -68,7 +67,7 @@ def reproduce(
     verdicts: list[Verdict] = []
     for number in seeds:
         folder = root if len(seeds) == 1 else root / f"seed-{number}"
-        with interruptible(folder), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
+        with showing(folder, as_json, rounds=True) as display:
             verdicts.append(repeat(published, number, folder, overrides or [], display))
         if not as_json:
             _show(verdicts[-1])

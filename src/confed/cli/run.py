@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from confed.cli.app import Json, app, complain, console, interruptible, is_quiet, say, show, tell_asks
+from confed.cli.app import Json, app, complain, is_quiet, say, show, showing, tell_asks
 from confed.cli.completion import complete_folder, complete_key, complete_method
-from confed.cli.plan import Plan, rows_of_study, show_plan
-from confed.cli.study import RecipeName, finish, show_sweep
+from confed.cli.study import Plan, RecipeName, finish, rows_of_study, show_plan, show_sweep
 from confed.system.collector import collector_at_rest
 
 
@@ -48,7 +47,6 @@ def run(
     Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
     """
     with collector_at_rest():
-        from confed.api.progress import Display
         from confed.engines.workers import free_cores
         from confed.recipes.recipe import load_recipe
         from confed.studies.runner import run_single, run_study
@@ -74,7 +72,7 @@ def run(
         show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)
         return
     folder = out or free_folder(loaded.name)
-    with interruptible(folder), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
+    with showing(folder, as_json, rounds=True) as display:
         if loaded.methods or seeds != 1:
             create_study(loaded, folder, seeds)
             summaries = run_study(folder, display).summaries

@@ -266,10 +266,18 @@ def _empty(folder: Path) -> None:
 
 def run_single(recipe: Recipe, folder: Path, progress: Progress = ignore) -> dict[str, Any]:
     """Execution or continuation of a single-run recipe, with events as those of a study of one run."""
-    label = recipe.label(recipe.sections["algorithm"]["name"])
-    progress(JobsPlanned([f"{label}, seed {recipe.run.seed}"]))
+
+    def work(progress: Progress) -> dict[str, Any]:
+        return run(recipe, folder, resume=kind_of(folder) == "run", progress=progress)
+
+    return one_job(progress, f"{recipe.label(recipe.sections['algorithm']['name'])}, seed {recipe.run.seed}", work)
+
+
+def one_job(progress: Progress, title: str, work: Callable[[Progress], dict[str, Any]]) -> dict[str, Any]:
+    """Summary of a run that ``work`` makes, with events as those of a study of one run."""
+    progress(JobsPlanned([title]))
     progress(JobStarted(0))
-    summary = run(recipe, folder, resume=kind_of(folder) == "run", progress=of_job(progress, 0))
+    summary = work(of_job(progress, 0))
     progress(JobEnded(0, 0, "done", headline(summary)))
     return summary
 

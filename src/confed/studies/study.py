@@ -8,6 +8,7 @@ settings is never passed off as what was asked for, and one that goes wrong is m
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,11 @@ class Job:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """A study folder's recipe and index.
-
-    Attributes:
-        recipe: whose rows are the methods.
-        jobs: the runs, finished or not.
-    """
+    """A study folder's recipe and index."""
 
     root: Path
-    recipe: Recipe
-    jobs: tuple[Job, ...]
+    recipe: Recipe  # whose rows are the methods
+    jobs: tuple[Job, ...]  # the runs, finished or not
     index: Mapping[str, Any]
 
     @property
@@ -75,13 +71,17 @@ class StudyFolder:
     @property
     def labels(self) -> dict[str, str]:
         """Row -> its name in tables, which tells rows of one method apart, as a run cannot."""
-        known = self.index.get("labels", {})
-        return distinct_labels({job.method: str(known.get(job.method, job.method)) for job in self.jobs})
+        labels = self.index.get("labels", {})
+        return distinct_labels({job.method: str(labels.get(job.method, job.method)) for job in self.jobs})
 
     def recipe_of(self, job: Job) -> Recipe:
         """Recipe of one run; those of a study that grows compute in one process each, side by side."""
         single = self.recipe.method(job.method).with_run(seed=job.seed)
         return single.with_run(workers=1) if self.grows else single
+
+    def job(self, method: str, seed: int) -> Job | None:
+        """The run of a row and a seed."""
+        return next((job for job in self.jobs if (job.method, job.seed) == (method, seed)), None)
 
     def finished(self, job: Job) -> bool:
         """Whether a run has its results."""
@@ -123,7 +123,7 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
         setup, _ = prepare(recipe.method(method).with_run(seed=numbers[0]))
         if number == 0:
             setup.model()  # weights that are none
-    jobs = [Job(method, seed, cell_folder(method, seed)) for seed in numbers for method in _rows(recipe)]
+    jobs = [Job(method, seed, cell_folder(method, seed)) for seed, method in product(numbers, _rows(recipe))]
     write_study(recipe, root, jobs)
     return jobs
 
@@ -237,7 +237,7 @@ def open_study(
         used = {row: values for row, values in before.index.get("tuned", {}).items() if row not in recipe.methods}
         used |= tuned or {}
         earlier_jobs = {(job.method, job.seed): job for job in before.jobs}
-        wanted = earlier_jobs.keys() | {(row, seed) for row in recipe.methods for seed in seeds}
+        wanted = earlier_jobs.keys() | set(product(recipe.methods, seeds))
         # All methods of one seed share its data, so a process that goes through them in this order reads them once.
         order = sorted(wanted, key=lambda cell: (cell[1], merged.methods.index(cell[0])))
         jobs = tuple(earlier_jobs.get(cell) or Job(*cell, cell_folder(*cell)) for cell in order)
@@ -259,8 +259,8 @@ def joined(before: Recipe, recipe: Recipe) -> Recipe:
     rows = list(dict.fromkeys([*before.methods, *recipe.methods]))
     if set(rows) <= set(recipe.table):
         rows.sort(key=recipe.table.index)
-    kept = {row: values for row, values in before.overrides.items() if row not in recipe.methods}
-    return recipe.with_rows(rows, {**kept, **recipe.overrides})
+    earlier = {row: values for row, values in before.overrides.items() if row not in recipe.methods}
+    return recipe.with_rows(rows, {**earlier, **recipe.overrides})
 
 
 def _check_settings(study: StudyFolder) -> None:

@@ -13,6 +13,7 @@ ways: a sweep may go over all values for each of several values of another setti
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,46 @@ def open_sweep(
     for folder, (recipe, used) in recipes.items():
         open_study(recipe, root / folder, range(recipe.run.seed, recipe.run.seed + seeds), used, judged)
     return sweep
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of a recipe and seeds at each point of an axis, as a command asks for them; a study has one point."""
+
+    source: str | Path
+    overrides: Sequence[str]
+    methods: str | None
+    headline: str
+    tuned: Mapping[str, Mapping[str, Any]] | None
+    seeds: int
+    points: tuple[Point, ...] = (Point({}, ""),)
+    over: str = ""  # the swept setting, or MODELS; "" for a study
+    by: str = ""  # the setting that tells lines apart, if any
+    study: Recipe | None = None  # with all its models, over which this goes
+
+    @cached_property
+    def recipes(self) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
+        """Folder of each point -> its recipe and the tuned values in it."""
+        return recipes_of(self.source, self.overrides, self.points, self.methods, self.headline, self.tuned)
+
+    @property
+    def first(self) -> Recipe:
+        """The recipe at the first point."""
+        return self.recipes[self.points[0].folder][0]
+
+    def over_models(self, wanted: str) -> "Grid":
+        """The same study with each of the models that ``--models`` names."""
+        points = points_of_models(self.first, models_of(self.first, wanted))
+        return replace(self, points=points, over=MODELS, study=self.first)
+
+    def open(self, root: Path, judged: Mapping[str, Any]) -> None:
+        """Folder and index of its study or of its sweep, new or with more in it; no run is started."""
+        if not self.over:
+            recipe, used = self.recipes[""]
+            open_study(recipe, root, range(recipe.run.seed, recipe.run.seed + self.seeds), used, judged)
+            return
+        sweep = Sweep(self.first.name, self.over, self.points, judged["references"], judged["margin"], self.by)
+        open_sweep(root, sweep, self.recipes, seeds=self.seeds, judged=judged, models_from=self.study)
 
 
 def _with_model(recipe: Recipe, row: str) -> Recipe:
