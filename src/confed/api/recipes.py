@@ -17,17 +17,7 @@ def recipe_of(
     settings: Mapping[str, Any],
     elsewhere: Mapping[str, str] | None = None,
 ) -> Recipe:
-    """The recipe that a call asks for.
-
-    Args:
-        recipe: a recipe that comes with confed, a file, or an object.
-        overrides: ``section.key`` -> value; a section or a key of ``[run]`` may be named as in ``settings``.
-        settings: the call's further keywords; see :func:`confed.api.run.run`.
-        elsewhere: what is no setting of this call -> what to give instead.
-
-    Raises:
-        ValueError: no such recipe, an unknown key, or a value given twice.
-    """
+    """The recipe that a call asks for; ``elsewhere`` is what is no setting of it -> what to give instead."""
     if overrides is not None and not (
         isinstance(overrides, Mapping) and all(isinstance(key, str) for key in overrides)
     ):
@@ -50,19 +40,7 @@ def recipe_of(
 def check_reached(
     overrides: Mapping[str, Any] | None, settings: Mapping[str, Any], rows: Mapping[str, Recipe], instead: str
 ) -> None:
-    """Check that what a call sets of ``[algorithm]`` is what a row is trained with, and was not dropped on the way.
-
-    A row of another method than the recipe's ``[algorithm]`` has keywords of its own.
-
-    Args:
-        overrides: of the call.
-        settings: the call's further keywords.
-        rows: name -> single-run recipe.
-        instead: what to give instead, for the error.
-
-    Raises:
-        ValueError: no row has a value that was set.
-    """
+    """Check that what a call sets of ``[algorithm]`` is what a row is trained with, and was not dropped on the way."""
     given = {key: value for key, value in overrides_of({**(overrides or {}), **settings}).items() if value is not None}
     wanted = {key: value for key, value in flat(_nested(given)).items() if key.startswith("algorithm.")}
     row_settings = [flat({"algorithm": plain(row.sections["algorithm"])}) for row in rows.values()]
@@ -71,12 +49,12 @@ def check_reached(
             raise ValueError(f"{key}={value!r} has no effect on {', '.join(rows)}: {instead}")
 
 
-def _same(given: Any, own: Any) -> bool:
+def _same(given: Any, of_row: Any) -> bool:
     """Whether a row has a value that was given, which may be a text of TOML."""
-    if given == own or not isinstance(given, str):
-        return bool(given == own)
+    if given == of_row or not isinstance(given, str):
+        return bool(given == of_row)
     try:
-        return bool(tomllib.loads(f"value = {given}")["value"] == own)
+        return bool(tomllib.loads(f"value = {given}")["value"] == of_row)
     except tomllib.TOMLDecodeError:
         return False
 

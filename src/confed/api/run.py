@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confed.api.progress import Shown, display, in_this_session, interruptible, threads_kept
+from confed.api.progress import Shown, in_this_session, showing, threads_kept
 from confed.api.recipes import check_reached, recipe_of
 from confed.api.tracking import Report, Trackable, learning_curves, write_folder_report
 from confed.recipes.recipe import Recipe, load_recipe
@@ -26,7 +27,13 @@ from confed.system.folder_lock import without_lock
 from confed.system.packages import pandas
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
+    from torch import nn
+
+    from confed.data.intake.opening import PictureSource
+    from confed.federation.protocols import Batch
+    from confed.inference.finished_run import FinishedRun, Role, TrainedModel
 
 
 def history_frame(run: Record) -> "DataFrame":
@@ -106,28 +113,11 @@ def results_frame(run: Record) -> "DataFrame":
     return frame.astype({"train": "Int64", "test": "Int64"})
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-    from torch import nn
-
-    from confed.data.intake.opening import PictureSource
-    from confed.federation.protocols import Batch
-    from confed.inference.finished_run import FinishedRun, Role, TrainedModel
-
 # Folder of a run that a call of the Python interface names ----------------------------------------------------
 
 
 def folder_for(folder: Path, recipe: Recipe) -> Path:
-    """A folder that is free, or that holds this run.
-
-    Args:
-        folder: as it was given.
-        recipe: the run's.
-
-    Raises:
-        ValueError: it holds a run with other settings, a study, or something else.
-    """
+    """A folder that is free, or that holds this run; any other is a ValueError."""
     if kind_of(folder) == "run":
         before = RunFolder(folder).begun if RunFolder(folder).begun.is_file() else RunFolder(folder).recipe
         if changed := differing_settings(load_recipe(before), recipe):
@@ -335,10 +325,10 @@ class Run(Trackable):
             >>> len(trained.answers), trained.image_size
             (44, 64)
         """
-        from dataclasses import replace
-
-        finished = self._loaded(client, shared)
-        trained = finished.model(client, shared=shared)
+        self._finished.check(client, shared=shared)
+        with threads_kept():
+            self._finished.load()
+        trained = self._finished.model(client, shared=shared)
         return replace(trained, model=deepcopy(trained.model).eval())
 
     def batch(self, place: str, split: "Role" = "test", count: int = 8) -> "Batch":
@@ -449,12 +439,6 @@ class Run(Trackable):
 
         return FinishedRun(self.folder)
 
-    def _loaded(self, client: str | None, shared: bool) -> "FinishedRun":
-        self._finished.check(client, shared=shared)
-        with threads_kept():
-            self._finished.load()
-        return self._finished
-
 
 def run(
     recipe: str | Path | Recipe = "fedvqa_scenes",
@@ -518,7 +502,6 @@ def load_run(folder: Path | str) -> Run:
 
 def _carry_out(recipe: Recipe, folder: Path, progress: Shown) -> None:
     """Execution or continuation of a run, and its report."""
-    again = f"confed.load_run({str(folder)!r}).resume()"
-    with display(progress) as shown, threads_kept(), interruptible(folder, again):
+    with showing(folder, progress, "run") as shown:
         run_single(in_this_session(recipe, shown), folder, shown)
     write_folder_report(folder)

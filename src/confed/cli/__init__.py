@@ -17,7 +17,6 @@ from confed.cli import list as looking
 from confed.cli import show as describing
 from confed.cli import data as datasets
 from confed.cli import federation as federating
-from confed.cli import federation_new as provisioning
 # isort: on
 
 __all__ = ["app", "main"]

@@ -120,6 +120,15 @@ Json = Annotated[
 ]
 
 
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Skip the check of the coordinator's signature.")]
+Site = Annotated[str, typer.Option(help="Name of this site, a client of the data.")]
+SiteKey = Annotated[Path, typer.Option(help="This site's private key.")]
+Private = Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")]
+SiteData = Annotated[
+    list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
+]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: errors become one line on standard error and an exit code, warnings a line each.
 

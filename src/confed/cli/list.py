@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from confed.cli.app import FAILED, Json, app, print_json
+from confed.cli.app import FAILED, Json, Private, Site, SiteData, SiteKey, Unsigned, app, print_json
 from confed.cli.completion import complete_kind, complete_task
 from confed.system.packages import for_this_installation
 from confed.system.release import DISTRIBUTION, VERSION
@@ -249,18 +249,14 @@ def doctor(
         str | None, typer.Option(help="At a site: the server to join, HOST:PORT. Checks all that joining needs.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="The federation's recipe.")] = "recipe.toml",
-    site: Annotated[str, typer.Option(help="Name of this site, a client of the data.")] = "",
+    site: Site = "",
     ca: Annotated[Path, typer.Option(help="Certificate of the server's authority.")] = Path("ca.crt"),
-    key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
-    private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
-    data: Annotated[
-        list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
-    ] = None,
+    key: SiteKey = Path("key"),
+    private: Private = Path("private"),
+    data: SiteData = None,
     card: Annotated[Path | None, typer.Option(help="This site's data card, if any.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The server has no TLS.")] = False,
-    unsigned: Annotated[
-        bool, typer.Option("--unsigned", help="Skip the check of the coordinator's signature.")
-    ] = False,
+    unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
     """Check of versions, threads, memory, GPUs and missing extras; with --server, of what a site needs to join.

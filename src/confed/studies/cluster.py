@@ -37,19 +37,12 @@ _VARIABLES = {
 
 @dataclass(frozen=True)
 class Options:
-    """Options of ``sbatch``.
+    """Options of ``sbatch``."""
 
-    Attributes:
-        lines: long options with their values, such as "--partition=gpu".
-        throttle: tasks at a time, as Slurm writes it after the indexes ("%20"); empty for no limit.
-        lead: seconds between SIGUSR1 and the time limit.
-        seconds: the time limit; None if none was given.
-    """
-
-    lines: tuple[str, ...] = ()
-    throttle: str = ""
-    lead: int = LEAD
-    seconds: float | None = None
+    lines: tuple[str, ...] = ()  # long options with their values, such as "--partition=gpu"
+    throttle: str = ""  # tasks at a time, as Slurm writes it after the indexes ("%20"); empty for no limit
+    lead: int = LEAD  # seconds between SIGUSR1 and the time limit
+    seconds: float | None = None  # the time limit; None if none was given
 
     @property
     def grace(self) -> float:
@@ -83,11 +76,8 @@ def parse_options(texts: Sequence[str]) -> Options:
                 raise ValueError(f"--slurm {key} does not go with a job script")
             else:
                 seconds = parse_time(value) if key in ("time", "t") else seconds
-                lines[key] = (
-                    ("-" if len(key) == 1 else "--")
-                    + key
-                    + (("=" if len(key) > 1 else " ") + _quoted(value) if equals else "")
-                )
+                dashes, between = ("-", " ") if len(key) == 1 else ("--", "=")
+                lines[key] = f"{dashes}{key}" + (f"{between}{_quoted(value)}" if equals else "")
     if seconds is not None and seconds <= lead:
         raise ValueError(
             f"--slurm time must be longer than the {lead} s before its end at which cells stop, got {seconds:.0f} s"

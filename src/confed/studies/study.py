@@ -219,11 +219,7 @@ def open_study(
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
     judged: Mapping[str, Any] | None = None,
 ) -> None:
-    """A new study that grows, or an existing one with further rows and seeds; no run is started.
-
-    A folder that holds something else or in which another process works, faulty data, and a run that was made with
-    other settings are a ValueError.
-    """
+    """A new study that grows, or an existing one with further rows and seeds; no run is started."""
     if growing(root) is None:
         _check_free(root)
         # Faulty data must not leave a folder behind.

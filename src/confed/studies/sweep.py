@@ -139,8 +139,7 @@ def open_sweep(
 ) -> Sweep:
     """A new sweep with its studies, or an existing one with further values, models, methods and seeds.
 
-    No run is started. All studies are opened first, so that what does not fit is said at once, and ``confed resume``
-    knows everything that was asked for.
+    All studies are opened before a run is started, so that what does not fit is said at once.
     """
     if kind_of(root) == "sweep":
         before = read_sweep(root)
