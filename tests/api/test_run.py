@@ -14,7 +14,7 @@ from torch import nn
 
 import confed
 from confed.api.progress import in_this_session
-from confed.api.recipes import check_reached
+from confed.api.run import check_reached
 from confed.api.tracking import Report
 from confed.inference.ask import predict
 from confed.registry import models

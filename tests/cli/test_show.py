@@ -17,7 +17,7 @@ from confed.recipes.recipe import load_recipe
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
-    from confed.cli.show import page
+    from confed.cli.list import page
 
 EVERYTHING = [(kind, name) for kind, listed in names().items() for name in listed]
 

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("ray")
 
 from confed.cli.app import main
-from confed.cli.cluster import with_address
-from confed.studies import on_ray
-from confed.studies.on_ray import run_cell_on_ray, shares_folder
+from confed.cli.study import with_address
+from confed.studies import cells
+from confed.studies.cells import run_cell_on_ray, shares_folder
 from ray_scenarios import STUDY, scenario
 
 
@@ -58,8 +58,8 @@ def test_the_address_is_the_command_s_and_the_runs_are_local(tmp_path: Path) -> 
 def test_a_node_that_does_not_see_the_folder_as_it_is_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "must be on a file system that all nodes share" in shares_folder(str(tmp_path / "study"), "")
     (tmp_path / "cells.json").write_text("{}")
-    assert shares_folder(str(tmp_path), on_ray._digest(tmp_path)) == ""
-    monkeypatch.setattr(on_ray, "SEEN", 0.0)
+    assert shares_folder(str(tmp_path), cells._digest_of_list(tmp_path)) == ""
+    monkeypatch.setattr(cells, "SEEN", 0.0)
     assert "does not see" in shares_folder(str(tmp_path), "another one")
 
 

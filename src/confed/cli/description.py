@@ -126,7 +126,7 @@ def described(text: str) -> dict[str, str]:
 
 def prose(text: str) -> list[str]:
     """Paragraphs of a docstring after its first line, without its sections."""
-    kept: list[str] = []
+    lines: list[str] = []
     inside = False
     for line in inspect.cleandoc(text).splitlines()[1:]:
         if _SECTION.match(line):
@@ -134,8 +134,8 @@ def prose(text: str) -> list[str]:
         elif line and not line[0].isspace():
             inside = False
         if not inside:
-            kept.append(line)
-    return [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", "\n".join(kept)) if paragraph.strip()]
+            lines.append(line)
+    return [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", "\n".join(lines)) if paragraph.strip()]
 
 
 KINDS = ("method", "model", "dataset", "task", "recipe", "section")
@@ -178,7 +178,7 @@ class Description:
 
 def names() -> dict[str, list[str]]:
     """Kind -> all names of that kind."""
-    names_of_kind = {kind: kept.names() for kind, kept in REGISTRIES.items()}
+    names_of_kind = {kind: entries.names() for kind, entries in REGISTRIES.items()}
     return {**names_of_kind, "recipe": [recipe.name for recipe in packaged()], "section": list(SECTIONS)}
 
 
@@ -252,15 +252,10 @@ def _run_of_method(name: str, made_for: str) -> str:
     candidates = [recipe for recipe in packaged() if name in recipe.rows.values()]
     if candidates:
         # Rows of `confed run` before those of the full table; data that are there before data that are not.
-        recipe = min(
-            candidates,
-            key=lambda one: (
-                len(one.missing),
-                name not in one.rows,
-                _row(one, name) not in one.methods,
-                one.name != DEFAULT,
-            ),
-        )
+        def rank(one: Packaged) -> tuple[object, ...]:
+            return len(one.missing), name not in one.rows, _row(one, name) not in one.methods, one.name != DEFAULT
+
+        recipe = min(candidates, key=rank)
         return _command(recipe, f"--methods {_row(recipe, name)}")
     kinds = {other: registry.algorithms[other].traits.made_for for other in registry.algorithms.names()}  # type: ignore[attr-defined]
     whole = [one for one in packaged() if not one.missing]
@@ -294,9 +289,9 @@ def _model(name: str) -> Description:
         alike = [one for one in packaged() if one.models[""] in family]
         default = next(one for one in packaged() if one.name == DEFAULT)
         recipe = min(alike, key=lambda one: len(one.missing), default=default)
-        kept = recipe.content.get("model", {}).get("trainable")  # stays where the model changes
+        trainable = recipe.content.get("model", {}).get("trainable")  # stays where the model changes
         learns = next((setting.kind for setting in settings(entry) if setting.name == "trainable"), "")
-        other = ["model.trainable=all"] if kept and learns and f'"{kept}"' not in learns else []
+        other = ["model.trainable=all"] if trainable and learns and f'"{trainable}"' not in learns else []
         example = _command(recipe, f"model.name={name}", *other)
     return _constructed("model", name, entry, recipes, [example])
 
@@ -341,8 +336,8 @@ def _texts(entry: Callable[..., Any]) -> list[str]:
 
 def _recipe_file(path: str) -> Description:
     """Of a recipe of one's own, with what it leaves to defaults."""
-    packaged_recipe = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
-    return replace(_described(packaged_recipe), summary=packaged_recipe.comment.partition("\n")[0])
+    recipe = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
+    return replace(_described(recipe), summary=recipe.comment.partition("\n")[0])
 
 
 def _recipe(name: str) -> Description:

@@ -71,8 +71,8 @@ def _check_numbers(given: Any, taken: Any, where: str) -> None:
             _check_numbers(first, second, f"{where}.{number}")
     if isinstance(given, Mapping):
         for key, value in given.items():
-            found = taken.get(key) if isinstance(taken, Mapping) else getattr(taken, str(key), None)
-            _check_numbers(value, found, f"{where}.{key}")
+            item = taken.get(key) if isinstance(taken, Mapping) else getattr(taken, str(key), None)
+            _check_numbers(value, item, f"{where}.{key}")
 
 
 def _first_fault(faults: Sequence[Any], model: Any, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

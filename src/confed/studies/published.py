@@ -101,6 +101,9 @@ def row_of(runs: Sequence[RunResults]) -> dict[str, Any]:
     figures = {run.seed: _figures(run) for run in runs}
     common = [key for key in figures[first.seed] if _in_all(key, figures.values())]
     alone = _example_intervals(first) if len(runs) == 1 else {}
+    stated_figures: dict[str, dict[str, Any]] = {}
+    for key in common:
+        stated_figures[key] = _stated([of_seed[key] for of_seed in figures.values()], alone.get(key))
     return {
         "format": FORMAT,
         "method": first.method,
@@ -109,7 +112,7 @@ def row_of(runs: Sequence[RunResults]) -> dict[str, Any]:
         "metric": first.metric,
         **({"deploys": first.deploys} if first.deploys else {}),
         "seeds": [run.seed for run in runs],
-        "metrics": {key: _stated([figures[run.seed][key] for run in runs], alone.get(key)) for key in common},
+        "metrics": stated_figures,
         "resolved": first.recipe,
         "packages": first.summary.packages,
         "runs": [

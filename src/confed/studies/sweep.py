@@ -116,9 +116,7 @@ def recipes_of(
         if MODELS in point.settings:
             recipe = _with_model(recipe, point.settings[MODELS])
         recipes[point.folder] = recipe, used
-    every = [
-        [(row, recipe.method(row).sections, recipe.run) for row in recipe.methods] for recipe, _ in recipes.values()
-    ]
+    every = [_settings(recipe) for recipe, _ in recipes.values()]
     if len(every) > 1 and all(each == every[0] for each in every):
         settings, rows = ", ".join(points[0].settings), [row for row, *_ in every[0]]
         raise ValueError(
@@ -126,6 +124,11 @@ def recipes_of(
             f"such as methods.{rows[0]}.{settings.removeprefix('algorithm.')}"
         )
     return recipes
+
+
+def _settings(recipe: Recipe) -> list[tuple[Any, ...]]:
+    """What each row would be run with."""
+    return [(row, recipe.method(row).sections, recipe.run) for row in recipe.methods]
 
 
 def open_sweep(
