@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import confed
+from command_line import Patch
 from confed.api.progress import in_this_session
 from confed.api.run import check_reached
 from confed.api.tracking import Report
@@ -190,7 +191,7 @@ def test_spawned_processes_do_not_have_the_objects_of_this_session() -> None:
         in_this_session(recipe.changed({"run.engine": "ray"}), print)
 
 
-def test_calls_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_checked(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(ValueError, match=r"recipe must be a name, a path or a confed\.Recipe, got dict"):
         confed.run(TINY)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no recipe at 'nope': `confed list recipes`"):
@@ -246,7 +247,7 @@ def test_settings_of_another_algorithm_than_the_methods_are_refused(tmp_path: Pa
             confed.run(study, {"algorithm.mu": 0.5}, method=row)
 
 
-def test_a_folder_of_its_own_and_the_threads_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_its_own_and_the_threads_of_the_caller(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(2)

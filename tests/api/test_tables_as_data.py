@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import confed
+from command_line import Patch
 from confed.datasets.chat_records import chat_records
 
 pandas: Any = pytest.importorskip("pandas")
@@ -66,7 +67,7 @@ def expected(tmp_path: Path) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("kind", ["paths", "relative", "pil", "bytes", "dicts"])
 def test_a_data_frame_is_read_as_a_file_is(
-    kind: str, expected: dict[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, expected: dict[str, list[Any]], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = {

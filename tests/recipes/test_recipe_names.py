@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from command_line import Capture, Patch, confed
 from confed.deployment.provision import Federation
 from confed.models.hub_names import hub_name
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
@@ -18,23 +18,15 @@ from confed.studies.study import create_study, free_folder, read_study
 from confed.studies.sweep import parse_axis, points_of
 from tiny_runs import TINY
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
-
 HOSTILE = ["/abs", "../../x", "a\nrm -rf ~\n", "-rf", ".x", "a\u202eb", "nul", "", "a" * 101]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_of_a_recipe_is_refused_in_one_line(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_hostile_name_of_a_recipe_is_refused_in_one_line(name: str, tmp_path: Path, capfd: Capture):
     file = tmp_path / "recipe.toml"
     file.write_text(f"name = {json.dumps(name)}\n" + load_recipe("fedvqa_scenes").single.to_toml().partition("\n")[2])
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(SystemExit) as stop:
-        main(["run", str(file), "run.rounds=1"])
-    assert stop.value.code == 2
+    assert confed("run", file, "run.rounds=1") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: a recipe's name must ")
     assert sorted(tmp_path.iterdir()) == before
@@ -92,7 +84,7 @@ def test_a_site_is_no_device_of_windows(site: str) -> None:
         Federation((site,), "localhost", 8443, "")
 
 
-def test_a_job_script_has_no_line_of_a_folders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_script_has_no_line_of_a_folders_name(tmp_path: Path, monkeypatch: Patch) -> None:
     for name in ("a\ntouch stolen\n", 'a" --wrap="touch stolen'):
         with pytest.raises(ValueError, match="a job script needs folders without"):
             script_of(tmp_path / name, [1], Options())

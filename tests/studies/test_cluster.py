@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Patch
 from confed.studies.cluster import Options, array_index, parse_options, parse_time, ranges, script_of, write_script
 
 
@@ -63,7 +64,7 @@ def test_numbers_are_written_as_ranges() -> None:
     assert ranges([4]) == "4"
 
 
-def test_the_script_runs_the_command_on_folders_with_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_runs_the_command_on_folders_with_any_name(tmp_path: Path, monkeypatch: Patch) -> None:
     place, here = tmp_path / "a study's $HOME", tmp_path / "here it's"
     place.mkdir()
     here.mkdir()

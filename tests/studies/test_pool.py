@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Patch
 from confed.studies.pool import carry_out
 from confed.system.events import Event, JobEnded, JobProgress, RunProgress
 
@@ -37,7 +38,7 @@ def work(job, progress):
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def worker(tmp_path: Path, monkeypatch: Patch) -> Path:
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "toy_work.py").write_text(WORK)

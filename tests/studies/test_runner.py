@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import toy_federation  # its datasets have names then
+from command_line import Patch
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.runs import load
 from confed.runs.run import run
@@ -113,7 +114,7 @@ def test_a_growing_study_of_version_0_1_goes_on_and_grows(tmp_path: Path) -> Non
     assert index["judged"] == {"references": []}
 
 
-def test_the_first_error_ends_a_study_that_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_error_ends_a_study_that_does_not_grow(tmp_path: Path, monkeypatch: Patch) -> None:
     root = tmp_path / "study"
     recipe = written(tmp_path / "source", PLAIN)
     create_study(recipe, root)
@@ -133,9 +134,7 @@ def test_the_first_error_ends_a_study_that_does_not_grow(tmp_path: Path, monkeyp
     assert not (root / "local/seed-0/error.txt").exists()
 
 
-def test_a_run_that_another_process_makes_is_no_fault_of_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_process_makes_is_no_fault_of_its_row(tmp_path: Path, monkeypatch: Patch) -> None:
     """As when an array task works on one cell of a study, and `confed resume` on the others."""
     monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
     root = tmp_path / "grid"

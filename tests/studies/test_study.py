@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from command_line import Capture, Patch, confed, refusal
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe, load_recipe
@@ -21,10 +21,6 @@ from confed.studies.runner import resume, run_study
 from confed.studies.study import create_study, open_study, read_study, rows_of
 from confed.system.events import Event, JobsPlanned
 from confed.system.folder_lock import exclusive
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
@@ -58,25 +54,25 @@ class Late(Algorithm):
 '''
 
 
-def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
-
 def tiny(rows: str, *more: str) -> Recipe:
     recipe = load_recipe("fedvqa_scenes", [*TINY, *more])
     return recipe.with_rows(rows.split(","))
 
 
 @pytest.fixture
-def breaking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def breaking(tmp_path: Path, monkeypatch: Patch) -> Path:
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "breaking.py").write_text(BREAKS)
     monkeypatch.syspath_prepend(folder)
     return folder
+
+
+@pytest.fixture
+def plain(monkeypatch: Patch) -> None:
+    """Neither report nor figures, which take a while."""
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
 
 
 # Rows ----------------------------------------------------------------------------------------------------------
@@ -106,7 +102,7 @@ def test_all_means_the_table_or_the_rows_or_every_method(tmp_path: Path) -> None
 # Grids ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: Patch) -> None:
     root = tmp_path / "grid"
     open_study(tiny("fedavg"), root, [0])
     assert len(run_study(root).summaries) == 1
@@ -149,7 +145,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
 
 
 def test_the_command_marks_what_fails_and_finishes_the_others(
-    breaking: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    breaking: Path, tmp_path: Path, capfd: Capture, monkeypatch: Patch
 ) -> None:
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1"]
@@ -176,17 +172,14 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert confed("resume", root, "--json") == 0
     assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
     assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()
-    assert confed(*command[:-4], "--out", tmp_path / "none", "--methods", "fedbn") == 2
-    assert "error: no run could be made: FedBN" in capfd.readouterr().err
-    assert confed("compare", root, "--methods", "all") == 2
-    assert "need --recipe" in capfd.readouterr().err
+    assert "error: no run could be made: FedBN" in refusal(
+        capfd, *command[:-4], "--out", tmp_path / "none", "--methods", "fedbn"
+    )
+    assert "need --recipe" in refusal(capfd, "compare", root, "--methods", "all")
 
 
-def test_a_mistake_in_a_method_fails_its_cells_only(
-    breaking: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+@pytest.mark.usefixtures("breaking", "plain")
+def test_a_mistake_in_a_method_fails_its_cells_only(tmp_path: Path, capfd: Capture) -> None:
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods"]
     assert confed(*command, "breaking:Unsuited") == 1
@@ -202,11 +195,8 @@ def test_a_mistake_in_a_method_fails_its_cells_only(
     assert f"{root}/table as .md, .csv and .tex" in out  # one method came to its end: nothing to compare
 
 
-def test_one_method_has_a_table_and_nothing_to_compare(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+@pytest.mark.usefixtures("plain")
+def test_one_method_has_a_table_and_nothing_to_compare(tmp_path: Path, capfd: Capture) -> None:
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods", "local"]
     assert confed(*command) == 0
@@ -214,10 +204,11 @@ def test_one_method_has_a_table_and_nothing_to_compare(
     assert not (root / "compare.md").exists()
 
 
-def test_a_faulty_margin_is_found_before_anything_is_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_faulty_margin_is_found_before_anything_is_run(tmp_path: Path, capfd: Capture) -> None:
     for margin in ("0", "100", "nan"):
-        assert confed("compare", "--recipe", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin) == 2
-        assert f"--margin must lie between 0 and 100 points, got {margin}" in capfd.readouterr().err
+        assert f"--margin must lie between 0 and 100 points, got {margin}" in refusal(
+            capfd, "compare", "--recipe", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin
+        )
     assert not (tmp_path / "g").exists()
 
 
@@ -241,7 +232,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     assert (victim / "seed-0/file").read_text() == "mine"
 
 
-def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: Patch) -> None:
     root = tmp_path / "grid"
     root.mkdir()
     monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
@@ -255,7 +246,7 @@ def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monk
 
 @pytest.mark.parametrize("grid", [True, False])
 def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: bool
+    tmp_path: Path, monkeypatch: Patch, grid: bool
 ) -> None:
     root, written = tmp_path / "study", list[str]()
 
@@ -288,11 +279,8 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
         assert read_study(root).index["methods"] == ["local", "fedavg"]
 
 
-def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+@pytest.mark.usefixtures("plain")
+def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(tmp_path: Path, capfd: Capture) -> None:
     tuned = tmp_path / "tuned.toml"
     tuned.write_text("[tuning]\nseed = 100\n[methods.fedavg.local]\nlr = 0.5\n[methods.fedprox]\nmu = 0.25\n")
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]
@@ -302,10 +290,10 @@ def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(
     assert load_recipe(tmp_path / "a/fedavg/seed-0/recipe.toml").local.lr == 0.5
     assert load_recipe(tmp_path / "a/fedprox/seed-0/recipe.toml").sections["algorithm"]["mu"] == 0.75
     # Without them the cells that are there are other runs.
-    assert confed(*command[:-2], "--out", tmp_path / "a", "--methods", "fedavg") == 2
-    assert "local.lr=0.5, not 0.003" in capfd.readouterr().err
-    assert confed(*command, "--out", tmp_path / "b", "--methods", "fedavg", "run.seed=99", "--seeds", "2") == 2
-    assert "seed 100 chose the values" in capfd.readouterr().err
+    assert "local.lr=0.5, not 0.003" in refusal(capfd, *command[:-2], "--out", tmp_path / "a", "--methods", "fedavg")
+    assert "seed 100 chose the values" in refusal(
+        capfd, *command, "--out", tmp_path / "b", "--methods", "fedavg", "run.seed=99", "--seeds", "2"
+    )
     assert not (tmp_path / "b").exists()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from confed.cli import main
+from command_line import Capture, Patch, confed, refusal
 from confed.cli.study import finish
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare
@@ -70,12 +70,6 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "several.toml"
     path.write_text(RECIPE)
     return path
-
-
-def code(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    return int(stopped.value.code or 0)
 
 
 def test_a_row_has_a_task_of_its_own(source: Path) -> None:
@@ -172,20 +166,20 @@ def test_the_index_grows_in_the_recipes_order_and_is_no_way_out(source: Path, tm
 
 
 def test_the_command_runs_all_models_goes_on_and_adds_seeds(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     # Each model's own report takes a while; test_report.py is about it.
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: (folder / "report.html").write_text(""))
     out = tmp_path / "out"
     common = ["compare", "--recipe", str(source), "--out", str(out), "--workers", "1"]
-    assert code(*common, "--models", "narrow") == 0
+    assert confed(*common, "--models", "narrow") == 0
     (out / "sweep.json").unlink()  # as version 0.1 wrote its index
     old = '{"recipe": "several", "models": {"narrow": "narrow ViLT"}, "references": [], "margin": 0.01}'
     (out / "models.json").write_text(old)
-    assert code("resume", str(out)) == 0
+    assert confed("resume", str(out)) == 0
     made = (out / "narrow" / "soft" / "seed-0" / "summary.json").stat().st_mtime_ns
     capsys.readouterr()
-    assert code(*common, "--models", "all", "--json", "study.models=['narrow','vilt_tiny']") == 0
+    assert confed(*common, "--models", "all", "--json", "study.models=['narrow','vilt_tiny']") == 0
     found = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
     assert (out / "narrow" / "soft" / "seed-0" / "summary.json").stat().st_mtime_ns == made
     assert [path.name for path in out.glob("*.json")] == ["sweep.json"]  # the new index took the place of the old
@@ -201,14 +195,13 @@ def test_the_command_runs_all_models_goes_on_and_adds_seeds(
     page = (out / "report.html").read_text()
     assert 'href="narrow/report.html"' in page
     assert "narrow ViLT" in (out / "models.md").read_text()
-    assert code("resume", str(out)) == 0
-    assert code("compare", str(out), "--out", str(tmp_path / "read")) == 0
+    assert confed("resume", str(out)) == 0
+    assert confed("compare", str(out), "--out", str(tmp_path / "read")) == 0
     assert (tmp_path / "read" / "models.csv").read_text() == (out / "models.csv").read_text()
     (out / "report.html").unlink()
-    assert code("report", str(out)) == 0
+    assert confed("report", str(out)) == 0
     assert (out / "report.html").is_file()
-    assert code("report", str(out), "--figures") == 2
-    assert f"{out}/narrow" in capsys.readouterr().err
+    assert f"{out}/narrow" in refusal(capsys, "report", str(out), "--figures")
 
 
 def test_models_run_with_other_settings_do_not_stand_in_one_table(source: Path, tmp_path: Path) -> None:
@@ -247,7 +240,7 @@ def test_models_of_one_label_are_told_apart_and_those_without_a_run_are_named(tm
 
 
 def test_a_reference_that_did_not_finish_costs_no_table(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     root = tmp_path / "out"
     rows = load_recipe(source).with_rows(["fedavg", "soft", "feddat"])
@@ -260,15 +253,12 @@ def test_a_reference_that_did_not_finish_costs_no_table(
     assert (root / "models.md").is_file()
 
 
-def test_a_sweep_has_a_line_for_each_model(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_has_a_line_for_each_model(source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: (folder / "report.html").write_text(""))
     out = tmp_path / "out"
     command = ["sweep", str(source), "--over", "data.train=8,12", "--out", str(out), "--workers", "1"]
-    assert code(*command, "--models", "all", "--split", "iid,dirichlet") == 2
-    assert "give one of them" in capsys.readouterr().err
-    assert code(*command, "--models", "all", "--methods", "fedavg") == 0
+    assert "give one of them" in refusal(capsys, *command, "--models", "all", "--split", "iid,dirichlet")
+    assert confed(*command, "--models", "all", "--methods", "fedavg") == 0
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [(row["models"], row["data.train"]) for row in rows] == [
         ("vilt_tiny", "8"), ("vilt_tiny", "12"), ("narrow", "8"), ("narrow", "12"),
@@ -277,13 +267,12 @@ def test_a_sweep_has_a_line_for_each_model(
         for train in (8, 12):
             own = load_recipe(out / f"train-{train}-models-{model}" / "fedavg" / "seed-0" / "recipe.toml")
             assert (own.sections["model"]["width"], own.sections["data"]["train"]) == (width, train)
-    assert code("resume", str(out)) == 0
+    assert confed("resume", str(out)) == 0
     assert read_sweep(out).models == {}  # it is no table of models
 
 
-def test_models_need_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code("compare", "x", "--models", "all") == 2
-    assert "--models" in capsys.readouterr().err
+def test_models_need_a_recipe(capsys: Capture) -> None:
+    assert "--models" in refusal(capsys, "compare", "x", "--models", "all")
 
 
 def renamed(folder: Path, metric: str, soft: bool = False) -> None:
@@ -344,14 +333,14 @@ def test_metrics_that_differ_are_not_tested_over_models(tmp_path: Path) -> None:
     assert any("Not tested against each other: FedAvg and FedP³: the metrics differ" in note for note in notes)
 
 
-def test_other_data_are_not_tested_and_are_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_are_not_tested_and_are_no_models(tmp_path: Path, capsys: Capture) -> None:
     one, other = make_run(tmp_path / "one", "fedavg"), make_run(tmp_path / "other", "fedp3")
     path = other / "recipe.toml"
     recipe = path.read_text().replace('name = "scenes"', 'name = "modalities"')
     path.write_text(recipe.replace('name = "vilt_mini"', 'name = "modal_mini"'))
     comparison = compare([one, other])
     assert {d.refused for d in comparison.differences} == {"the data differ (modalities, not scenes)"}
-    main_code = code("compare", str(one), str(other), "--out", str(tmp_path / "out"))
+    main_code = confed("compare", str(one), str(other), "--out", str(tmp_path / "out"))
     assert main_code == 0
     assert "no table over models: the data differ" in capsys.readouterr().err
     assert not (tmp_path / "out" / "models.md").exists()

@@ -3,7 +3,6 @@
 import csv
 import json
 import tomllib
-import warnings
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from command_line import Capture, Patch, confed
 from confed.algorithms.fedp3 import FedP3
+from confed.cli.study import tuned_values
 from confed.data.examples import TableData
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs import build as preparing
@@ -22,11 +23,6 @@ from confed.studies import tune as tuning
 from confed.studies.tune import search_space, tune, validation_scores
 from confed.studies.tuned import apply, read_tuned
 from confed.system.events import ignore
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
-    from confed.cli.study import tuned_values
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
@@ -50,7 +46,7 @@ def invented(recipe: Recipe):
 
 
 @pytest.fixture
-def synthetic(monkeypatch: pytest.MonkeyPatch):
+def synthetic(monkeypatch: Patch):
     calls: list[Recipe] = []
 
     def scores(recipe: Recipe):
@@ -62,7 +58,7 @@ def synthetic(monkeypatch: pytest.MonkeyPatch):
     return calls
 
 
-def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: Patch) -> None:
     monkeypatch.setattr(FedP3, "traits", replace(FedP3.traits, search=SEARCH))
     recipe = load_recipe("fedvqa_scenes", ["study.lr=[]", "local.lr=3e-3", "methods.fedprox.local.lr=1e-2"])
     assert search_space(recipe, "fedavg") == {"local.lr": (0.0003, 0.0009, 0.0018, 0.003, 0.006, 0.009)}
@@ -115,7 +111,7 @@ def _without_seconds(root: Path) -> list[dict[str, str]]:
 
 
 def test_interrupted_and_enlarged_it_chooses_the_same(
-    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     tune(tiny("fedp3"), whole, budget=9, seed=100, workers=1, progress=ignore)
@@ -146,7 +142,7 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
 
 
 def test_a_configuration_that_diverges_is_a_finding(
-    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def diverging(recipe: Recipe):
         if recipe.local.lr > 0.005:
@@ -160,7 +156,7 @@ def test_a_configuration_that_diverges_is_a_finding(
     assert found.best is not None
 
 
-def test_with_several_seeds_the_mean_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_with_several_seeds_the_mean_chooses(monkeypatch: Patch, tmp_path: Path) -> None:
     # The recipe's 3e-3 is best with seed 100 alone, 9e-4 in the mean over three seeds.
     final = {3e-3: (0.90, 0.40, 0.50), 9e-4: (0.80, 0.70, 0.75), 3e-4: (0.1, 0.2, 0.3), 9e-3: (0.3, 0.2, 0.1)}
 
@@ -189,7 +185,7 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: pytest.MonkeyPatch, tm
         tune(recipe, tmp_path / "three", budget=4, seed=100, seeds=2, workers=1, progress=ignore)
 
 
-def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: Patch, tmp_path: Path) -> None:
     def scores(recipe: Recipe):
         if recipe.local.lr == 3e-3 and recipe.run.seed == 101:
             raise RuntimeError("the loss is NaN")
@@ -238,7 +234,7 @@ def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: P
 
 
 def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
-    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     arguments = ["tune", "fedvqa_scenes", *TINY, "run.rounds=6", FOUR, "--methods", "fedavg", "--workers", "1"]
     arguments += ["--budget", "2", "--out", str(tmp_path / "t")]
@@ -253,22 +249,18 @@ def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
 
         with monkeypatch.context() as patch:
             patch.setattr(tuning, "validation_scores", short)
-            with pytest.raises(SystemExit) as stop:
-                main(arguments)
-        assert stop.value.code == 1
+            assert confed(*arguments) == 1
         assert f"without FedAvg: {type(error).__name__}" in " ".join(capfd.readouterr().out.split())
         assert len((tmp_path / "t/trials/fedavg.jsonl").read_text().splitlines()) == 2  # the head, the recipe's own
     rows = list(csv.DictReader((tmp_path / "t/scores.csv").read_text().splitlines()))
     assert [row["state"] for row in rows] == ["complete", "failed"]
     for more in ([], ["--methods", "fedbn"], []):  # a row that was refused before is no failure of a later call
-        with pytest.raises(SystemExit) as stop:
-            main([*arguments, *more])
-        assert stop.value.code == 0
+        assert confed(*arguments, *more) == 0
     rows = list(csv.DictReader((tmp_path / "t/scores.csv").read_text().splitlines()))
     assert [row["state"] for row in rows] == ["complete", "complete"]
 
 
-def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: Patch) -> None:
     def bare(recipe: Recipe, read=experiment.load_data):
         there = read(recipe)
         parts = {name: data.tables for name, data in there.clients.items()}
@@ -286,9 +278,7 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("row", ["local", "fedavg_ft", "central"])
-def test_scores_are_those_of_a_run_and_test_data_are_out_of_reach(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_those_of_a_run_and_test_data_are_out_of_reach(row: str, tmp_path: Path, monkeypatch: Patch) -> None:
     recipe = load_recipe("fedvqa_scenes", TINY).method(row).with_run(seed=100, workers=1, evaluate_examples=0)
     run(recipe, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -327,15 +317,11 @@ def test_tuned_values_come_back_and_the_command_line_wins(tmp_path: Path) -> Non
         read_tuned(path)
 
 
-def test_the_command_prints_what_it_chose(
-    synthetic: list[Recipe], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_what_it_chose(synthetic: list[Recipe], tmp_path: Path, capfd: Capture) -> None:
     arguments = ["tune", "fedvqa_scenes", *TINY, "run.rounds=6", "--methods", "fedavg,fedbn", "--workers", "1"]
     arguments += ["--out", str(tmp_path / "t"), "--budget", "3"]
     for more in ([], ["--json"]):
-        with pytest.raises(SystemExit) as stop:
-            main([*arguments, *more])
-        assert stop.value.code == 0
+        assert confed(*arguments, *more) == 0
         out, err = capfd.readouterr()
         if more:
             found = json.loads(out)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Patch
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.studies import tune as tuning
 from confed.studies.tune import clearly_worse, own_choice, search_space, tune, validation_scores
@@ -23,7 +24,7 @@ def finished(*scores: float) -> Trial:
     return Trial({}, {"local.lr": scores[-1]}, "complete", scores, 0.0)
 
 
-def test_the_headline_says_which_model_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_headline_says_which_model_is_scored(monkeypatch: Patch) -> None:
     from confed.engines.local import Simulation
 
     views = {"global": {"a": {"accuracy": (1.0, 10.0)}}, "personal": {"a": {"accuracy": (7.0, 10.0)}}, "unseen": {}}
@@ -120,7 +121,7 @@ def test_a_lead_within_noise_is_said_in_questions() -> None:
     assert Tuned("r", "R", (finished(0.5),), questions=9).lead == ""
 
 
-def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: Patch) -> None:
     calls: list[float] = []
 
     def falling(recipe: Recipe):

@@ -39,81 +39,7 @@ if TYPE_CHECKING:
     from confed.inference.finished_run import FinishedRun, Role, TrainedModel
 
 
-def history_frame(run: Record) -> "DataFrame":
-    """A row per round; see :attr:`confed.api.run.Run.history`."""
-    columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
-    columns |= {view: dict(curve(run, view)) for view in EVALUATED}
-    for key in ("bytes_up", "bytes_down"):
-        columns[key] = {int(line["round"]): sum(numbers(line.get(key)).values()) for line in run.rounds}
-    columns["seconds"] = {
-        int(line["round"]): value for line in run.timings if (value := number(line.get("seconds"))) is not None
-    }
-    frame = pandas().DataFrame({name: values for name, values in columns.items() if values})
-    frame = frame.sort_index().rename_axis("round")
-    return frame.astype({name: "Int64" for name in frame.columns if name.startswith("bytes")})
-
-
-def evaluations_frame(run: Record) -> "DataFrame":
-    """A row per evaluated round, view, place and metric; see :attr:`confed.api.run.Run.evaluations`."""
-    rows: list[tuple[int, str, str, str, float]] = []
-    for line in run.evaluations:
-        for view in EVALUATED:
-            for place, metrics in (line.get(view) or {}).items():
-                for metric, value in numbers(metrics).items():
-                    rows.append((int(line["round"]), view, str(place), metric, value))
-    return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
-
-
 RECORD_COLUMNS = ("run", "seed", "round", "view", "place", "subset", "example", "measure", "value", "weight")
-
-
-def records_frame(run: Record) -> "DataFrame":
-    """A row per number that a run measured; see :attr:`confed.api.run.Run.records`."""
-    rows: list[tuple[Any, ...]] = []
-    for round_of, view, place, metric, value in evaluations_frame(run).itertuples(index=False):
-        subset = "test" if view == "unseen" else "validation"
-        rows.append((run.place, run.seed, round_of, view, place, subset, None, metric, value, 1.0))
-    last = run.summary.rounds
-    names_of = {view.mean: (view.evaluated, run.metric) for view in TESTED}
-    names_of |= {outcome: (one.view.evaluated, one.name) for outcome, one in further_of([run]).items()}
-    for outcome, places in record_of(run).examples.items():
-        if outcome not in names_of:
-            continue
-        view, measure = names_of[outcome]
-        for place, examples in places.items():
-            if examples.scores.ndim == 1:
-                names = [None] * len(examples.scores) if examples.names is None else examples.names.tolist()
-                for name, score in zip(names, examples.scores.tolist(), strict=True):
-                    rows.append((run.place, run.seed, last, view, place, "test", name, measure, score, 1.0))
-    frame = pandas().DataFrame(rows, columns=list(RECORD_COLUMNS))
-    return frame.astype({"example": "Int64"})
-
-
-def results_frame(run: Record) -> "DataFrame":
-    """A row per client and unseen place; see :attr:`confed.api.run.Run.results`."""
-    summary = run.summary
-    personal, seen, unseen = (summary.values(view) for view in (View.PERSONAL, View.SEEN, View.UNSEEN))
-    examples = summary.examples
-    rows = {
-        place: {
-            "kind": "unseen" if place in run.scenes else "client",
-            "personal": personal.get(place),
-            "global": seen.get(place, unseen.get(place)),
-            "train": examples.get(place, {}).get("train"),
-            "test": examples.get(place, {}).get("test"),
-        }
-        for place in dict.fromkeys((*run.clients, *personal, *seen, *run.scenes))
-    }
-    for name, view in product(summary.measures, (View.PERSONAL, View.SEEN, View.UNSEEN)):
-        for place, value in summary.measured(name, view).items():
-            rows[place][f"{name} personal" if view is View.PERSONAL else f"{name} global"] = value
-    frame = pandas().DataFrame.from_dict(rows, orient="index").rename_axis("place")
-    if summary.without_personal:
-        frame = frame.drop(columns="personal")
-    if summary.without_global:
-        frame = frame.drop(columns="global")
-    frame.attrs["metric"] = metric_of([run])
-    return frame.astype({"train": "Int64", "test": "Int64"})
 
 
 # Recipe that a call of the Python interface asks for ----------------------------------------------------------
@@ -288,7 +214,17 @@ class Run(Trackable):
             >>> list(history.index), list(history.columns[:3])
             ([0, 1, 2], ['loss', 'personal', 'global'])
         """
-        return history_frame(self._record)
+        run = self._record
+        columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
+        columns |= {view: dict(curve(run, view)) for view in EVALUATED}
+        for key in ("bytes_up", "bytes_down"):
+            columns[key] = {int(line["round"]): sum(numbers(line.get(key)).values()) for line in run.rounds}
+        columns["seconds"] = {
+            int(line["round"]): value for line in run.timings if (value := number(line.get("seconds"))) is not None
+        }
+        frame = pandas().DataFrame({name: values for name, values in columns.items() if values})
+        frame = frame.sort_index().rename_axis("round")
+        return frame.astype({name: "Int64" for name in frame.columns if name.startswith("bytes")})
 
     @property
     def evaluations(self) -> "DataFrame":
@@ -300,7 +236,14 @@ class Run(Trackable):
             >>> list(confed.load_run("runs/first").evaluations.columns)
             ['round', 'view', 'place', 'metric', 'value']
         """
-        return evaluations_frame(self._record)
+        run = self._record
+        rows: list[tuple[int, str, str, str, float]] = []
+        for line in run.evaluations:
+            for view in EVALUATED:
+                for place, metrics in (line.get(view) or {}).items():
+                    for metric, value in numbers(metrics).items():
+                        rows.append((int(line["round"]), view, str(place), metric, value))
+        return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
 
     @property
     def records(self) -> "DataFrame":
@@ -317,7 +260,25 @@ class Run(Trackable):
             >>> bool((tests.groupby("place").value.mean() - results).abs().max() < 1e-6)
             True
         """
-        return records_frame(self._record)
+        run = self._record
+        rows: list[tuple[Any, ...]] = []
+        for round_of, view, place, metric, value in self.evaluations.itertuples(index=False):
+            subset = "test" if view == "unseen" else "validation"
+            rows.append((run.place, run.seed, round_of, view, place, subset, None, metric, value, 1.0))
+        last = run.summary.rounds
+        names_of = {view.mean: (view.evaluated, run.metric) for view in TESTED}
+        names_of |= {outcome: (one.view.evaluated, one.name) for outcome, one in further_of([run]).items()}
+        for outcome, places in record_of(run).examples.items():
+            if outcome not in names_of:
+                continue
+            view, measure = names_of[outcome]
+            for place, examples in places.items():
+                if examples.scores.ndim == 1:
+                    names = [None] * len(examples.scores) if examples.names is None else examples.names.tolist()
+                    for name, score in zip(names, examples.scores.tolist(), strict=True):
+                        rows.append((run.place, run.seed, last, view, place, "test", name, measure, score, 1.0))
+        frame = pandas().DataFrame(rows, columns=list(RECORD_COLUMNS))
+        return frame.astype({"example": "Int64"})
 
     @property
     def results(self) -> "DataFrame":
@@ -332,7 +293,30 @@ class Run(Trackable):
             (['transport', 'sports', 'educational', 'natural', 'home', 'commercial'], 'accuracy')
         """
         _ = self.summary
-        return results_frame(self._record)
+        run = self._record
+        summary = run.summary
+        personal, seen, unseen = (summary.values(view) for view in (View.PERSONAL, View.SEEN, View.UNSEEN))
+        examples = summary.examples
+        rows = {
+            place: {
+                "kind": "unseen" if place in run.scenes else "client",
+                "personal": personal.get(place),
+                "global": seen.get(place, unseen.get(place)),
+                "train": examples.get(place, {}).get("train"),
+                "test": examples.get(place, {}).get("test"),
+            }
+            for place in dict.fromkeys((*run.clients, *personal, *seen, *run.scenes))
+        }
+        for name, view in product(summary.measures, (View.PERSONAL, View.SEEN, View.UNSEEN)):
+            for place, value in summary.measured(name, view).items():
+                rows[place][f"{name} personal" if view is View.PERSONAL else f"{name} global"] = value
+        frame = pandas().DataFrame.from_dict(rows, orient="index").rename_axis("place")
+        if summary.without_personal:
+            frame = frame.drop(columns="personal")
+        if summary.without_global:
+            frame = frame.drop(columns="global")
+        frame.attrs["metric"] = metric_of([run])
+        return frame.astype({"train": "Int64", "test": "Int64"})
 
     def plot(self) -> "Figure":
         """Learning curves by round as a matplotlib figure: personal and global models, and losses, on validation data.

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from confed.studies.study import Job, StudyFolder
     from confed.studies.sweep import Grid
 
+    Execute = Callable[[StudyFolder], Outcome]
+
 
 RecipeName = Annotated[
     str,
@@ -165,11 +167,8 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
     """Execution of what is missing in a run, study or sweep folder; its tables and report are written and shown."""
     from confed.results.folder import kind_of
     from confed.studies.runner import resume, run_study
-    from confed.studies.study import growing
-    from confed.system.folder_lock import exclusive
 
-    kind = kind_of(folder)
-    if kind == "federation":  # see confed.deployment.server
+    if kind_of(folder) == "federation":  # see confed.deployment.server
         raise ValueError(f"{folder} is a federation across machines: go on with the same `confed server` as before")
 
     def execute(study: "StudyFolder") -> "Outcome":
@@ -177,12 +176,7 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
         with showing(folder, as_json) as display:
             return run_study(study.root, display, count)
 
-    if kind == "sweep":
-        with exclusive(folder):
-            _finish_sweep(folder, execute, as_json)
-    elif kind == "study" and (study := growing(folder)) is not None:
-        _finish_study(study, execute, as_json)
-    else:
+    if not _finish_grid(folder, execute, as_json):
         with showing(folder, as_json, rounds=True) as display:
             summaries = resume(folder, display)
         show(folder, summaries, as_json)
@@ -190,29 +184,29 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
 
 def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables and report of a study or sweep whose runs other processes make, written and shown; nothing is run."""
-    from confed.results.folder import kind_of
     from confed.studies.runner import gather
-    from confed.studies.study import growing
-    from confed.system.folder_lock import exclusive
 
-    def execute(study: "StudyFolder") -> "Outcome":
-        return gather(study.root)
-
-    if kind_of(folder) == "sweep":
-        with exclusive(folder):
-            _finish_sweep(folder, execute, as_json, more)
-    elif (study := growing(folder)) is not None:
-        _finish_study(study, execute, as_json, more)
-    else:
+    if not _finish_grid(folder, lambda study: gather(study.root), as_json, more):
         raise ValueError(f"{folder} must be a study of `confed compare --recipe`, or a sweep")
 
 
-def _finish_study(
-    study: "StudyFolder",
-    execute: "Callable[[StudyFolder], Outcome]",
-    as_json: bool,
-    more: Mapping[str, Any] | None = None,
-) -> None:
+def _finish_grid(folder: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any] | None = None) -> bool:
+    """Whether a folder is a sweep or a study that grows, which is executed or gathered, and shown with ``more``."""
+    from confed.results.folder import kind_of
+    from confed.studies.study import growing
+    from confed.system.folder_lock import exclusive
+
+    if kind_of(folder) == "sweep":
+        with exclusive(folder):
+            _finish_sweep(folder, execute, as_json, more or {})
+    elif (study := growing(folder)) is not None:
+        _finish_study(study, execute, as_json, more or {})
+    else:
+        return False
+    return True
+
+
+def _finish_study(study: "StudyFolder", execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables of a study after its missing runs were executed or gathered, judged as its index says."""
     terms = study.index.get("judged", {})
     judged = Judged(tuple(terms.get("references", ())), terms.get("margin", 0.01), terms.get("relative", ""))
@@ -223,14 +217,12 @@ def _finish_study(
             place = _cell(study.root, first)
             raise RuntimeError(f"no run could be made: {outcome.errors[first]}; see {place}/error.txt")
         raise ValueError("no run could be made: " + next(iter(outcome.errors.values())))
-    _show_study(outcome, judged, as_json, more or {})
+    _show_study(outcome, judged, as_json, more)
     if outcome.failed:
         raise typer.Exit(FAILED)
 
 
-def _finish_sweep(
-    root: Path, execute: "Callable[[StudyFolder], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
-) -> None:
+def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables of a sweep after its missing runs were executed or gathered, value by value or model by model."""
     from confed.report.report import write_report
     from confed.report.tables.write import write_tables
