@@ -15,8 +15,7 @@ from torch import nn
 import confed
 from command_line import Patch
 from confed.api.progress import in_this_session
-from confed.api.run import check_reached
-from confed.api.tracking import Report
+from confed.api.run import Report, check_reached
 from confed.inference.ask import predict
 from confed.registry import models
 from confed.results.folder import RunFolder

@@ -137,12 +137,7 @@ def test_what_a_study_would_drop_is_refused(tmp_path: Path) -> None:
         confed.study(recipe, {"algorithm.mu": 0.5}, methods=["local", "fedavg"], folder=tmp_path / "study")
     assert not (tmp_path / "study").exists()
     study = confed.study(
-        recipe,
-        {"algorithm.mu": 0.5},
-        methods=["local", "moon"],
-        folder=tmp_path / "study",
-        workers=1,
-        progress=False,
+        recipe, {"algorithm.mu": 0.5}, methods=["local", "moon"], folder=tmp_path / "study", workers=1, progress=False
     )
     assert study["moon", 0].recipe.construct("algorithm").mu == 0.5
 

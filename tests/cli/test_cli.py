@@ -130,11 +130,7 @@ def test_compare_writes_its_tables(study: Path, tmp_path: Path, capfd: Capture):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: Patch,
-    capfd: Capture,
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ):
     monkeypatch.chdir(tmp_path)
     assert confed(*arguments, *(["--json"] if arguments[0] not in ("data", "frobnicate") else [])) == 2

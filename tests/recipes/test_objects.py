@@ -80,10 +80,7 @@ def test_the_task_follows_the_data() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (
-            {"model": 3},
-            "model must be a name, a mapping .* or a torch.nn.Module; got int",
-        ),
+        ({"model": 3}, "model must be a name, a mapping .* or a torch.nn.Module; got int"),
         ({"algorithm": nn.Linear}, "algorithm must be a name, .* or an Algorithm; got type"),
         ({"data": np.zeros(3)}, "data must be .* a FederatedDataset, LabelDataset, DataFrame or Dataset; got ndarray"),
         ({"run": 3}, r"run must be a mapping of its keys \(rounds, cohort"),

@@ -14,8 +14,7 @@ from confed.models.hub_names import hub_name
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.sweep import read_sweep
 from confed.studies.cluster import Options, script_of
-from confed.studies.study import create_study, free_folder, read_study
-from confed.studies.sweep import parse_axis, points_of
+from confed.studies.study import create_study, free_folder, parse_axis, points_of, read_study
 from tiny_runs import TINY
 
 HOSTILE = ["/abs", "../../x", "a\nrm -rf ~\n", "-rf", ".x", "a\u202eb", "nul", "", "a" * 101]

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 import confed
 from command_line import Capture, Patch, refusal
 from command_line import confed as command
-from confed.cli.reproduce import _show
+from confed.cli.compare import show_verdict
 from confed.results.runs import RunResults, load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
 from confed.studies.published import TABLE, same, write_rows
@@ -180,7 +180,7 @@ def test_a_figure_without_an_interval_is_compared_as_far_as_it_has_digits_and_el
     judged = {name: figure.inside for name, figure in verdict.figures.items()}
     assert judged.pop("personal_worst") is None
     assert all(judged.values())
-    _show(verdict)
+    show_verdict(verdict)
     (line,) = [line for line in capfd.readouterr().out.splitlines() if line.strip().startswith("personal_worst ")]
     assert line.rstrip().endswith("– (not judged)")
     assert [Figure(0.123, found, None, digits=3).inside for found in (0.12349, 0.1236, None)] == [True, None, False]
@@ -235,7 +235,9 @@ def test_another_seed_is_refused_before_the_run(results: Path, tmp_path: Path) -
 
 def test_texts_of_a_published_file_do_not_control_the_terminal(capfd: Capture) -> None:
     figures = {"\x1b[2Jfigure": Figure(0.5, 0.5, None)}
-    _show(Verdict("different", "\x1b[2J\nequal bits", 0, Path("\x1b[2J"), (), figures, ("\x1b[2J",), ("\x1b[2J",)))
+    show_verdict(
+        Verdict("different", "\x1b[2J\nequal bits", 0, Path("\x1b[2J"), (), figures, ("\x1b[2J",), ("\x1b[2J",))
+    )
     out = capfd.readouterr().out
     assert "\x1b" not in out
     assert out.count("\\u001b[2J") == 5
@@ -478,7 +480,7 @@ def test_row_without_values_of_seeds_is_judged_by_its_means(table: Path, run: Ru
     mean = published.row["metrics"]["global_seen_mean"]["mean"]
     assert (verdict.word, figure.published, figure.mean_of) == ("within the interval", mean, 2)
     assert not any("/" in key for key in verdict.figures)
-    _show(verdict)
+    show_verdict(verdict)
     assert "(mean of 2)" in capfd.readouterr().out
     published.row["metrics"]["global_seen_mean"].update(mean=mean + 1.5, one_run=[mean + 1, mean + 2])
     verdict = judge(published, run)

@@ -16,7 +16,7 @@ from confed.data.examples import FederatedDataset
 from confed.report.tables.sweep import write_sweep
 from confed.results.runs import load
 from confed.results.sweep import Sweep
-from confed.studies.sweep import Axis, open_sweep, parse_axis, points_of
+from confed.studies.study import Axis, open_sweep, parse_axis, points_of
 from modal_examples import gaps, recipe_file
 
 TINY = [

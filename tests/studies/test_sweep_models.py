@@ -22,7 +22,7 @@ from confed.results.folder import kind_of
 from confed.results.metric import metric_note, metric_of, types_in_order
 from confed.results.runs import load
 from confed.results.sweep import Sweep, read_sweep
-from confed.studies.sweep import models_of, open_sweep, points_of_models
+from confed.studies.study import models_of, open_sweep, points_of_models
 from synthetic_study import make_run
 
 RECIPE = """

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confed.api.progress import Shown, in_this_session, showing
-from confed.api.run import Run, check_reached, recipe_of
-from confed.api.tracking import Report, Trackable, learning_curves, write_folder_report
+from confed.api.run import Report, Run, Trackable, check_reached, learning_curves, recipe_of, write_folder_report
 from confed.engines.workers import free_cores
 from confed.federation.algorithm import Algorithm
 from confed.recipes.objects import section_of

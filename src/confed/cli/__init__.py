@@ -7,7 +7,6 @@ from confed.cli.app import app, main
 from confed.cli import init as beginning
 from confed.cli import run as running
 from confed.cli import compare as comparing
-from confed.cli import reproduce as reproducing
 from confed.cli import sweep as sweeping
 from confed.cli import attack as attacking
 from confed.cli import predict as asking

@@ -398,7 +398,7 @@ def print_line(markup: str) -> None:
 
 def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON."""
-    from confed.api.tracking import write_folder_report
+    from confed.api.run import write_folder_report
     from confed.report.tables.headline import study_table
 
     page = write_folder_report(folder)

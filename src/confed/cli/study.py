@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from confed.runs.plan import RunPlan
     from confed.studies.cluster import Options
     from confed.studies.runner import Outcome
-    from confed.studies.study import Job, StudyFolder
-    from confed.studies.sweep import Grid
+    from confed.studies.study import Grid, Job, StudyFolder
 
     Execute = Callable[[StudyFolder], Outcome]
 

@@ -86,7 +86,7 @@ def sweep(
     """
     from confed.recipes.recipe import load_recipe
     from confed.results.sweep import MODELS
-    from confed.studies.sweep import Axis, Grid, models_of, parse_axis, points_of
+    from confed.studies.study import Axis, Grid, models_of, parse_axis, points_of
 
     if "=" in recipe and not Path(recipe).is_file():
         raise ValueError(f"a sweep needs a recipe before its settings, as in `confed sweep modalities {recipe}`")
