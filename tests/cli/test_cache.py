@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Capture, Patch, confed
+from command_line import Capture, Patch, confed, refused
 from confed.recipes.run_section import RunSection
 from confed.runs.build import _features  # pyright: ignore[reportPrivateUsage]
 
@@ -46,5 +46,5 @@ def test_a_machine_may_switch_keeping_off(
     assert (settings is not None) == kept
     assert (settings is not None and settings.folder == cache / "confed" / "features") == files
     monkeypatch.setenv("CONFED_FEATURES", "none")
-    with pytest.raises(ValueError, match="CONFED_FEATURES must be auto, memory or off"):
+    with refused("CONFED_FEATURES must be auto, memory or off"):
         _features(RunSection())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Capture, Patch, confed, refusal
+from command_line import Capture, Patch, confed, refusal, refused
 from confed.cli import completion
 from confed.results.watching import states_of
 from confed.system.folder_lock import exclusive
@@ -72,7 +72,7 @@ def test_runs_under_way(study: Path, tmp_path: Path) -> None:
     assert (states_of(copy)[1].state, states_of(copy)[1].text) == ("failed", "the disk is full")
     shutil.rmtree(place)
     assert states_of(copy)[1].state == "waiting"
-    with pytest.raises(ValueError, match="neither a run, a study nor a sweep"):
+    with refused("neither a run, a study nor a sweep"):
         states_of(tmp_path)
 
 

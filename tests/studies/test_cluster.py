@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Patch
+from command_line import Patch, refused
 from confed.studies.cluster import Options, array_index, parse_options, parse_time, ranges, script_of, write_script
 
 
@@ -46,7 +46,7 @@ def test_time_limits_are_read_as_slurm_does(text: str, seconds: float | None) ->
     ],
 )  # fmt: skip
 def test_faulty_options_are_named(text: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
+    with refused(expected):
         parse_options([text])
 
 
@@ -55,7 +55,7 @@ def test_the_variable_of_each_scheduler_gives_the_number_of_the_cell() -> None:
         assert array_index({name: "7"}) == 7
     assert array_index({"JOB_COMPLETION_INDEX": "0"}) == 1
     assert array_index({"LSB_JOBINDEX": "0", "SGE_TASK_ID": "undefined"}) is None
-    with pytest.raises(ValueError, match="PBS_ARRAY_INDEX must be the number of an array task, got 'x'"):
+    with refused("PBS_ARRAY_INDEX must be the number of an array task, got 'x'"):
         array_index({"PBS_ARRAY_INDEX": "x"})
 
 
@@ -87,5 +87,5 @@ def test_the_script_runs_the_command_on_folders_with_any_name(tmp_path: Path, mo
 
 def test_options_with_blanks_are_quoted_in_the_job_script() -> None:
     assert parse_options(['comment="a b",partition=gpu']).lines == ('--comment="a b"', "--partition=gpu")
-    with pytest.raises(ValueError, match="--slurm takes options of sbatch"):
+    with refused("--slurm takes options of sbatch"):
         parse_options(["comment='a\"b'"])

@@ -54,21 +54,11 @@ PLAIN = """{
  ]
 }"""
 
-GROWING = """{
- "recipe": "old",
- "methods": ["local", "fedavg"],
- "labels": {"local": "Local only", "fedavg": "FedAvg"},
- "seeds": [0],
- "deploys": {},
- "runs": [
-  {"method": "local", "seed": 0, "folder": "local/seed-0"},
-  {"method": "fedavg", "seed": 0, "folder": "fedavg/seed-0"}
- ],
- "errors": {"fedavg/seed-0": "RuntimeError: killed"},
- "tuned": {"fedavg": {"local.lr": 0.003}},
- "judged": {"references": ["local"], "margin": 0.02, "relative": ""},
- "refused": []
-}"""
+MORE = {
+    "errors": {"fedavg/seed-0": "RuntimeError: killed"}, "tuned": {"fedavg": {"local.lr": 0.003}},
+    "judged": {"references": ["local"], "margin": 0.02, "relative": ""}, "refused": [],
+}  # fmt: skip
+GROWING = json.dumps({**json.loads(PLAIN), **MORE})
 
 
 def written(root: Path, index: str, done: Sequence[str] = ()) -> Recipe:

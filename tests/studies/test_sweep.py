@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from command_line import Capture, confed, refusal
+from command_line import Capture, confed, refusal, refused
 from confed.data.examples import FederatedDataset
 from confed.report.tables.sweep import write_sweep
 from confed.results.runs import load
@@ -137,11 +137,11 @@ def test_values_may_be_any_toml() -> None:
     assert [point.folder for point in points] == ["preset-domain", "preset-function"]
     assert [p.folder for p in points_of(parse_axis("a.b=[1],1"))] == ["b-1", "b-1-1"]
     for wrong in ("a.b", "a=1", "a.b="):
-        with pytest.raises(ValueError, match=r"section\.key=VALUE"):
+        with refused(r"section\.key=VALUE"):
             parse_axis(wrong)
-    with pytest.raises(ValueError, match=r"the values of a\.b must differ, got 1, 1"):
+    with refused(r"the values of a\.b must differ, got 1, 1"):
         points_of(parse_axis("a.b=1,1"))
-    with pytest.raises(ValueError, match=r"a value for each of the 2 of a\.b, got 1"):
+    with refused(r"a value for each of the 2 of a\.b, got 1"):
         points_of(parse_axis("a.b=1,2"), [parse_axis("c.d=1")])
 
 
@@ -155,7 +155,7 @@ def test_a_line_for_each_value_of_another_setting() -> None:
         for lam, rounds in (("0.1", "2"), ("0.3", "3"))
     ]
     for by, message in (("data.split=iid,iid", "must differ"), ("a.lam=1", "every setting must be given once")):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             points_of(parse_axis("a.lam=0.1,0.3"), (), Axis(by.split("=")[0], tuple(by.split("=")[1].split(","))))
 
 
@@ -211,7 +211,7 @@ def test_the_figure_has_a_line_per_split_and_the_relative_improvement(lines: Pat
             wanted = np.mean([(own[client] - base[client]) / base[client] for client in base])
             assert point["methods"]["modality_dropout"]["relative"]["0"] == pytest.approx(wanted)
     message = r"for each data\.split, not of mine over algorithm\.rate; give another folder"
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         open_sweep(lines, Sweep("mine", "algorithm.rate", points_of(Axis("algorithm.rate", ("0.1",)))), {})
 
 

@@ -1,6 +1,7 @@
-"""The command in this process: its exit code, and why it refused."""
+"""The command in this process, its exit code, and what is refused."""
 
 import warnings
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -24,3 +25,8 @@ def refusal(capture: Capture, *arguments: object) -> str:
     """What a command with bad input says on standard error, on one line."""
     assert confed(*arguments) == 2
     return " ".join(capture.readouterr().err.split())
+
+
+def refused(message: str) -> AbstractContextManager[object]:
+    """That what is done within the ``with`` block is a ValueError with this message, a pattern."""
+    return pytest.raises(ValueError, match=message)
