@@ -18,7 +18,7 @@ from confed import registry
 from confed.federation.algorithm import Algorithm
 from confed.federation.traits import GROUPS
 from confed.recipes.recipe import packaged_recipes
-from confed.recipes.schema import DERIVED
+from confed.recipes.schema import DERIVED, keywords
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,7 @@ def packaged() -> tuple[Packaged, ...]:
 
 def required(constructor: Callable[..., Any]) -> list[str]:
     """Keywords that must be given."""
-    parameters = inspect.signature(constructor).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    return [keyword.name for keyword in keywords(constructor).values() if keyword.required]
 
 
 KINDS = ("methods", "models", "tasks", "datasets", "recipes", "runs")
@@ -292,12 +291,8 @@ def _datasets() -> list[dict[str, Any]]:
 
 def _row(name: str, entry: Callable[..., Any], group: str, summary: str, section: str) -> dict[str, Any]:
     """A row of the list with the options that a recipe may give."""
-    parameters = inspect.signature(entry).parameters
-    options = {
-        key: _default(parameter.default, inspect.Parameter.empty)
-        for key, parameter in parameters.items()
-        if key not in DERIVED.get(section, ())
-    }
+    listed = keywords(entry, DERIVED.get(section, ()))
+    options = {key: _default(keyword.default, inspect.Parameter.empty) for key, keyword in listed.items()}
     return {"name": name, "group": group, "summary": summary, "options": _options(options)}
 
 

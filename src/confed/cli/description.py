@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import Range
 from confed.recipes.recipe import RunSection, load_recipe, read_text
-from confed.recipes.schema import DERIVED
+from confed.recipes.schema import DERIVED, keywords
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
@@ -42,21 +42,12 @@ def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: 
     meanings = described(inspect.getdoc(constructor) or "")
     for parent in reversed(constructor.__mro__) if inspect.isclass(constructor) else ():
         meanings = described(parent.__doc__ or "") | meanings if parent is not object else meanings
-    made: dict[str, Any] = {}
-    if inspect.isclass(constructor) and is_dataclass(constructor):
-        made = {f.name: f.default_factory() for f in fields(constructor) if f.default_factory is not MISSING}
     listed: list[Setting] = []
-    for name, parameter in inspect.signature(constructor).parameters.items():
-        if name in skip or name == "self":
-            continue
-        required = parameter.default is inspect.Parameter.empty
-        value = made.get(name, None if required else parameter.default)
-        inner = _table(hints.get(name, Any))
-        meaning = meanings.get(name, "")
-        default = "" if inner else _toml(value)
-        listed.append(
-            Setting(f"{prefix}{name}", "table" if inner else _kind(hints.get(name)), default, required, meaning)
-        )
+    for name, keyword in keywords(constructor, skip).items():
+        inner, meaning = _table(hints.get(name, Any)), meanings.get(name, "")
+        default = "" if inner or keyword.required else _toml(keyword.make())
+        kind = "table" if inner else _kind(hints.get(name))
+        listed.append(Setting(f"{prefix}{name}", kind, default, keyword.required, meaning))
         if inner:
             listed += settings(inner, (), f"{prefix}{name}.")
     return listed
