@@ -16,7 +16,8 @@ from command_line import Capture, Patch, confed, refusal
 
 TINY = [
     "fedvqa_scenes", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
-    "data.unseen=[]", "run.workers=1", "run.gallery=1", "local.epochs=1", "local.eval_batch_size=100",
+    "data.unseen=[]", "run.workers=1", "run.gallery=1", "run.controls=none", "local.epochs=1",
+    "local.eval_batch_size=100",
 ]  # fmt: skip
 SINGLE = [*TINY, "study.methods=[]", "algorithm.name=fedavg", "data.preset=quantity", "data.clients=2"]
 

@@ -25,6 +25,7 @@ from confed.system.folder_lock import exclusive
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
     "data.unseen=[]", "data.preset=quantity", "data.clients=2", "local.epochs=1", "run.rounds=1", "run.gallery=0",
+    "run.controls=none",
 ]  # fmt: skip
 
 BREAKS = '''

@@ -21,7 +21,7 @@ from modal_examples import gaps, recipe_file
 
 TINY = [
     "feddat_function", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
-    "data.validation=10", "data.test=10", "local.epochs=1", "run.gallery=0", "run.evaluate_every=0",
+    "data.validation=4", "data.test=10", "local.epochs=1", "run.gallery=0", "run.evaluate_every=0", "run.controls=none",
     "--methods", "clf_local,full", "methods.clf_local.model.trainable=all", "--reference", "full",
 ]  # fmt: skip
 

@@ -46,6 +46,7 @@ rounds = 1
 workers = 1
 gallery = 0
 evaluate_every = 0
+controls = "none"
 [study]
 methods = ["fedavg", "soft"]
 models = ["vilt_tiny", "narrow"]

@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from confed.runs import run as experiment
 from confed.runs.run import run
 from confed.studies import tune as tuning
 from confed.studies.tune import search_space, tune, validation_scores
-from confed.studies.tuned import apply, read_tuned
+from confed.studies.tuned import Tuned, apply, read_tuned
 from confed.system.events import ignore
 
 TINY = [
@@ -35,6 +36,11 @@ FOUR = "study.lr=[3e-4, 9e-4, 3e-3, 9e-3]"
 
 def tiny(*rows: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [*TINY, "run.rounds=6", FOUR]).with_rows(rows)
+
+
+def chosen(recipe: Recipe, root: Path, *, budget: int = 4, workers: int = 1, **more: Any) -> list[Tuned]:
+    """Tuning with seed 100, by default of four configurations in this process."""
+    return tune(recipe, root, budget=budget, seed=100, workers=workers, progress=ignore, **more)
 
 
 def invented(recipe: Recipe):
@@ -83,7 +89,7 @@ def test_no_learning_rate_is_searched_where_no_optimiser_steps() -> None:
 def test_the_same_budget_no_duplicates_and_the_best_of_what_was_finished(
     synthetic: list[Recipe], tmp_path: Path
 ) -> None:
-    found = tune(tiny("fedavg", "fedp3"), tmp_path, budget=8, seed=100, workers=1, progress=ignore)
+    found = chosen(tiny("fedavg", "fedp3"), tmp_path, budget=8)
     assert [len(tuned.trials) for tuned in found] == [4, 8]  # FedAvg's space has four points
     assert all(recipe.run.seed == 100 for recipe in synthetic)
     for tuned in found:
@@ -114,9 +120,9 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    tune(tiny("fedp3"), whole, budget=9, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedp3"), whole, budget=9)
     assert len(synthetic) == 9
-    tune(tiny("fedp3"), cut, budget=3, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedp3"), cut, budget=3)
 
     def interrupted(recipe: Recipe):
         raise KeyboardInterrupt
@@ -125,20 +131,18 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "validation_scores", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, progress=ignore)
+            chosen(tiny("fedp3"), cut, budget=9)
     with (cut / "trials/fedp3.jsonl").open("a") as file:
         file.write('{"choice": {"lo')  # what a kill leaves
-    tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedp3"), cut, budget=9)
     assert _without_seconds(cut) == _without_seconds(whole)
     # Another row later keeps what is there; other settings are another folder's.
-    found = tune(tiny("fedavg"), cut, budget=9, seed=100, workers=1, progress=ignore)
+    found = chosen(tiny("fedavg"), cut, budget=9)
     assert [(tuned.row, len(tuned.trials)) for tuned in found] == [("fedavg", 4), ("fedp3", 9)]
     assert len(synthetic) == 9 + 9 + 4
     other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5", FOUR]).with_rows(["fedp3"])
     with refused(r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
-        tune(other, cut, budget=9, seed=100, workers=1, progress=ignore)
-    with refused("budget must be at least 1, got 0"):
-        tune(other, cut, budget=0, seed=100, workers=1, progress=ignore)
+        chosen(other, cut, budget=9)
 
 
 def test_a_configuration_that_diverges_is_a_finding(
@@ -150,7 +154,7 @@ def test_a_configuration_that_diverges_is_a_finding(
         yield from invented(recipe)
 
     monkeypatch.setattr(tuning, "validation_scores", diverging)
-    (found,) = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
+    (found,) = chosen(tiny("fedavg"), tmp_path)
     assert sorted(t.state for t in found.trials).count("failed") == 1
     assert "diverged" in (tmp_path / "scores.csv").read_text()
     assert found.best is not None
@@ -166,8 +170,8 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: Patch, tmp_path: Path)
 
     monkeypatch.setattr(tuning, "validation_scores", scores)
     recipe = tiny("fedavg")
-    one = tune(recipe, tmp_path / "one", budget=4, seed=100, workers=1, progress=ignore)[0]
-    three = tune(recipe, tmp_path / "three", budget=4, seed=100, seeds=3, workers=1, progress=ignore)[0]
+    one = chosen(recipe, tmp_path / "one")[0]
+    three = chosen(recipe, tmp_path / "three", seeds=3)[0]
     assert one.best is not None
     assert one.best.values == {"local.lr": 3e-3}
     assert one.best.by_seed == ()
@@ -182,7 +186,7 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: Patch, tmp_path: Path)
         assert "0.800000 0.700000 0.750000" in {line["seeds"] for line in csv.DictReader(file)}
     # The same folder does not mix trials of different numbers of seeds.
     with refused("fedavg was tuned with 3 seeds each, not 2"):
-        tune(recipe, tmp_path / "three", budget=4, seed=100, seeds=2, workers=1, progress=ignore)
+        chosen(recipe, tmp_path / "three", seeds=2)
 
 
 def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -192,18 +196,21 @@ def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: Patch, 
         yield 0.9 if recipe.local.lr == 3e-3 else 0.5
 
     monkeypatch.setattr(tuning, "validation_scores", scores)
-    found = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, seeds=2, workers=1, progress=ignore)[0]
+    found = chosen(tiny("fedavg"), tmp_path, seeds=2)[0]
     assert found.trials[0].state == "failed"
     assert "NaN" in found.trials[0].error
     assert found.best is not None
     assert found.best.values["local.lr"] != 3e-3
 
 
-def test_numbers_of_seeds_that_cannot_be(tmp_path: Path) -> None:
-    with refused("seeds must be at least 1, got 0"):
-        tune(tiny("fedavg"), tmp_path, budget=2, seed=100, seeds=0, workers=1, progress=ignore)
-    with refused("prune goes by the rounds of one seed"):
-        tune(tiny("fedavg"), tmp_path, budget=2, seed=100, seeds=2, prune=True, workers=1, progress=ignore)
+def test_numbers_that_cannot_be(tmp_path: Path) -> None:
+    for given, message in (
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"seeds": 2, "prune": True}, "prune goes by the rounds of one seed"),
+        ({"budget": 0}, "budget must be at least 1, got 0"),
+    ):
+        with refused(message):
+            chosen(tiny("fedavg"), tmp_path, **given)
 
 
 def test_no_seed_that_chose_values_reports_them(tmp_path: Path) -> None:
@@ -215,22 +222,22 @@ def test_no_seed_that_chose_values_reports_them(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: Path) -> None:
-    tune(tiny("fedavg", "fedprox"), tmp_path, budget=3, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedavg", "fedprox"), tmp_path, budget=3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for budget in (1, 4):
         with refused(rf"fedavg was tuned with a budget of 3, not {budget}; give --budget 3, "):
-            tune(tiny("fedadam"), tmp_path, budget=budget, seed=100, workers=1, progress=ignore)
+            chosen(tiny("fedadam"), tmp_path, budget=budget)
     with refused("fedprox was tuned with a budget of 3, not 4"):
-        tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
+        chosen(tiny("fedavg"), tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    found = tune(tiny("fedavg", "fedprox", "fedadam"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
+    found = chosen(tiny("fedavg", "fedprox", "fedadam"), tmp_path)
     assert [len(tuned.trials) for tuned in found] == [4, 4, 4]
     # A folder whose files do not say their budget had at least as many configurations as it holds.
     for file in (tmp_path / "trials").iterdir():
         head, *trials = file.read_text().splitlines(keepends=True)
         file.write_text(json.dumps({"space": json.loads(head)["space"]}) + "\n" + "".join(trials))
     with refused("tuned with a budget of 4, not 2"):
-        tune(tiny("fedadam"), tmp_path, budget=2, seed=100, workers=1, progress=ignore)
+        chosen(tiny("fedadam"), tmp_path, budget=2)
 
 
 def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
@@ -271,7 +278,7 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: Pat
     monkeypatch.setattr(preparing, "load_data", bare)
     recipe = load_recipe("fedvqa_scenes", TINY)
     with refused(r"none; see data\.validation"):
-        tune(recipe.with_rows(["local"]), tmp_path / "t", budget=1, seed=100, workers=1, progress=ignore)
+        chosen(recipe.with_rows(["local"]), tmp_path / "t", budget=1)
     assert not (tmp_path / "t").exists()
     with refused(r"none; see data\.validation"):
         list(validation_scores(recipe.method("local").with_run(workers=1)))
@@ -302,11 +309,8 @@ def test_tuned_values_come_back_and_the_command_line_wins(tmp_path: Path) -> Non
     recipe = load_recipe("fedvqa_scenes").with_rows(["fedavg", "fedp3"])
     full, used = apply(recipe, values)
     single = full.method("fedp3")
-    assert (single.sections["algorithm"]["lam"], single.sections["algorithm"]["top_n"], single.local.lr) == (
-        0.2,
-        5,
-        0.5,
-    )
+    algorithm = single.sections["algorithm"]
+    assert (algorithm["lam"], algorithm["top_n"], single.local.lr) == (0.2, 5, 0.5)
     assert full.method("fedavg").local.lr == recipe.local.lr
     assert used == {"fedp3": values["fedp3"]}
     for override, knob in (("algorithm.lam=1", "lam"), ("local.lr=1", "local.lr"), ("methods.fedp3.top_n=9", "top_n")):
@@ -337,5 +341,5 @@ def test_the_command_prints_what_it_chose(synthetic: list[Recipe], tmp_path: Pat
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     recipe = replace(load_recipe("fedvqa_scenes", TINY), lr=(0.003,)).with_rows(["local", "fedavg"])
     for workers in (1, 2):
-        tune(recipe, tmp_path / f"{workers}", budget=2, seed=100, workers=workers, progress=ignore)
+        chosen(recipe, tmp_path / f"{workers}", budget=2, workers=workers)
     assert _without_seconds(tmp_path / "1") == _without_seconds(tmp_path / "2")

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 Known = dict[str, list[str]]
-KIND_OF = {"algorithm": "method", "model": "model", "task": "task", "data": "dataset"}
+KIND_OF = {"algorithm": "method", "model": "model", "data": "dataset", "task": "task"}
 """Section of a recipe -> kind of what it names."""
 
 

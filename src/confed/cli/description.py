@@ -15,9 +15,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from confed import registry
 from confed.cli.catalogue import EVERY_METHOD, Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
+from confed.cli.completion import KIND_OF
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import Range
+from confed.recipes.overrides import NAMED
 from confed.recipes.recipe import RunSection, load_recipe, read_text
 from confed.recipes.schema import DERIVED, keywords
 
@@ -138,14 +140,9 @@ SECTIONS: Mapping[str, tuple[type, str]] = {
 }
 """Sections of a recipe whose keys are the same in all, and a command with some of them."""
 
-REGISTRIES: Mapping[str, registry.Registry] = {
-    "method": registry.algorithms,
-    "model": registry.models,
-    "dataset": registry.datasets,
-    "task": registry.tasks,
-}
+REGISTRIES = {kind: NAMED[section] for section, kind in KIND_OF.items()}
 DEFAULT = "fedvqa_scenes"  # the recipe of `confed run` without arguments
-_SECTION_OF = {"method": "algorithm", "model": "model", "dataset": "data", "task": "task"}
+_SECTION_OF = {kind: section for section, kind in KIND_OF.items()}
 
 
 @dataclass(frozen=True)

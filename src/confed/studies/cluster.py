@@ -35,6 +35,13 @@ _VARIABLES = {
 """Variable of a scheduler -> what is added to its value, so that cells count from 1; Kubernetes counts from 0."""
 
 
+_PATTERNS = {
+    "array": (r"%[1-9]\d*", "%N (N tasks at a time), as cells are counted here"),
+    "signal": (r"B:(?:SIG)?USR1@(\d+)", "B:USR1@SECONDS, which cells understand"),
+}
+"""Option of sbatch that is read here -> pattern of its value, and what it must be."""
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of ``sbatch``."""
@@ -61,17 +68,12 @@ def parse_options(texts: Sequence[str]) -> Options:
                 raise ValueError(
                     f"--slurm takes options of sbatch, as in partition=gpu,time=4:00:00, got {option_text!r}"
                 )
-            if key == "array":
-                if not re.fullmatch(r"%[1-9]\d*", value):
-                    raise ValueError(
-                        f"--slurm array must be %N (N tasks at a time), as cells are counted here, got {value!r}"
-                    )
-                throttle = value
-            elif key == "signal":
-                match = re.fullmatch(r"B:(?:SIG)?USR1@(\d+)", value)
+            if key in _PATTERNS:
+                pattern, wanted = _PATTERNS[key]
+                match = re.fullmatch(pattern, value)
                 if match is None:
-                    raise ValueError(f"--slurm signal must be B:USR1@SECONDS, which cells understand, got {value!r}")
-                lead = int(match[1])
+                    raise ValueError(f"--slurm {key} must be {wanted}, got {value!r}")
+                throttle, lead = (match[0], lead) if key == "array" else (throttle, int(match[1]))
             elif key in ("wrap", "parsable", "test-only"):
                 raise ValueError(f"--slurm {key} does not go with a job script")
             else:
