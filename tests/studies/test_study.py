@@ -23,7 +23,7 @@ from confed.system.events import Event, JobsPlanned
 from confed.system.folder_lock import exclusive
 
 TINY = [
-    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
+    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16", "data.validation=8", "data.test=8",
     "data.unseen=[]", "data.preset=quantity", "data.clients=2", "local.epochs=1", "run.rounds=1", "run.gallery=0",
     "run.controls=none",
 ]  # fmt: skip

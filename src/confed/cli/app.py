@@ -158,12 +158,20 @@ def _terminable() -> Iterator[list[int]]:
         os.write(2, b"\nstopping at the end of what is under way; Ctrl-C again stops at once\n")
         signal.default_int_handler(number, frame)
 
+    handlers: dict[int, Callable[[int, FrameType | None], None]]
     handlers = {signal.SIGTERM: interrupt, signal.SIGINT: acknowledge}
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a command in the background
         del handlers[signal.SIGINT]
+    with handling(handlers):
+        yield signals
+
+
+@contextmanager
+def handling(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Signals as these functions handle them within the ``with`` block."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield signals
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -26,6 +26,7 @@ from confed.cli.app import (
     Unsigned,
     app,
     console,
+    handling,
     interruptible,
     notes,
     print_json,
@@ -382,12 +383,8 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
         signals.append(number)
         stop.set()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), end)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if signals:
         raise typer.Exit(128 + signals[0])
 

@@ -21,6 +21,7 @@ from confed.cli.app import (
     app,
     complain,
     console,
+    handling,
     is_quiet,
     plain,
     print_json,
@@ -205,13 +206,11 @@ def _stopping(grace: float) -> Iterator[_Stop]:
     def over(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGUSR1, announce), signal.signal(signal.SIGALRM, over)
-    try:
-        yield stop
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGUSR1, before[0])
-        signal.signal(signal.SIGALRM, before[1])
+    with handling({signal.SIGUSR1: announce, signal.SIGALRM: over}):
+        try:
+            yield stop
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _saved(folder: Path) -> int:
