@@ -189,22 +189,13 @@ def test_a_figure_without_an_interval_is_compared_as_far_as_it_has_digits_and_el
 @pytest.mark.parametrize(
     ("published", "found", "digits", "expected"),
     [
-        (0.9512, 0.95124, 4, True),  # half a unit of the last digit, whatever the first digit is
-        (0.9512, 0.95126, 4, False),
-        (0.9512, 0.95085, 4, False),
-        (0.1001, 0.10006, 4, True),
-        (0.1001, 0.10016, 4, False),
-        (12.5, 12.549, 3, True),
-        (12.5, 12.56, 3, False),
-        (-0.9512, -0.95126, 4, False),
-        (0.0, 0.0, 4, True),
-        (0.0, 1e-12, 4, False),
-        (math.inf, math.inf, 4, True),
-        (math.inf, 1.0, 4, False),
-        (0.5, None, 4, False),
-        (0.1 + 0.2, 0.3, None, False),
+        # half a unit of the last digit, whatever the first digit is
+        (0.9512, 0.95124, 4, True), (0.9512, 0.95126, 4, False), (0.9512, 0.95085, 4, False),
+        (0.1001, 0.10006, 4, True), (0.1001, 0.10016, 4, False), (12.5, 12.549, 3, True), (12.5, 12.56, 3, False),
+        (-0.9512, -0.95126, 4, False), (0.0, 0.0, 4, True), (0.0, 1e-12, 4, False), (math.inf, math.inf, 4, True),
+        (math.inf, 1.0, 4, False), (0.5, None, 4, False), (0.1 + 0.2, 0.3, None, False),
     ],
-)
+)  # fmt: skip
 def test_figures_are_equal_to_half_a_unit_of_the_last_digit(
     published: float, found: float | None, digits: int | None, expected: bool
 ) -> None:
