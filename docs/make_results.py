@@ -30,8 +30,7 @@ from confed.results.settings import flat
 from confed.results.summary import Summary
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import MEANS, TABLE, stated
-from confed.studies.study import load_rows
-from confed.studies.sweep import points_of_models, recipes_of
+from confed.studies.study import load_rows, points_of_models, recipes_of
 from confed.studies.tuned import read_tuned
 
 DOCS = Path(__file__).parent

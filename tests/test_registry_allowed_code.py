@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import confed
+from command_line import refused
 from confed import registry
 from confed.cli import main
 from confed.recipes.recipe import load_recipe
@@ -36,7 +37,7 @@ def trap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_module_that_is_not_allowed_is_not_even_imported(trap: Path) -> None:
-    with pytest.raises(ValueError, match=r"'trap_of_tests', which you have not allowed.*--allow-code trap_of_tests"):
+    with refused(r"'trap_of_tests', which you have not allowed.*--allow-code trap_of_tests"):
         _ = algorithms["trap_of_tests:Mine"]
     assert not trap.exists()
     assert "trap_of_tests" not in sys.modules
@@ -45,14 +46,14 @@ def test_a_module_that_is_not_allowed_is_not_even_imported(trap: Path) -> None:
 @pytest.mark.parametrize("name", ["os:system", "confed.cli:main", "confed.cli.app:main", "__main__:os", "trap:a.b"])
 def test_no_other_name_gets_through(name: str) -> None:
     for kind in (registry.algorithms, registry.models, registry.datasets, registry.tasks):
-        with pytest.raises(ValueError, match="which you have not allowed"):
+        with refused("which you have not allowed"):
             _ = kind[name]
 
 
 def test_what_a_module_imports_is_not_the_module_s(trap: Path) -> None:
     with allowing_code(["trap_of_tests"]):
         assert algorithms["trap_of_tests:Mine"].traits.label == "Mine"
-        with pytest.raises(ValueError, match=r"is defined in another module, '(posix|nt)', which you have not allowed"):
+        with refused(r"is defined in another module, '(posix|nt)', which you have not allowed"):
             _ = algorithms["trap_of_tests:system"]
     assert os.environ[ALLOWED] == ""
 
@@ -66,13 +67,13 @@ def test_a_package_allows_its_modules_and_no_module_of_a_similar_name(
     monkeypatch.syspath_prepend(tmp_path)
     with allowing_code(["boxed_methods"]):
         assert registry.datasets["boxed_methods.inner:thing"]() == 1
-        with pytest.raises(ValueError, match="not allowed"):
+        with refused("not allowed"):
             _ = registry.datasets["boxed_methods_else:thing"]
 
 
 def test_the_long_name_of_a_registered_thing_needs_no_permission() -> None:
     assert algorithms["confed.algorithms.fedavg:FedAvg"] is algorithms["fedavg"]
-    with pytest.raises(ValueError, match="not allowed"):
+    with refused("not allowed"):
         _ = algorithms["confed.algorithms.fedavg:Algorithm"]
 
 
@@ -82,19 +83,19 @@ def test_the_user_s_settings_allow(trap: Path, tmp_path: Path) -> None:
     settings.write_text('allow_code = ["trap_of_tests"]\n')
     assert algorithms["trap_of_tests:Mine"].traits.label == "Mine"
     settings.write_text('allow_code = "trap_of_tests"\n')
-    with pytest.raises(ValueError, match=r"settings\.toml: allow_code must be a list"):
+    with refused(r"settings\.toml: allow_code must be a list"):
         _ = algorithms["trap_of_tests:Mine"]
 
 
 def test_python_allows_by_a_function(trap: Path) -> None:
     confed.allow_code("trap_of_tests")
     assert algorithms["trap_of_tests:Mine"].traits.label == "Mine"
-    with pytest.raises(ValueError, match="names of modules"):
+    with refused("names of modules"):
         confed.allow_code("a,b")
 
 
 def test_a_module_that_is_not_found_is_looked_for_on_the_path() -> None:
-    with allowing_code(["nowhere_to_be_found"]), pytest.raises(ValueError, match=r"PYTHONPATH=\. before the command"):
+    with allowing_code(["nowhere_to_be_found"]), refused(r"PYTHONPATH=\. before the command"):
         load_recipe("fedvqa_scenes", ["algorithm.name=nowhere_to_be_found:Mine"])
 
 

@@ -217,23 +217,20 @@ class Registry:
         if module.startswith(f"{self.package}."):  # the long name of something registered
             self._load()
             value = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
-            if (known := self.name_of(value)) is not None:
-                return self._entries[known]
+            if (registered := self.name_of(value)) is not None:
+                return self._entries[registered]
         return trusted(self.kind, name)
 
     def _load(self) -> None:
         if not self._loaded:
             self._loaded = True
             package = importlib.import_module(self.package)
-            for found in pkgutil.iter_modules(package.__path__):
-                module = importlib.import_module(f"{self.package}.{found.name}")
-                if self.base is not None:
-                    for value in vars(module).values():
-                        if isinstance(value, type) and self._is_entry(value, module.__name__):
-                            self._entries[found.name] = value
-
-    def _is_entry(self, value: type, module: str) -> bool:
-        return value.__module__ == module and any(c.__name__ == self.base for c in value.__mro__[1:])
+            for file in pkgutil.iter_modules(package.__path__):
+                module = importlib.import_module(f"{self.package}.{file.name}")
+                classes = [value for value in vars(module).values() if isinstance(value, type)] if self.base else []
+                for value in classes:
+                    if value.__module__ == module.__name__ and self.base in [c.__name__ for c in value.__mro__[1:]]:
+                        self._entries[file.name] = value
 
 
 algorithms = Registry("algorithm", "confed.algorithms", base="Algorithm")

@@ -17,6 +17,7 @@ import confed.comparison.verdict
 import confed.federation.measure
 import confed.recipes.recipe
 import confed.testing
+from command_line import Patch
 from repository import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
@@ -61,7 +62,7 @@ def test_every_public_function_and_method_has_an_example() -> None:
     assert wanted <= there
 
 
-def test_blocks_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_the_page(folder: Path, monkeypatch: Patch) -> None:
     (folder / "page").mkdir()
     monkeypatch.chdir(folder / "page")
     Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save("picture.png")

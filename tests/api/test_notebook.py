@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from command_line import Patch
 from confed.api.progress import Display, NotebookDisplay, display
 from confed.data.preparation import step
 from confed.system.events import Caution, JobEnded, JobProgress, JobsPlanned, JobStarted, Note, RunProgress, ignore
 
 
 @pytest.fixture
-def outputs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def outputs(monkeypatch: Patch) -> list[str]:
     """What an output of a cell shows, one after the other."""
     shown: list[str] = []
     module: Any = ModuleType("IPython.display")
@@ -60,7 +61,7 @@ def test_bars_come_and_go_and_lines_stay(outputs: list[str]) -> None:
     )
 
 
-def test_the_display_fits_the_place(outputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_display_fits_the_place(outputs: list[str], monkeypatch: Patch) -> None:
     del outputs
     with display(False) as shown:
         assert shown is ignore

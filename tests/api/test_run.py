@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import confed
+from command_line import Patch, refused
 from confed.api.progress import in_this_session
-from confed.api.recipes import check_reached
-from confed.api.tracking import Report
+from confed.api.run import Report, check_reached
 from confed.inference.ask import predict
 from confed.registry import models
 from confed.results.folder import RunFolder
@@ -24,6 +25,7 @@ from confed.system.events import Event, JobProgress, Note, RunProgress
 from tiny_runs import TINY, Halved, Linear
 from toy_federation import squares
 
+SCENES = "fedvqa_scenes"
 PICTURE = np.full((64, 64, 3), 200, np.uint8)
 
 
@@ -75,7 +77,7 @@ def test_results_are_the_summary_as_frames(finished: confed.Run) -> None:
 def test_a_method_without_a_global_model_has_no_such_column(tmp_path: Path) -> None:
     run = start_local(tmp_path / "local")
     assert "global" not in run.results.columns
-    with pytest.raises(ValueError, match="Local only has no global model; name a client's personal model"):
+    with refused("Local only has no global model; name a client's personal model"):
         run.global_model()
 
 
@@ -93,11 +95,11 @@ def test_models_are_copies_of_their_own(finished: confed.Run) -> None:
         assert not model.training
     assert shared(finished.batch("warm", count=3)).logits.shape[0] == 3
     assert len(finished.batch("warm", "train", 100)["label"]) == 6
-    with pytest.raises(ValueError, match="no client is called 'hot'; there are warm, cold, both"):
+    with refused("no client is called 'hot'; there are warm, cold, both"):
         finished.personal("hot")
-    with pytest.raises(ValueError, match="no client or unseen place is called 'hot'; there are warm, cold"):
+    with refused("no client or unseen place is called 'hot'; there are warm, cold"):
         finished.batch("hot")
-    with pytest.raises(ValueError, match="split must be one of train, validation, test, got 'all'"):
+    with refused("split must be one of train, validation, test, got 'all'"):
         finished.batch("warm", "all")  # type: ignore[arg-type]
 
 
@@ -109,13 +111,13 @@ def test_predictions_are_those_of_the_command_line_from_files_arrays_and_picture
     for source in (tmp_path / "grey.png", str(tmp_path / "grey.png"), PICTURE, Image.fromarray(PICTURE), [PICTURE]):
         assert finished.predict(source, "which colour is this?", "warm", top=2) == expected
     assert finished.predict(PICTURE, "which?")["model"] == "global"
-    with pytest.raises(ValueError, match="this run's models give answers: give a picture and a question"):
+    with refused("this run's models give answers: give a picture and a question"):
         finished.predict(PICTURE)
-    with pytest.raises(ValueError, match="answer questions and give no labels: leave known out"):
+    with refused("answer questions and give no labels: leave known out"):
         finished.predict(PICTURE, "which?", known=["red=yes"])
-    with pytest.raises(ValueError, match=r"must be uint8 of shape \(H, W, 3\), \(H, W, 4\) or \(H, W\), got float64"):
+    with refused(r"must be uint8 of shape \(H, W, 3\), \(H, W, 4\) or \(H, W\), got float64"):
         finished.predict(PICTURE / 255.0, "which?")
-    with pytest.raises(ValueError, match="read one picture and one question at a time"):
+    with refused("read one picture and one question at a time"):
         finished.predict(PICTURE, ["which?", "and which?"])
 
 
@@ -124,7 +126,7 @@ def test_models_that_label_are_asked_as_well(finished_label_run: Path) -> None:
     found = run.predict(np.zeros((8, 8, 3), np.uint8), known=["red=yes"])
     assert found["known"][0]["label"] == "red"
     assert {entry["label"] for entry in found["labels"]} == {"green", "blue", "never"}
-    with pytest.raises(ValueError, match="give labels and answer no questions: leave question out"):
+    with refused("give labels and answer no questions: leave question out"):
         run.predict(PICTURE, "which?")
 
 
@@ -133,9 +135,9 @@ def test_a_finished_run_is_returned_and_another_recipe_refused(finished: confed.
     again = start(finished.folder)
     assert again.summary == finished.summary
     assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")} == before
-    with pytest.raises(ValueError, match=r"holds a run with local\.lr=0\.003, not 0\.1; give another folder"):
+    with refused(r"holds a run with local\.lr=0\.003, not 0\.1; give another folder"):
         start(finished.folder, local={"lr": 0.1})
-    with pytest.raises(ValueError, match="exists already and is no run folder"):
+    with refused("exists already and is no run folder"):
         start(finished.folder.parent)
 
 
@@ -153,7 +155,7 @@ def test_interrupted_runs_go_on_with_the_same_numbers(finished: confed.Run, tmp_
         assert str(run) == f"Run fedavg, seed 0, unfinished, 1 rounds done: {folder}"
         assert list(run.history.index) == [0, 1]
         for ask in (lambda run: run.results, lambda run: run.summary, lambda run: run.personal("warm")):
-            with pytest.raises(ValueError, match="is not finished: it stands at round 1; continue it with"):
+            with refused("is not finished: it stands at round 1; continue it with"):
                 ask(run)
         assert go_on(run).finished
         assert bytes_of(folder) == bytes_of(finished.folder)
@@ -175,7 +177,7 @@ def test_objects_of_this_session_run_resume_and_answer_here_only(tmp_path: Path)
     try:
         other = confed.load_run(tmp_path / "run")
         assert len(other.results) == 4
-        with pytest.raises(ValueError, match=f"the model '{name}' is an object of the Python session"):
+        with refused(f"the model '{name}' is an object of the Python session"):
             other.personal("warm")
     finally:
         models.add(name, entry)
@@ -186,67 +188,69 @@ def test_spawned_processes_do_not_have_the_objects_of_this_session() -> None:
     recipe = confed.Recipe(model=Linear(4), data="squares", run=run)
     assert in_this_session(recipe, lambda event: None).run.workers == 1
     assert in_this_session(confed.Recipe(model="vilt_tiny", data="squares", run=run), print).run.workers == 2
-    with pytest.raises(ValueError, match=r"run\.engine must be 'local' with objects of this session"):
+    with refused(r"run\.engine must be 'local' with objects of this session"):
         in_this_session(recipe.changed({"run.engine": "ray"}), print)
 
 
-def test_calls_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"recipe must be a name, a path or a confed\.Recipe, got dict"):
-        confed.run(TINY)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no recipe at 'nope': `confed list recipes`"):
-        confed.run("nope")
-    with pytest.raises(ValueError, match="either method or algorithm"):
-        confed.run(method="fedavg", algorithm="fedprox")
-    with pytest.raises(ValueError, match="either method or algorithm"):
-        confed.run("fedvqa_scenes", {"algorithm": "fedprox"}, method="fedavg")
-    for name, value in (("methods", ["local"]), ("seeds", 2)):
-        with pytest.raises(
-            ValueError, match=rf"{name} is no setting here: confed\.run takes one, .*confed\.study takes"
-        ):
-            confed.run("fedvqa_scenes", TINY, **{name: value})  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"overrides must be a mapping of section\.key to values, such as .*, got \['run"
-    ):
-        confed.run("fedvqa_scenes", ["run.rounds=1"])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"the tracking tool must be one of trackio, .*, got 'nope'"):
-        start_local(tmp_path / "tracked").track("nope")
-    with pytest.raises(ValueError, match=r"overrides must be a mapping of section\.key to values, .*, got {1: 2}"):
-        confed.run("fedvqa_scenes", {1: 2})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="local is given twice"):
-        confed.run("fedvqa_scenes", {"local": {"lr": 1}}, local={"lr": 2})
-    with pytest.raises(ValueError, match=r"is no run folder \(recipe\.toml\)"):
-        confed.load_run(tmp_path)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: confed.run(TINY), r"recipe must be a name, a path or a confed\.Recipe, got dict"),  # type: ignore[arg-type]
+        (lambda: confed.run("nope"), "no recipe at 'nope': `confed list recipes`"),
+        (lambda: confed.run(method="fedavg", algorithm="fedprox"), "either method or algorithm"),
+        (lambda: confed.run(SCENES, {"algorithm": "fedprox"}, method="fedavg"), "either method or algorithm"),
+        (
+            lambda: confed.run(SCENES, TINY, methods=["local"]),
+            r"methods is no setting here: .*confed\.study takes several",
+        ),
+        (
+            lambda: confed.run(SCENES, TINY, seeds=2),
+            r"seeds is no setting here: .*confed\.study takes several",
+        ),
+        (lambda: confed.run(SCENES, ["run.rounds=1"]), r"a mapping of section\.key to values, such as .*, got \['run"),  # type: ignore[arg-type]
+        (lambda: confed.run(SCENES, {1: 2}), r"a mapping of section\.key to values, .*, got {1: 2}"),  # type: ignore[arg-type]
+        (lambda: confed.run(SCENES, {"local": {"lr": 1}}, local={"lr": 2}), "local is given twice"),
+        (lambda: confed.load_run(Path(__file__).parent), r"is no run folder \(recipe\.toml\)"),
+    ],
+)
+def test_calls_are_checked(call: Callable[[], object], message: str) -> None:
+    with refused(message):
+        call()
+
+
+def test_missing_tools_and_libraries_are_named(tmp_path: Path, monkeypatch: Patch) -> None:
+    run = start_local(tmp_path / "run")
+    with refused(r"the tracking tool must be one of trackio, .*, got 'nope'"):
+        run.track("nope")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ValueError, match=r"data frames need pandas, which is not installed: pip install"):
-        _ = start_local(tmp_path / "run").history
+    with refused(r"data frames need pandas, which is not installed: pip install"):
+        _ = run.history
 
 
 def test_settings_of_another_algorithm_than_the_methods_are_refused(tmp_path: Path) -> None:
     prox = {**TINY, "algorithm.name": "fedprox", "algorithm.mu": 0.5}
-    with pytest.raises(
-        ValueError, match=r"algorithm\.name='fedprox' has no effect on fedavg: leave method='fedavg' out"
-    ):
+    with refused(r"algorithm\.name='fedprox' has no effect on fedavg: leave method='fedavg' out"):
         confed.run("fedvqa_scenes", prox, method="fedavg")
     recipe = confed.load_recipe("fedvqa_scenes", {**TINY, "algorithm.name": "fedprox"})
-    with pytest.raises(ValueError, match=r"algorithm\.mu=0\.5 has no effect on fedavg: leave method='fedavg' out"):
+    with refused(r"algorithm\.mu=0\.5 has no effect on fedavg: leave method='fedavg' out"):
         confed.run(recipe, {"algorithm.mu": 0.5}, method="fedavg")
-    with pytest.raises(ValueError, match=r"algorithm\.server\.lr=0\.5 has no effect on local"):
+    with refused(r"algorithm\.server\.lr=0\.5 has no effect on local"):
         confed.run(recipe, {"algorithm.server": {"lr": 0.5}}, method="local")
     moon = {**prox, "algorithm.name": "moon"}
     run = confed.run("fedvqa_scenes", moon, method="moon", rounds=1, folder=tmp_path / "run", progress=False)
     assert run.recipe.construct("algorithm").mu == 0.5
     check_reached({"algorithm.mu": "0.5"}, {}, {"moon": run.recipe}, "")  # a text of TOML
-    with pytest.raises(ValueError, match=r"algorithm\.mu='0\.7' has no effect on moon"):
+    with refused(r"algorithm\.mu='0\.7' has no effect on moon"):
         check_reached({"algorithm.mu": "0.7"}, {}, {"moon": run.recipe}, "")
     # A row of the study with keywords of its own goes before those of [algorithm].
     rows = {"fedprox": {"mu": 0.1}, "weak": {"name": "fedprox", "mu": 0.2}}
     study = recipe.with_rows([*rows], rows)
     for row in rows:
-        with pytest.raises(ValueError, match=rf"algorithm\.mu=0\.5 has no effect on {row}"):
+        with refused(rf"algorithm\.mu=0\.5 has no effect on {row}"):
             confed.run(study, {"algorithm.mu": 0.5}, method=row)
 
 
-def test_a_folder_of_its_own_and_the_threads_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_its_own_and_the_threads_of_the_caller(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import confed
+from command_line import Patch, refused
 from confed.datasets.chat_records import chat_records
 
 pandas: Any = pytest.importorskip("pandas")
@@ -66,7 +67,7 @@ def expected(tmp_path: Path) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("kind", ["paths", "relative", "pil", "bytes", "dicts"])
 def test_a_data_frame_is_read_as_a_file_is(
-    kind: str, expected: dict[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, expected: dict[str, list[Any]], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = {
@@ -94,9 +95,7 @@ def test_columns_of_a_frame_are_mapped_or_refused_by_name() -> None:
     renamed = frame.rename(columns={"question": "query", "client": "hospital"})
     mapped = read(renamed, columns={"question": "query", "client": "hospital"})
     assert contents(mapped) == contents(read(frame))
-    with pytest.raises(
-        ValueError, match=r"^DataFrame.*question and answer.*got image, query, answer, hospital, split: "
-    ):
+    with refused(r"^DataFrame.*question and answer.*got image, query, answer, hospital, split: "):
         read(renamed)
     frame.loc[3, "answer"] = np.nan
     assert "16 rows = 15 used + 1 left out (no answer: row 4)" in read(frame).facts["account"]
@@ -113,5 +112,5 @@ def test_a_run_of_a_frame_names_it_and_goes_on_with_it_alone(tmp_path: Path) -> 
     )
     assert again.folder == run.folder
     other = frame.assign(answer="cow")
-    with pytest.raises(ValueError, match="data"):
+    with refused("data"):
         confed.run("fedvqa_scenes", data={"name": other, "image_size": 64}, folder=tmp_path / "run", **settings)

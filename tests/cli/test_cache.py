@@ -1,28 +1,17 @@
 """What is kept of examples between runs can be seen, removed and switched off."""
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
 
+from command_line import Capture, Patch, confed, refused
 from confed.recipes.run_section import RunSection
 from confed.runs.build import _features  # pyright: ignore[reportPrivateUsage]
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
-
-
-def confed(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "confed" / "features" / "abc").mkdir(parents=True)
     (tmp_path / "confed" / "features" / "abc" / "x.safetensors").write_bytes(b"12345")
@@ -30,7 +19,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_kept_features_are_listed_and_removed(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_kept_features_are_listed_and_removed(cache: Path, capfd: Capture) -> None:
     assert confed("cache", "list") == 0
     assert f"1 files, 5 bytes in {cache / 'confed' / 'features'}" in capfd.readouterr().out
     assert confed("cache", "list", "--json") == 0
@@ -50,12 +39,12 @@ def test_kept_features_are_listed_and_removed(cache: Path, capfd: pytest.Capture
     ],
 )  # fmt: skip
 def test_a_machine_may_switch_keeping_off(
-    machine: str, recipe: str, kept: bool, files: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
+    machine: str, recipe: str, kept: bool, files: bool, cache: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("CONFED_FEATURES", machine)
     settings = _features(RunSection(features=recipe))  # pyright: ignore[reportArgumentType]
     assert (settings is not None) == kept
     assert (settings is not None and settings.folder == cache / "confed" / "features") == files
     monkeypatch.setenv("CONFED_FEATURES", "none")
-    with pytest.raises(ValueError, match="CONFED_FEATURES must be auto, memory or off"):
+    with refused("CONFED_FEATURES must be auto, memory or off"):
         _features(RunSection())

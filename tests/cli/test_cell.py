@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.cli.app import main
+from command_line import Capture, Patch, confed, refusal
 from confed.results.runs import load
 from confed.studies.cluster import requeue
 from repository import ROOT, SUPPORT
@@ -168,15 +168,12 @@ def test_cells_of_a_sweep_that_its_setting_does_not_concern_are_computed_once(tm
 
 
 @pytest.fixture
-def array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
+def array(tmp_path: Path, monkeypatch: Patch, capfd: Capture) -> Path:
     """A study of two cells with a job script; one of its rows cannot be run."""
     monkeypatch.chdir(tmp_path)
     recipe = _recipe(tmp_path, ("rounds = 60", "rounds = 3"), ("evaluate_every = 20", "evaluate_every = 0"))
-    with pytest.raises(SystemExit) as ended:
-        main(
-            ["compare", "--recipe", str(recipe), "--methods", "fedavg,fedlgt,local", "--out", "study", "--on", "slurm"]
-        )
-    assert ended.value.code == 0
+    rows = ("--methods", "fedavg,fedlgt,local")
+    assert confed("compare", "--recipe", recipe, *rows, "--out", "study", "--on", "slurm") == 0
     said = capfd.readouterr().err
     assert "without: fedlgt/seed-0: " in said
     assert "study/cells.sh: all 2 cells" in said
@@ -184,25 +181,15 @@ def array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     return tmp_path / "study"
 
 
-def _code(*arguments: str) -> int | str | None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return ended.value.code
-
-
-def test_a_task_learns_its_cell_from_its_scheduler(
-    array: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert _code("cell", str(array)) == 2
-    assert "give the number of a cell: confed cell" in capfd.readouterr().err
+def test_a_task_learns_its_cell_from_its_scheduler(array: Path, monkeypatch: Patch, capfd: Capture) -> None:
+    assert "give the number of a cell: confed cell" in refusal(capfd, "cell", array)
     monkeypatch.setenv("LSB_JOBINDEX", "2")
-    assert _code("cell", str(array)) == 0
+    assert confed("cell", array) == 0
     assert (array / "local/seed-0/summary.json").is_file()
-    assert _code("cell", str(array)) == 0
+    assert confed("cell", array) == 0
     assert "cell 2 is there already" in capfd.readouterr().err
-    assert _code("cell", str(array), "3") == 2
-    assert "study has cells 1 to 2, got 3" in capfd.readouterr().err
-    assert _code("compare", str(array), "--json") == 0
+    assert "study has cells 1 to 2, got 3" in refusal(capfd, "cell", array, "3")
+    assert confed("compare", array, "--json") == 0
     shown = json.loads(capfd.readouterr().out)
     assert [cell["state"] for cell in shown["cells"]] == ["waiting", "done"]
     assert "fedlgt/seed-0" in shown["errors"]
@@ -210,7 +197,7 @@ def test_a_task_learns_its_cell_from_its_scheduler(
 
 
 def test_a_cell_stops_after_its_round_for_the_time_limit_and_goes_on(
-    array: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    array: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     from confed.runs.run import Runner
 
@@ -222,20 +209,20 @@ def test_a_cell_stops_after_its_round_for_the_time_limit_and_goes_on(
             asked.append(signal.raise_signal(signal.SIGUSR1) or 1)
 
     monkeypatch.setattr(Runner, "_after", warned)
-    assert _code("cell", str(array), "1") == 75
+    assert confed("cell", array, "1") == 75
     assert "stopped after round 1 for the time limit; cell 1 goes on there" in capfd.readouterr().err
     assert [path.name for path in (array / "fedavg/seed-0/checkpoint").glob("round-*")] == ["round-000001"]
-    assert _code("compare", str(array)) == 0
+    assert confed("compare", array) == 0
     out = capfd.readouterr()
     assert "2 cells: 1 stopped, 1 waiting" in out.err
     assert "goes on when its task runs again" in out.out
-    assert _code("cell", str(array), "1") == 0
+    assert confed("cell", array, "1") == 0
     rounds = [json.loads(line)["round"] for line in (array / "fedavg/seed-0/metrics.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]
 
 
 def test_a_cell_that_finishes_no_round_in_its_time_is_not_requeued(
-    array: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    array: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     from confed.engines.local import InProcess
 
@@ -244,64 +231,58 @@ def test_a_cell_that_finishes_no_round_in_its_time_is_not_requeued(
         signal.raise_signal(signal.SIGUSR1)  # the second one: at once
 
     monkeypatch.setattr(InProcess, "__call__", slow)
-    assert _code("cell", str(array), "1") == 1
+    assert confed("cell", array, "1") == 1
     assert "could not finish one round, or the final evaluation, in its time" in capfd.readouterr().err
     assert "could not finish one round" in next(array.glob("*/seed-0/error.txt")).read_text()
 
 
-def test_two_tasks_on_one_cell_are_told_apart_by_the_lease(
-    array: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_tasks_on_one_cell_are_told_apart_by_the_lease(array: Path, monkeypatch: Patch, capfd: Capture) -> None:
     from confed.system import folder_lock
     from confed.system.folder_lock import exclusive
 
     monkeypatch.setattr(folder_lock, "PATIENCE", 0.0)
     with exclusive(array / "fedavg/seed-0"):
-        assert _code("cell", str(array), "1") == 2
-        assert f"process {os.getpid()} on" in capfd.readouterr().err
-        assert _code("compare", str(array)) == 0
+        assert f"process {os.getpid()} on" in refusal(capfd, "cell", array, "1")
+        assert confed("compare", array) == 0
         shown = capfd.readouterr()
         assert "1 running" in shown.err
         assert f"process {os.getpid()} on" in shown.out
-    assert _code("cell", str(array), "1") == 0
+    assert confed("cell", array, "1") == 0
 
 
-def test_a_damaged_checkpoint_is_said_in_one_line(array: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_said_in_one_line(array: Path, capfd: Capture) -> None:
     place = array / "local/seed-0"
     (place / "checkpoint/round-000001").mkdir(parents=True)
     (place / "recipe.toml").write_text((array / "recipe.toml").read_text())
-    assert _code("cell", str(array), "2") == 2
+    assert confed("cell", array, "2") == 2
     said = " ".join(capfd.readouterr().err.split())
     assert "error: no sound checkpoint in" in said
     assert (place / "error.txt").read_text().startswith("CorruptCheckpoint: no sound checkpoint in")
 
 
-def test_cells_of_another_version_or_recipe_are_refused(array: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cells_of_another_version_or_recipe_are_refused(array: Path, capfd: Capture) -> None:
     before = (array / "cells.json").read_text()
 
     def change(entry: Mapping[str, object]) -> None:
         (array / "cells.json").write_text(json.dumps({**json.loads(before), **entry}))
 
     change({"versions": {"confed": "0.0.1"}})
-    assert _code("cell", str(array), "1") == 2
-    assert "was written by confed 0.0.1, and this is confed" in capfd.readouterr().err
+    assert "was written by confed 0.0.1, and this is confed" in refusal(capfd, "cell", array, "1")
     change({"cells": [{"number": 1}]})
-    assert _code("cell", str(array), "1") == 2
-    assert "cells.json must be a list of cells" in capfd.readouterr().err
+    assert "cells.json must be a list of cells" in refusal(capfd, "cell", array, "1")
     change({})
     recipe = array / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("rounds = 3", "rounds = 4"))
-    assert _code("cell", str(array), "1") == 2
+    assert confed("cell", array, "1") == 2
     assert "cell 1 of" in (said := capfd.readouterr().err)
     assert "has another recipe than when cells.json was written" in said
     (array / "cells.json").unlink()
-    assert _code("cell", str(array), "1") == 2
-    assert "has no cells.json; write it with" in capfd.readouterr().err
+    assert "has no cells.json; write it with" in refusal(capfd, "cell", array, "1")
 
 
-def test_a_study_that_grows_keeps_the_numbers_of_its_cells(array: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_study_that_grows_keeps_the_numbers_of_its_cells(array: Path, capfd: Capture) -> None:
     recipe = str(array.parent / "tiny.toml")
-    assert _code("compare", "--recipe", recipe, "--methods", "fedprox,fedavg", "--seeds", "2", "--out", str(array),
+    assert confed("compare", "--recipe", recipe, "--methods", "fedprox,fedavg", "--seeds", "2", "--out", str(array),
                  "--on", "slurm", "--json") == 0  # fmt: skip
     found = json.loads(capfd.readouterr().out)
     assert (found["cells"], found["missing"], found["job"]) == (5, [1, 2, 3, 4, 5], None)
@@ -310,9 +291,7 @@ def test_a_study_that_grows_keeps_the_numbers_of_its_cells(array: Path, capfd: p
     assert {(cell["method"], cell["seed"]) for cell in cells[2:]} == {("fedprox", 0), ("fedprox", 1), ("fedavg", 1)}
 
 
-def test_faulty_options_of_a_cluster_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_faulty_options_of_a_cluster_are_named(tmp_path: Path, monkeypatch: Patch, capfd: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     asked = ["compare", "--recipe", str(_recipe(tmp_path))]
     for options, expected in (
@@ -321,14 +300,13 @@ def test_faulty_options_of_a_cluster_are_named(
         (["--on", "script", "--slurm", "mem=1G"], "--slurm and --submit need --on slurm"),
         (["--on", "slurm", "--slurm", "array=1-3"], "array must be %N"),
     ):
-        assert _code(*asked, *options) == 2
-        assert expected in " ".join(capfd.readouterr().err.split())
+        assert expected in refusal(capfd, *asked, *options)
         assert not (tmp_path / "runs").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert _code(*asked, "--on", "slurm", "--submit") == 2
-    assert "--submit needs sbatch, which is not on this machine's PATH" in capfd.readouterr().err
-    assert _code("compare", "runs/tiny-compare", "--on", "slurm") == 2
-    assert "--on need --recipe" in capfd.readouterr().err
+    assert "--submit needs sbatch, which is not on this machine's PATH" in refusal(
+        capfd, *asked, "--on", "slurm", "--submit"
+    )
+    assert "--on need --recipe" in refusal(capfd, "compare", "runs/tiny-compare", "--on", "slurm")
 
 
 def test_only_an_array_task_of_slurm_is_requeued(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 import tomllib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
+from command_line import Capture, Patch, confed, refusal
 
 RGB = {"red": (220, 40, 40), "blue": (40, 60, 220), "green": (40, 200, 60)}
 QUICK = [
@@ -25,11 +22,10 @@ QUICK = [
 ]  # fmt: skip
 
 
-def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def picture(path: Path, colour: str, number: int) -> str:
@@ -94,12 +90,15 @@ def json_list(folder: Path) -> None:
     (folder / "settings.json").write_text("{}")
 
 
-def table(folder: Path) -> None:
-    found = rows(folder)
-    with (folder / "questions.csv").open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, found[0])
+def write_table(file: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, entries[0])
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(entries)
+
+
+def table(folder: Path) -> None:
+    write_table(folder / "questions.csv", rows(folder))
 
 
 def parquet(folder: Path) -> None:
@@ -108,10 +107,7 @@ def parquet(folder: Path) -> None:
 
 
 def labelled_table(folder: Path) -> None:
-    with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["filename", "class"])
-        writer.writerows([row["file"], row["label"]] for row in rows(folder))
+    write_table(folder / "labels.csv", [{"filename": row["file"], "class": row["label"]} for row in rows(folder)])
 
 
 def conversations(folder: Path) -> None:
@@ -218,9 +214,8 @@ FORMS: Sequence[tuple[Callable[[Path], None], str, str, Mapping[str, Any]]] = (
 @pytest.mark.parametrize(("make", "form", "dataset", "options"), FORMS, ids=[make.__name__ for make, *_ in FORMS])
 def test_what_is_written_runs(
     make: Callable[[Path], None], form: str, dataset: str, options: Mapping[str, Any], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    capfd: Capture,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "mine"
     folder.mkdir()
     make(folder)
@@ -236,11 +231,7 @@ def test_what_is_written_runs(
     assert len(run["clients"]) >= 1
 
 
-def test_what_is_seen_and_left_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+def test_what_is_seen_and_left_is_said(tmp_path: Path, capfd: Capture):
     classes(tmp_path / "mine")
     assert confed("init", "mine", "--clients", "3", "--rounds", "2") == 0
     out = capfd.readouterr().out
@@ -249,14 +240,10 @@ def test_what_is_seen_and_left_is_said(
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
     assert "# number of clients" in text
     assert tomllib.loads(text)["data"]["clients"] == 3
-    assert confed("init", "mine") == 2
-    assert "mine.toml exists already" in capfd.readouterr().err
+    assert "mine.toml exists already" in refusal(capfd, "init", "mine")
 
 
-def test_folders_without_readable_data_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
+def test_folders_without_readable_data_are_refused(tmp_path: Path, capfd: Capture):
     (tmp_path / "empty").mkdir()
     chat_lines(tmp_path / "lost")
     shutil.rmtree(tmp_path / "lost" / "images")
@@ -268,14 +255,12 @@ def test_folders_without_readable_data_are_refused(
         ("lost", "expected pictures below lost or its folder images/, found none; the first is '0.png'"),
         ("coco", "expected the pictures of the split 'train2017'"),
     ):
-        assert confed("init", folder) == 2
-        assert message in capfd.readouterr().err
-    assert confed("init") == 2
-    assert "confed init FOLDER" in capfd.readouterr().err
+        assert message in refusal(capfd, "init", folder)
+    assert "confed init FOLDER" in refusal(capfd, "init")
     assert not list(tmp_path.glob("*.toml"))
 
 
-def initialised(folder: Path, capfd: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def initialised(folder: Path, capfd: Capture) -> tuple[dict[str, Any], dict[str, Any]]:
     """What init prints for a folder, and the section of data that it writes."""
     assert confed("init", folder, "--json") == 0, capfd.readouterr().err
     said = json.loads(capfd.readouterr().out)
@@ -303,11 +288,8 @@ OWNERS: Mapping[str, tuple[Mapping[str, Sequence[Any]], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", OWNERS)
-def test_clients_are_those_of_the_column_and_never_invented(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_clients_are_those_of_the_column_and_never_invented(kind: str, tmp_path: Path, capfd: Capture):
     columns, name, text = OWNERS[kind]
-    monkeypatch.chdir(tmp_path)
     with_cells(tmp_path / "mine", **columns)
     said, data = initialised(tmp_path / "mine", capfd)
     assert data["partition"] == "client"
@@ -317,10 +299,7 @@ def test_clients_are_those_of_the_column_and_never_invented(
     assert said["read"].startswith(("2 clients", "3 clients"))
 
 
-def test_a_column_that_is_no_owners_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_column_that_is_no_owners_is_named(tmp_path: Path, capfd: Capture):
     with_cells(tmp_path / "mine", visit_id=[*range(24)])
     said, data = initialised(tmp_path / "mine", capfd)
     assert data["partition"] == "iid"
@@ -328,16 +307,10 @@ def test_a_column_that_is_no_owners_is_named(
     assert line in said["saw"]
 
 
-def test_blank_cells_of_a_table_leave_its_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
+def test_blank_cells_of_a_table_leave_its_clients(tmp_path: Path, capfd: Capture):
     found = rows(tmp_path / "mine")
     found[0]["hospital"], found[0]["label"] = "", "red"
-    with (tmp_path / "mine" / "questions.csv").open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, found[0])
-        writer.writeheader()
-        writer.writerows(found)
+    write_table(tmp_path / "mine" / "questions.csv", found)
     said, data = initialised(tmp_path / "mine", capfd)
     assert (data["partition"], data["columns"]["client"]) == ("client", "hospital")
     assert "1 of 24 rows have no hospital and are left out" in said["saw"]
@@ -350,9 +323,8 @@ def test_blank_cells_of_a_table_leave_its_clients(
 ])  # fmt: skip
 def test_labels_have_the_clients_of_their_column(
     file: str, entry: dict[str, Any], partition: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, capfd: Capture,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     entries: list[dict[str, Any]] = []
     for number, row in enumerate(rows(tmp_path / "mine", 36)):
         own = {**entry, "sender": ["x", "y", ""][number // 3 % 3]}
@@ -365,13 +337,9 @@ def test_labels_have_the_clients_of_their_column(
     assert said["read"].startswith("2 clients")
 
 
-def test_what_the_reader_refuses_is_not_proposed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
+def test_what_the_reader_refuses_is_not_proposed(tmp_path: Path, capfd: Capture):
     with_cells(tmp_path / "mine", id=["same"])
-    assert confed("init", "mine") == 2
-    said = " ".join(capfd.readouterr().err.split())
+    said = refusal(capfd, "init", "mine")
     assert "its reader 'chat_records' refuses it, so that no recipe is written" in said
     assert "the id 'same' is that of" in said
     assert not (tmp_path / "mine.toml").exists()

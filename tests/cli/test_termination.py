@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from command_line import Capture, Patch
 from confed.algorithms.fedavg import FedAvg
 from confed.cli import federation as federating
 from confed.cli.app import INTERRUPTED, TERMINATED, main
@@ -50,9 +51,7 @@ def test_a_run_with_workers_that_is_asked_to_end_says_how_to_go_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)])
-def test_all_verbs_have_the_same_codes(
-    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_all_verbs_have_the_same_codes(number: signal.Signals, code: int, monkeypatch: Patch, capfd: Capture) -> None:
     def asked(**_: object) -> None:
         signal.raise_signal(number)
 
@@ -71,7 +70,7 @@ def test_all_verbs_have_the_same_codes(
     assert left.value.exit_code == code
 
 
-def test_an_evaluation_that_is_interrupted_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_is_interrupted_leaves_no_traceback(monkeypatch: Patch) -> None:
     """Ctrl-C while replies are read: the frames that hold the generator live on until the workers are closed."""
     said: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", said.append)
@@ -92,7 +91,7 @@ def test_an_evaluation_that_is_interrupted_leaves_no_traceback(monkeypatch: pyte
     assert not said
 
 
-def test_a_worker_whose_parent_is_gone_in_the_middle_of_a_call_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_parent_is_gone_in_the_middle_of_a_call_ends_quietly(monkeypatch: Patch) -> None:
     handlers: dict[int, object] = {}
     monkeypatch.setattr("confed.engines.workers.signal.signal", handlers.__setitem__)
     for parts in ([], [b"{}"], [b"{}", b"half"]):

@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from confed.api.progress import Display
-from confed.cli.federation_status import StatusPage
+from confed.api.progress import Display, StatusPage
 from confed.data.card_files import read_card
 from confed.engines.remote.client import Journal
 from confed.engines.remote.protocol import Fingerprint, Limits

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from command_line import Patch
 from confed.cli.catalogue import listing
 from confed.datasets.scenes import PRESETS
 from confed.recipes.recipe import load_recipe, packaged_recipes
@@ -49,7 +50,7 @@ def test_a_recipe_says_how_long_it_takes(name: str) -> None:
     assert next(row["time"] for row in listing("recipes") if row["name"] == name) == lines[0].removeprefix("# Time: ")
 
 
-def test_the_line_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_of_a_measurement(monkeypatch: Patch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     recipe_times = import_module("recipe_times")
     used = recipe_times.Usage(main=10.0, workers=40.0)

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from confed.cli import main as run_command
+from command_line import Capture, confed
 from confed.recipes.recipe import load_recipe, parse_recipe
 from confed.results.gates import Rows
 from confed.studies.gates import rows_for_gates, with_references, with_rounds
-
-
-def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        run_command([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
 
 SMALL = ["data.train=16", "data.validation=4", "data.test=8", "run.rounds=1", "model.layers=1", "model.width=16"]
 SMALL += ["run.controls=all", "run.modality_matrix=false"]
@@ -40,7 +32,7 @@ def test_one_and_a_half_times_the_rounds_are_rounded_up() -> None:
     assert with_rounds(load_recipe("modalities", ["run.rounds=5"])).run.rounds == 8
 
 
-def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "gates"
     assert confed("gates", "modalities", *SMALL, "--methods", "fedavg", "--workers", "1", "--out", out) == 0
     capsys.readouterr()
@@ -61,9 +53,7 @@ def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["gates"] == content["gates"]
 
 
-def test_a_study_that_is_not_the_same_with_more_rounds_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_that_is_not_the_same_with_more_rounds_is_refused(tmp_path: Path, capsys: Capture) -> None:
     from confed.studies.runner import run_study
     from confed.studies.study import open_study
 

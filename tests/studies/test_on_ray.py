@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Capture, Patch, confed
+
 pytest.importorskip("ray")
 
-from confed.cli.app import main
-from confed.cli.cluster import with_address
-from confed.studies import on_ray
-from confed.studies.on_ray import run_cell_on_ray, shares_folder
+from confed.cli.study import with_address
+from confed.studies import cells
+from confed.studies.cells import run_cell_on_ray, shares_folder
 from ray_scenarios import STUDY, scenario
 
 
@@ -33,13 +34,11 @@ def test_a_study_on_two_nodes_of_which_one_is_killed_has_the_bytes_of_one_machin
     ],
 )
 def test_a_study_that_cannot_be_on_ray_is_refused_in_one_line(
-    options: list[str], why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    options: list[str], why: str, tmp_path: Path, capfd: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(STUDY)
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", "--recipe", "tiny.toml", "--out", "study", *options])
-    assert ended.value.code == 2
+    assert confed("compare", "--recipe", "tiny.toml", "--out", "study", *options) == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert why in line
 
@@ -55,11 +54,11 @@ def test_the_address_is_the_command_s_and_the_runs_are_local(tmp_path: Path) -> 
     assert with_address("slurm", recipe, given) == ("", given)
 
 
-def test_a_node_that_does_not_see_the_folder_as_it_is_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_see_the_folder_as_it_is_says_so(tmp_path: Path, monkeypatch: Patch) -> None:
     assert "must be on a file system that all nodes share" in shares_folder(str(tmp_path / "study"), "")
     (tmp_path / "cells.json").write_text("{}")
-    assert shares_folder(str(tmp_path), on_ray._digest(tmp_path)) == ""
-    monkeypatch.setattr(on_ray, "SEEN", 0.0)
+    assert shares_folder(str(tmp_path), cells._digest_of_list(tmp_path)) == ""
+    monkeypatch.setattr(cells, "SEEN", 0.0)
     assert "does not see" in shares_folder(str(tmp_path), "another one")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Patch, refused
 from confed.studies.pool import carry_out
 from confed.system.events import Event, JobEnded, JobProgress, RunProgress
 
@@ -37,7 +38,7 @@ def work(job, progress):
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def worker(tmp_path: Path, monkeypatch: Patch) -> Path:
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "toy_work.py").write_text(WORK)
@@ -63,7 +64,7 @@ def test_jobs_are_done_refused_or_failed_and_the_others_go_on(worker: Path, tmp_
     if workers > 1:
         assert last[6].text == "its process died (exit code 7)"
         assert len({(tmp_path / str(n)).read_text() for n in (0, 3, 5, 7)}) <= 4
-    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+    with refused("workers must be at least 1, got 0"):
         carry_out("toy_work:work", jobs, 0, events.append)
 
 
@@ -113,7 +114,7 @@ def _alive(pid: int) -> bool:
 def test_the_first_error_is_passed_on_where_that_is_asked_for(worker: Path, tmp_path: Path) -> None:
     jobs = [{"do": do, "path": str(tmp_path / do)} for do in ("write", "refuse", "after")]
     events: list[Event] = []
-    with pytest.raises(ValueError, match=r"^cannot$"):
+    with refused(r"^cannot$"):
         carry_out("toy_work:work", jobs, 1, events.append, passing=True)
     assert [event.job for event in events if isinstance(event, JobEnded)] == [0]
     assert not (tmp_path / "after").exists()

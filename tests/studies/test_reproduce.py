@@ -8,9 +8,9 @@ import shutil
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import confed
-from confed.results.runs import load
+from command_line import Capture, Patch, refusal, refused
+from command_line import confed as command
+from confed.cli.compare import show_verdict
+from confed.results.runs import RunResults, load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
 from confed.studies.published import TABLE, same, write_rows
 from confed.studies.published_sources import Published, read_published
@@ -29,11 +32,6 @@ from confed.studies.runner import run_study
 from confed.studies.study import create_study, free_folder
 from repository import ROOT
 from tiny_runs import TINY
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
-    from confed.cli.reproduce import _show
 
 NAME = "fedvqa_scenes-fedavg"
 
@@ -54,8 +52,9 @@ def results(study: Path) -> Path:
 
 
 @pytest.fixture
-def copied(results: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(results, tmp_path / "results"))
+def file(results: Path, tmp_path: Path) -> Path:
+    """A results file that may be changed."""
+    return Path(shutil.copytree(results, tmp_path / "results")) / f"{NAME}.json"
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +66,18 @@ def repeated(results: Path, study: Path) -> confed.Run:
     return confed.load_run(verdict.folder)
 
 
-def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> Published:
-    row = json.loads(file.read_text())
-    change(row)
-    file.write_text(json.dumps(row))
-    return read_published(str(file))
+@pytest.fixture(scope="module")
+def run(repeated: confed.Run) -> RunResults:
+    """The repetition of seed 1."""
+    (run,) = load(repeated.folder).runs
+    return run
+
+
+def changed(file: Path, change: Callable[[dict[str, Any]], object], method: str = "") -> Published:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return read_published(str(file), method)
 
 
 def test_row_has_every_seed_and_its_statistics(study: Path, results: Path) -> None:
@@ -110,7 +116,7 @@ def test_single_runs_interval_is_over_examples(study: Path) -> None:
     assert np.diff(figure["one_run"])[0] == pytest.approx(2 * 1.959963984540054 * error)
 
 
-def test_values_within_the_interval_are_told_with_the_first_difference(copied: Path, repeated: confed.Run) -> None:
+def test_values_within_the_interval_are_told_with_the_first_difference(file: Path, run: RunResults) -> None:
     def change(row: dict[str, Any]) -> None:
         run = row["runs"][1]
         run["digests"]["history"] = run["digests"]["predictions"] = "0"
@@ -121,16 +127,14 @@ def test_values_within_the_interval_are_told_with_the_first_difference(copied: P
         run["machine"]["instructions"] = "ABACUS"
         row["packages"]["numpy"] = "0.1"
 
-    predictions = load_file(copied / f"{NAME}.safetensors")
+    predictions = load_file(file.with_suffix(".safetensors"))
     predictions["seed-1/global/warm/prediction"] = predictions["seed-1/global/warm/prediction"] + 1
-    save_file(predictions, copied / f"{NAME}.safetensors")
-    from hashlib import sha256
-
-    digest = sha256((copied / f"{NAME}.safetensors").read_bytes()).hexdigest()
-    published = changed(copied / f"{NAME}.json", lambda row: (change(row), row["predictions"].update(sha256=digest)))
-    verdict = judge(published, load(repeated.folder).runs[0])
+    save_file(predictions, file.with_suffix(".safetensors"))
+    digest = sha256((file.with_suffix(".safetensors")).read_bytes()).hexdigest()
+    published = changed(file, lambda row: (change(row), row["predictions"].update(sha256=digest)))
+    verdict = judge(published, run)
     assert verdict.word == "within the interval"
-    loss = load(repeated.folder).runs[0].rounds[1]["loss"]["cold"]
+    loss = run.rounds[1]["loss"]["cold"]
     assert verdict.where[0] == f"first in round 2 (training): loss of 'cold' {loss!r}, published 9.5"
     assert verdict.where[1] == "predictions of global/warm: 4 of 4 examples"
     assert verdict.where[2].startswith("global_seen_mean: ")
@@ -138,32 +142,32 @@ def test_values_within_the_interval_are_told_with_the_first_difference(copied: P
     assert any(cause.startswith("numpy: ") and cause.endswith("not 0.1") for cause in verdict.causes)
 
 
-def test_value_outside_the_interval_is_different(copied: Path, repeated: confed.Run) -> None:
+def test_value_outside_the_interval_is_different(file: Path, run: RunResults) -> None:
     def change(row: dict[str, Any]) -> None:
         row["runs"][1]["figures"]["global_seen_mean"] = 0.95
         row["metrics"]["global_seen_mean"].update(mean=0.95, one_run=[0.9, 1.0])
         row["runs"][1]["digests"]["data"] = row["runs"][1]["digests"]["code"] = "0"
 
-    verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
+    verdict = judge(changed(file, change), run)
     assert verdict.word == "different"
     assert [name for name, figure in verdict.figures.items() if not figure.inside] == ["global_seen_mean"]
     assert verdict.causes == ("data: not the same examples", "confed: not the same source code")
 
 
-def test_bits_alone_are_no_equality_where_no_interval_is_known(copied: Path, repeated: confed.Run) -> None:
+def test_bits_alone_are_no_equality_where_no_interval_is_known(file: Path, run: RunResults) -> None:
     def change(row: dict[str, Any]) -> None:
         row["runs"][1]["digests"]["models"] = "0"
         for figure in row["metrics"].values():
             figure["one_run"] = None
 
-    verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
+    verdict = judge(changed(file, change), run)
     assert (verdict.word, verdict.where[:-1]) == ("different", ("trained models: other bits",))
     assert verdict.where[-1].startswith("no figure has an interval in which another run is expected")
     assert all(figure.inside for figure in verdict.figures.values())  # equal, and no reason to call them outside
 
 
 def test_a_figure_without_an_interval_is_compared_as_far_as_it_has_digits_and_else_not_judged(
-    copied: Path, repeated: confed.Run, capfd: pytest.CaptureFixture[str]
+    file: Path, run: RunResults, capfd: Capture
 ) -> None:
     def change(row: dict[str, Any]) -> None:
         row["runs"][1]["digests"]["models"] = "0"
@@ -171,12 +175,12 @@ def test_a_figure_without_an_interval_is_compared_as_far_as_it_has_digits_and_el
         row["metrics"]["global_seen_mean"].update(mean=0.5, one_run=[0.0, 1.0])
         row["runs"][1]["figures"]["personal_worst"] += 0.25
 
-    verdict = judge(changed(copied / f"{NAME}.json", change), load(repeated.folder).runs[0])
+    verdict = judge(changed(file, change), run)
     assert verdict.word == "within the interval"  # of those that are judged
     judged = {name: figure.inside for name, figure in verdict.figures.items()}
     assert judged.pop("personal_worst") is None
     assert all(judged.values())
-    _show(verdict)
+    show_verdict(verdict)
     (line,) = [line for line in capfd.readouterr().out.splitlines() if line.strip().startswith("personal_worst ")]
     assert line.rstrip().endswith("– (not judged)")
     assert [Figure(0.123, found, None, digits=3).inside for found in (0.12349, 0.1236, None)] == [True, None, False]
@@ -185,22 +189,13 @@ def test_a_figure_without_an_interval_is_compared_as_far_as_it_has_digits_and_el
 @pytest.mark.parametrize(
     ("published", "found", "digits", "expected"),
     [
-        (0.9512, 0.95124, 4, True),  # half a unit of the last digit, whatever the first digit is
-        (0.9512, 0.95126, 4, False),
-        (0.9512, 0.95085, 4, False),
-        (0.1001, 0.10006, 4, True),
-        (0.1001, 0.10016, 4, False),
-        (12.5, 12.549, 3, True),
-        (12.5, 12.56, 3, False),
-        (-0.9512, -0.95126, 4, False),
-        (0.0, 0.0, 4, True),
-        (0.0, 1e-12, 4, False),
-        (math.inf, math.inf, 4, True),
-        (math.inf, 1.0, 4, False),
-        (0.5, None, 4, False),
-        (0.1 + 0.2, 0.3, None, False),
+        # half a unit of the last digit, whatever the first digit is
+        (0.9512, 0.95124, 4, True), (0.9512, 0.95126, 4, False), (0.9512, 0.95085, 4, False),
+        (0.1001, 0.10006, 4, True), (0.1001, 0.10016, 4, False), (12.5, 12.549, 3, True), (12.5, 12.56, 3, False),
+        (-0.9512, -0.95126, 4, False), (0.0, 0.0, 4, True), (0.0, 1e-12, 4, False), (math.inf, math.inf, 4, True),
+        (math.inf, 1.0, 4, False), (0.5, None, 4, False), (0.1 + 0.2, 0.3, None, False),
     ],
-)
+)  # fmt: skip
 def test_figures_are_equal_to_half_a_unit_of_the_last_digit(
     published: float, found: float | None, digits: int | None, expected: bool
 ) -> None:
@@ -216,30 +211,31 @@ def test_figures_are_equal_to_half_a_unit_of_the_last_digit(
     ],
 )
 def test_only_what_was_compared_is_equal(
-    copied: Path, repeated: confed.Run, change: Callable[[dict[str, Any]], object], word: str
+    file: Path, run: RunResults, change: Callable[[dict[str, Any]], object], word: str
 ) -> None:
-    published = changed(copied / f"{NAME}.json", lambda row: change(row["runs"][1]))
-    verdict = judge(published, load(repeated.folder).runs[0])
+    published = changed(file, lambda row: change(row["runs"][1]))
+    verdict = judge(published, run)
     assert (verdict.word, bool(verdict.where)) == (word, "equal" not in word)
 
 
 def test_another_seed_is_refused_before_the_run(results: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run\.seed must be that of the published run, 1, got 7"):
+    with refused(r"run\.seed must be that of the published run, 1, got 7"):
         repeat(read_published(str(results / f"{NAME}.json")), 1, tmp_path / "run", ["run.seed=7"])
     assert not (tmp_path / "run").exists()
 
 
-def test_texts_of_a_published_file_do_not_control_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_texts_of_a_published_file_do_not_control_the_terminal(capfd: Capture) -> None:
     figures = {"\x1b[2Jfigure": Figure(0.5, 0.5, None)}
-    _show(Verdict("different", "\x1b[2J\nequal bits", 0, Path("\x1b[2J"), (), figures, ("\x1b[2J",), ("\x1b[2J",)))
+    show_verdict(
+        Verdict("different", "\x1b[2J\nequal bits", 0, Path("\x1b[2J"), (), figures, ("\x1b[2J",), ("\x1b[2J",))
+    )
     out = capfd.readouterr().out
     assert "\x1b" not in out
     assert out.count("\\u001b[2J") == 5
     assert not any(line.startswith("equal bits") for line in out.splitlines())
 
 
-def test_run_folder_and_its_summary_alone_can_be_judged(study: Path, tmp_path: Path, repeated: confed.Run) -> None:
-    run = load(repeated.folder).runs[0]
+def test_run_folder_and_its_summary_alone_can_be_judged(study: Path, tmp_path: Path, run: RunResults) -> None:
     folder = study / "fedavg" / "seed-1"
     assert judge(read_published(str(folder)), run).word == "equal bits"
     assert read_published(str(folder / "summary.json")).folder == folder
@@ -289,7 +285,7 @@ def test_published_row_is_read_from_an_address(results: Path, address: str) -> N
         (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 200, "takes longer than 0.1 s"),  # headers that do not end
     ],
 )
-def test_faulty_and_slow_servers_are_one_line(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_and_slow_servers_are_one_line(answer: bytes, message: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr("confed.studies.published_sources.MOST_SECONDS", 0.1)
 
     def serve() -> None:
@@ -342,19 +338,19 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
         (lambda row: row["metrics"]["personal_mean"].update(one_run=["a", 1]), "one_run must be null or two finite"),
     ],
 )
-def test_faulty_results_file_is_refused(copied: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        changed(copied / f"{NAME}.json", change)
+def test_faulty_results_file_is_refused(file: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
+    with refused(message):
+        changed(file, change)
 
 
 @pytest.mark.parametrize("name", ["x/../../../victim", "/victim", "..\\victim"])
-def test_a_row_that_is_called_like_a_path_is_refused(copied: Path, name: str) -> None:
+def test_a_row_that_is_called_like_a_path_is_refused(file: Path, name: str) -> None:
     for key in ("recipe", "method"):
-        with pytest.raises(ValueError, match=rf"{key} must (be no path|begin with neither)"):
-            changed(copied / f"{NAME}.json", lambda row, key=key: row.update({"recipe": "x", "method": "y", key: name}))
-    with pytest.raises(ValueError, match="label must have no control characters"):
-        changed(copied / f"{NAME}.json", lambda row: row.update(recipe="x", method="m:y", label="a\x1b[31m"))
-    published = changed(copied / f"{NAME}.json", lambda row: row.update(recipe="x", method="m:y", label="a/b"))
+        with refused(rf"{key} must (be no path|begin with neither)"):
+            changed(file, lambda row, key=key: row.update({"recipe": "x", "method": "y", key: name}))
+    with refused("label must have no control characters"):
+        changed(file, lambda row: row.update(recipe="x", method="m:y", label="a\x1b[31m"))
+    published = changed(file, lambda row: row.update(recipe="x", method="m:y", label="a/b"))
     assert free_folder(f"reproduced-{published.name}").parent == Path("runs")
 
 
@@ -366,23 +362,21 @@ def test_what_is_no_result_is_refused(study: Path, tmp_path: Path) -> None:
         (tmp_path, "is no run folder"),
         (study, "is a study: give one of its runs, such as .*seed-0"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             read_published(str(source))
     shutil.copytree(study / "fedavg/seed-0", tmp_path / "old")
     summary = json.loads((tmp_path / "old/summary.json").read_text())
     (tmp_path / "old.json").write_text(json.dumps({k: v for k, v in summary.items() if k != "resolved"}))
-    with pytest.raises(ValueError, match="this summary has no resolved recipe"):
+    with refused("this summary has no resolved recipe"):
         read_published(str(tmp_path / "old.json"))
     (tmp_path / "old/summary.json").unlink()
-    with pytest.raises(ValueError, match="is not finished: `confed resume"):
+    with refused("is not finished: `confed resume"):
         read_published(str(tmp_path / "old"))
 
 
-def test_foreign_code_in_a_published_recipe_is_not_run(copied: Path) -> None:
-    published = changed(
-        copied / f"{NAME}.json", lambda row: row["resolved"].update(algorithm={"name": "shutil:rmtree"})
-    )
-    with pytest.raises(ValueError, match="shutil"):
+def test_foreign_code_in_a_published_recipe_is_not_run(file: Path) -> None:
+    published = changed(file, lambda row: row["resolved"].update(algorithm={"name": "shutil:rmtree"}))
+    with refused("shutil"):
         published.recipe(0, [])
 
 
@@ -390,7 +384,7 @@ def test_seeds_that_differ_in_more_than_the_seed_are_no_row(study: Path, tmp_pat
     other = Path(shutil.copytree(study, tmp_path / "study"))
     recipe = other / "fedavg/seed-1/recipe.toml"
     recipe.write_text(recipe.read_text().replace("rounds = 2", "rounds = 3"))
-    with pytest.raises(ValueError, match=r"a row is one setting, and run\.rounds is 3 here, 2 in"):
+    with refused(r"a row is one setting, and run\.rounds is 3 here, 2 in"):
         write_rows(load(other), tmp_path / "results")
 
 
@@ -398,7 +392,7 @@ def row_files(folder: Path) -> dict[str, dict[str, Any]]:
     return {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
-def test_no_row_is_written_over_another(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_row_is_written_over_another(study: Path, tmp_path: Path, capfd: Capture) -> None:
     runs = [study / f"fedavg/seed-{seed}" for seed in (0, 1)]
     assert command("compare", *runs, "--results", tmp_path / "seeds") == 0
     (row,) = row_files(tmp_path / "seeds").values()
@@ -419,13 +413,12 @@ def test_no_row_is_written_over_another(study: Path, tmp_path: Path, capfd: pyte
         ((runs[0], runs[0]), f"would both be written as {NAME}.json"),
     ]:
         capfd.readouterr()
-        assert command("compare", *folders, "--results", tmp_path / "none") == 2
-        assert message in " ".join(capfd.readouterr().err.split())
+        assert message in refusal(capfd, "compare", *folders, "--results", tmp_path / "none")
         assert not (tmp_path / "none").exists()
 
 
 def test_what_a_row_deploys_is_a_figure_of_its_repetition_too(
-    study: Path, tmp_path: Path, repeated: confed.Run
+    study: Path, tmp_path: Path, repeated: confed.Run, run: RunResults
 ) -> None:
     other = Path(shutil.copytree(study, tmp_path / "study"))
     index = json.loads((other / "summary.json").read_text())
@@ -434,11 +427,11 @@ def test_what_a_row_deploys_is_a_figure_of_its_repetition_too(
     published = read_published(str(file))
     figures = published.row["metrics"]
     assert figures["deployed_mean"] == figures["global_seen_mean"] != figures["personal_mean"]
-    verdict = judge(published, load(repeated.folder).runs[0])
+    verdict = judge(published, run)
     assert verdict.word == "equal bits"
     found = verdict.figures["deployed_mean"]
     assert found.found == found.published == repeated.summary["global_seen_mean"]
-    with pytest.raises(ValueError, match=r"deploys must be one of personal, global_seen, got 'all'"):
+    with refused(r"deploys must be one of personal, global_seen, got 'all'"):
         changed(file, lambda row: row.update(deploys="all"))
 
 
@@ -455,16 +448,8 @@ def table(results: Path, tmp_path: Path) -> Path:
     return tmp_path / "table.json"
 
 
-def edited(file: Path, change: Callable[[dict[str, Any]], object], method: str = "fedavg") -> Published:
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-    return read_published(str(file), method)
-
-
 @pytest.mark.parametrize("method", ["fedavg", "FedAvg"])
-def test_row_of_a_table_is_equal_as_far_as_it_has_digits(table: Path, repeated: confed.Run, method: str) -> None:
-    (run,) = load(repeated.folder).runs
+def test_row_of_a_table_is_equal_as_far_as_it_has_digits(table: Path, run: RunResults, method: str) -> None:
     verdict = judge(read_published(str(table), method), run)
     assert (verdict.word, verdict.compared, verdict.digits, verdict.label) == ("equal figures", (), 4, "FedAvg")
     assert any(figure.found != figure.published for figure in verdict.figures.values())
@@ -473,23 +458,20 @@ def test_row_of_a_table_is_equal_as_far_as_it_has_digits(table: Path, repeated: 
         of = content["rows"][1]["figures"]["1"]
         of["global_seen_mean"] = round(of["global_seen_mean"] * 1.002, 4)
 
-    verdict = judge(edited(table, one_digit), run)
+    verdict = judge(changed(table, one_digit, "fedavg"), run)
     assert verdict.word == "within the interval"
     assert [text.partition(":")[0] for text in verdict.where] == ["global_seen_mean"]
     assert read_published(str(table)).row["method"] == "local"  # the first
 
 
-def test_row_without_values_of_seeds_is_judged_by_its_means(
-    table: Path, repeated: confed.Run, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (run,) = load(repeated.folder).runs
-    published = edited(table, lambda content: content["rows"][1].update(figures={}))
+def test_row_without_values_of_seeds_is_judged_by_its_means(table: Path, run: RunResults, capfd: Capture) -> None:
+    published = changed(table, lambda content: content["rows"][1].update(figures={}), "fedavg")
     verdict = judge(published, run)
     figure = verdict.figures["global_seen_mean"]
     mean = published.row["metrics"]["global_seen_mean"]["mean"]
     assert (verdict.word, figure.published, figure.mean_of) == ("within the interval", mean, 2)
     assert not any("/" in key for key in verdict.figures)
-    _show(verdict)
+    show_verdict(verdict)
     assert "(mean of 2)" in capfd.readouterr().out
     published.row["metrics"]["global_seen_mean"].update(mean=mean + 1.5, one_run=[mean + 1, mean + 2])
     verdict = judge(published, run)
@@ -513,90 +495,66 @@ def one_seed(content: dict[str, Any], offset: float = 0.0) -> None:
     row.update(seeds=[1], figures={}, metrics=metrics)
 
 
-def test_means_of_one_seed_are_that_seeds_figures(table: Path, repeated: confed.Run) -> None:
-    (run,) = load(repeated.folder).runs
-    verdict = judge(edited(table, one_seed), run)
+def test_means_of_one_seed_are_that_seeds_figures_and_named_where_they_differ(table: Path, run: RunResults) -> None:
+    verdict = judge(changed(table, one_seed, "fedavg"), run)
     assert (verdict.word, verdict.where) == ("equal figures", ())
     assert {figure.mean_of for figure in verdict.figures.values()} == {1}
-
-
-def test_means_of_one_seed_that_differ_are_named_with_the_reason(table: Path, repeated: confed.Run) -> None:
-    (run,) = load(repeated.folder).runs
-    verdict = judge(edited(table, lambda content: one_seed(content, 0.01)), run)
+    verdict = judge(changed(table, lambda content: one_seed(content, 0.01), "fedavg"), run)
     assert verdict.word == "different"
     assert [line.partition(":")[0] for line in verdict.where[:-1]] == ["global_seen_mean"]
     assert verdict.where[-1].startswith("no figure has an interval in which another run is expected")
 
 
+def of_row(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any]], object]:
+    """Change of a table's second row."""
+    return lambda content: change(content["rows"][1])
+
+
 @pytest.mark.parametrize(
-    ("change", "method", "message"),
+    ("change", "message"),
     [
-        (lambda content: None, "ditto", "has no row 'ditto'; it has local, fedavg"),
-        (lambda content: content.update(rows=[]), "", "has no rows"),
-        (lambda content: content.update(digits=0), "", "digits must be a whole number from 1 to 17, got '0'"),
-        (lambda content: content.pop("resolved"), "", "lacks the key 'resolved'"),
-        (lambda content: content["rows"][1].pop("metrics"), "", "rows[1] lacks the key 'metrics'"),
-        (lambda content: content["rows"][1].update(figures={}, metrics={}), "fedavg", "nothing to compare"),
+        (lambda content: content.update(rows=[]), "has no rows"),
+        (lambda content: content.update(digits=0), "digits must be a whole number from 1 to 17, got '0'"),
+        (lambda content: content.pop("resolved"), "lacks the key 'resolved'"),
+        (of_row(lambda row: row.update(method="ditto")), "has no row 'fedavg'; it has local, ditto"),
+        (of_row(lambda row: row.pop("metrics")), "rows[1] lacks the key 'metrics'"),
+        (of_row(lambda row: row.update(figures={}, metrics={})), "nothing to compare"),
+        (of_row(lambda row: row["metrics"].update(x={"mean": "high"})), "x: mean must be a finite"),
+        (of_row(lambda row: row.update(seeds=[0, 0], figures={})), "each once"),
+        (of_row(lambda row: row.update(seeds=["0"], figures={})), "seed must be int"),
         (
-            lambda content: content["rows"][1]["metrics"].update(x={"mean": "high"}),
-            "fedavg",
-            "x: mean must be a finite",
-        ),
-        (lambda content: content["rows"][1].update(seeds=[0, 0], figures={}), "fedavg", "each once"),
-        (lambda content: content["rows"][1].update(seeds=["0"], figures={}), "fedavg", "seed must be int"),
-        (
-            lambda content: content["rows"][1]["figures"].update({"7": {}}),
-            "fedavg",
+            of_row(lambda row: row["figures"].update({"7": {}})),
             "figures of fedavg must be those of its seeds 0, 1, or none, got 0, 1, 7",
         ),
         (
-            lambda content: content["rows"][1].update(figures={"0": {"x": 0.5}, "1": {"x": 0.5}}),
-            "fedavg",
+            of_row(lambda row: row.update(figures={"0": {"x": 0.5}, "1": {"x": 0.5}})),
             "runs[0]: none of its figures is judged: one must be personal_mean, personal_worst,",
         ),
         (
-            lambda content: [
-                content["rows"][1].update(figures={}),
-                [figure.update(one_run=None) for figure in content["rows"][1]["metrics"].values()],
-            ],
-            "fedavg",
+            of_row(lambda row: [row.update(figures={}), [f.update(one_run=None) for f in row["metrics"].values()]]),
             "runs[0] has no figures of its own, and no mean over the 2 seeds has one_run",
         ),
         (
-            lambda content: content["rows"][1]["metrics"]["personal_mean"].update(mean=0.5, one_run=[0.6, 0.7]),
-            "fedavg",
+            of_row(lambda row: row["metrics"]["personal_mean"].update(mean=0.5, one_run=[0.6, 0.7])),
             "metrics: personal_mean: one_run must hold the mean, low <= mean <= high, got 0.6 <= 0.5 <= 0.7",
         ),
     ],
 )
-def test_faulty_table_is_refused(
-    table: Path, change: Callable[[dict[str, Any]], object], method: str, message: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        edited(table, change, method)
+def test_faulty_table_is_refused(table: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
+    with refused(re.escape(message)):
+        changed(table, change, "fedavg")
 
 
-def test_single_row_of_another_method_is_refused(results: Path, study: Path) -> None:
-    for source in (results / f"{NAME}.json", study / "fedavg/seed-0", study / "fedavg/seed-0/summary.json"):
-        with pytest.raises(ValueError, match="is a row of fedavg, not of fedprox"):
+def test_single_row_of_another_method_is_refused(results: Path, study: Path, tmp_path: Path) -> None:
+    folder, alone = study / "fedavg/seed-0", tmp_path / "summary.json"
+    shutil.copy(folder / "summary.json", alone)
+    assert read_published(str(alone), "fedavg").row["method"] == "fedavg"
+    for source in (results / f"{NAME}.json", folder, folder / "summary.json", alone):
+        with refused("is a row of fedavg, not of fedprox"):
             read_published(str(source), "fedprox")
 
 
-def test_summary_alone_of_another_method_is_refused(study: Path, tmp_path: Path) -> None:
-    shutil.copy(study / "fedavg/seed-0/summary.json", tmp_path / "summary.json")
-    assert read_published(str(tmp_path / "summary.json"), "fedavg").row["method"] == "fedavg"
-    with pytest.raises(ValueError, match="is a row of fedavg, not of fedprox"):
-        read_published(str(tmp_path / "summary.json"), "fedprox")
-
-
-def command(*words: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
-
-def test_commands_write_and_repeat(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_write_and_repeat(study: Path, tmp_path: Path, capfd: Capture) -> None:
     assert command("compare", study, "--results", tmp_path / "rows", "--json") == 0
     file = tmp_path / "rows" / f"{NAME}.json"
     capfd.readouterr()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import toy_federation  # its datasets have names then
+from command_line import Patch
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.runs import load
 from confed.runs.run import run
@@ -53,21 +54,11 @@ PLAIN = """{
  ]
 }"""
 
-GROWING = """{
- "recipe": "old",
- "methods": ["local", "fedavg"],
- "labels": {"local": "Local only", "fedavg": "FedAvg"},
- "seeds": [0],
- "deploys": {},
- "runs": [
-  {"method": "local", "seed": 0, "folder": "local/seed-0"},
-  {"method": "fedavg", "seed": 0, "folder": "fedavg/seed-0"}
- ],
- "errors": {"fedavg/seed-0": "RuntimeError: killed"},
- "tuned": {"fedavg": {"local.lr": 0.003}},
- "judged": {"references": ["local"], "margin": 0.02, "relative": ""},
- "refused": []
-}"""
+MORE = {
+    "errors": {"fedavg/seed-0": "RuntimeError: killed"}, "tuned": {"fedavg": {"local.lr": 0.003}},
+    "judged": {"references": ["local"], "margin": 0.02, "relative": ""}, "refused": [],
+}  # fmt: skip
+GROWING = json.dumps({**json.loads(PLAIN), **MORE})
 
 
 def written(root: Path, index: str, done: Sequence[str] = ()) -> Recipe:
@@ -113,7 +104,7 @@ def test_a_growing_study_of_version_0_1_goes_on_and_grows(tmp_path: Path) -> Non
     assert index["judged"] == {"references": []}
 
 
-def test_the_first_error_ends_a_study_that_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_error_ends_a_study_that_does_not_grow(tmp_path: Path, monkeypatch: Patch) -> None:
     root = tmp_path / "study"
     recipe = written(tmp_path / "source", PLAIN)
     create_study(recipe, root)
@@ -133,9 +124,7 @@ def test_the_first_error_ends_a_study_that_does_not_grow(tmp_path: Path, monkeyp
     assert not (root / "local/seed-0/error.txt").exists()
 
 
-def test_a_run_that_another_process_makes_is_no_fault_of_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_process_makes_is_no_fault_of_its_row(tmp_path: Path, monkeypatch: Patch) -> None:
     """As when an array task works on one cell of a study, and `confed resume` on the others."""
     monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
     root = tmp_path / "grid"

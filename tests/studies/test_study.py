@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from command_line import Capture, Patch, confed, refusal, refused
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe, load_recipe
@@ -22,13 +22,10 @@ from confed.studies.study import create_study, open_study, read_study, rows_of
 from confed.system.events import Event, JobsPlanned
 from confed.system.folder_lock import exclusive
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
-
 TINY = [
-    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
+    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16", "data.validation=8", "data.test=8",
     "data.unseen=[]", "data.preset=quantity", "data.clients=2", "local.epochs=1", "run.rounds=1", "run.gallery=0",
+    "run.controls=none",
 ]  # fmt: skip
 
 BREAKS = '''
@@ -58,25 +55,25 @@ class Late(Algorithm):
 '''
 
 
-def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
-
 def tiny(rows: str, *more: str) -> Recipe:
     recipe = load_recipe("fedvqa_scenes", [*TINY, *more])
     return recipe.with_rows(rows.split(","))
 
 
 @pytest.fixture
-def breaking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def breaking(tmp_path: Path, monkeypatch: Patch) -> Path:
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "breaking.py").write_text(BREAKS)
     monkeypatch.syspath_prepend(folder)
     return folder
+
+
+@pytest.fixture
+def plain(monkeypatch: Patch) -> None:
+    """Neither report nor figures, which take a while."""
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
 
 
 # Rows ----------------------------------------------------------------------------------------------------------
@@ -92,21 +89,21 @@ def test_all_means_the_table_or_the_rows_or_every_method(tmp_path: Path) -> None
     assert rows_of(replace(bare, methods=()), "all") == tuple(algorithms.names())
     assert rows_of(bare, None) == ("local", "fedavg", "fedprox", "fedp3", "central")
     assert rows_of(bare, "fedavg, local,fedavg") == ("fedavg", "local")
-    with pytest.raises(ValueError, match="at least one method, got ' ,'"):
+    with refused("at least one method, got ' ,'"):
         rows_of(bare, " ,")
-    with pytest.raises(ValueError, match="no algorithm is called 'fedavgg'"):
+    with refused("no algorithm is called 'fedavgg'"):
         recipe.with_rows(["fedavgg"])
     path = tmp_path / "mine.toml"
     path.write_text(recipe.to_toml())
     assert load_recipe(path).table == recipe.table
-    with pytest.raises(ValueError, match=r"unknown key methods\.ditto\.nu=1"):
+    with refused(r"unknown key methods\.ditto\.nu=1"):
         load_recipe("fedvqa_scenes", ["methods.ditto.nu=1"])
 
 
 # Grids ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: Patch) -> None:
     root = tmp_path / "grid"
     open_study(tiny("fedavg"), root, [0])
     assert len(run_study(root).summaries) == 1
@@ -132,7 +129,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
         (["local.lr=0.5"], "local", r"local\.lr=0\.003, not 0\.5"),
         (["run.rounds=2"], "fedprox", r"run\.rounds=1, not 2"),
     ):
-        with pytest.raises(ValueError, match=rf"seed-0 was run with {key} \(and 3 more cells differ\)"):
+        with refused(rf"seed-0 was run with {key} \(and 3 more cells differ\)"):
             open_study(tiny(row, *more), root, [0])
     open_study(tiny("local", "run.workers=2", "run.gallery=3"), root, [0])  # these change no figure
     changed = load_recipe("fedvqa_scenes", [*TINY, 'methods.slow.name="local"', "methods.slow.local.lr=1e-4",
@@ -140,16 +137,16 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
     open_study(changed, root, [0])
     assert json.loads((root / "summary.json").read_text())["methods"] == ["local", "fedavg", "slow"]
     monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
-    with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
+    with exclusive(root), refused("another process is working in"):
         open_study(changed, root, [0])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
-    with pytest.raises(ValueError, match="other exists already and is no study of"):
+    with refused("other exists already and is no study of"):
         open_study(tiny("local"), tmp_path / "other", [0])
 
 
 def test_the_command_marks_what_fails_and_finishes_the_others(
-    breaking: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    breaking: Path, tmp_path: Path, capfd: Capture, monkeypatch: Patch
 ) -> None:
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1"]
@@ -176,17 +173,14 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert confed("resume", root, "--json") == 0
     assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
     assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()
-    assert confed(*command[:-4], "--out", tmp_path / "none", "--methods", "fedbn") == 2
-    assert "error: no run could be made: FedBN" in capfd.readouterr().err
-    assert confed("compare", root, "--methods", "all") == 2
-    assert "need --recipe" in capfd.readouterr().err
+    assert "error: no run could be made: FedBN" in refusal(
+        capfd, *command[:-4], "--out", tmp_path / "none", "--methods", "fedbn"
+    )
+    assert "need --recipe" in refusal(capfd, "compare", root, "--methods", "all")
 
 
-def test_a_mistake_in_a_method_fails_its_cells_only(
-    breaking: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+@pytest.mark.usefixtures("breaking", "plain")
+def test_a_mistake_in_a_method_fails_its_cells_only(tmp_path: Path, capfd: Capture) -> None:
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods"]
     assert confed(*command, "breaking:Unsuited") == 1
@@ -202,11 +196,8 @@ def test_a_mistake_in_a_method_fails_its_cells_only(
     assert f"{root}/table as .md, .csv and .tex" in out  # one method came to its end: nothing to compare
 
 
-def test_one_method_has_a_table_and_nothing_to_compare(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+@pytest.mark.usefixtures("plain")
+def test_one_method_has_a_table_and_nothing_to_compare(tmp_path: Path, capfd: Capture) -> None:
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods", "local"]
     assert confed(*command) == 0
@@ -214,10 +205,11 @@ def test_one_method_has_a_table_and_nothing_to_compare(
     assert not (root / "compare.md").exists()
 
 
-def test_a_faulty_margin_is_found_before_anything_is_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_faulty_margin_is_found_before_anything_is_run(tmp_path: Path, capfd: Capture) -> None:
     for margin in ("0", "100", "nan"):
-        assert confed("compare", "--recipe", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin) == 2
-        assert f"--margin must lie between 0 and 100 points, got {margin}" in capfd.readouterr().err
+        assert f"--margin must lie between 0 and 100 points, got {margin}" in refusal(
+            capfd, "compare", "--recipe", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin
+        )
     assert not (tmp_path / "g").exists()
 
 
@@ -233,7 +225,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     ):  # fmt: skip
         runs = [{"method": method, "seed": seed, "folder": folder}]
         (root / "summary.json").write_text(json.dumps({**index, "runs": runs}))
-        with pytest.raises(ValueError, match=r"a run must lie in ROW/seed-N with a row of local, got"):
+        with refused(r"a run must lie in ROW/seed-N with a row of local, got"):
             run_study(root)
     (root / "summary.json").write_text(json.dumps(index))
     (root / "local").symlink_to(victim)
@@ -241,21 +233,21 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     assert (victim / "seed-0/file").read_text() == "mine"
 
 
-def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: Patch) -> None:
     root = tmp_path / "grid"
     root.mkdir()
     monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
-    with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
+    with exclusive(root), refused("another process is working in"):
         open_study(tiny("local"), root, [0])
     assert not list(root.iterdir())
-    with pytest.raises(ValueError, match=r"data|clients"):
+    with refused(r"data|clients"):
         open_study(tiny("local", "data.clients=0"), tmp_path / "faulty", [0])
     assert not (tmp_path / "faulty").exists()
 
 
 @pytest.mark.parametrize("grid", [True, False])
 def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: bool
+    tmp_path: Path, monkeypatch: Patch, grid: bool
 ) -> None:
     root, written = tmp_path / "study", list[str]()
 
@@ -272,7 +264,7 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
         patch.setattr("confed.studies.study.write_atomically", full)
         with pytest.raises(OSError, match="No space"):
             make("local")
-        with pytest.raises(ValueError, match=r"no recipe\.toml: making it was interrupted"):
+        with refused(r"no recipe\.toml: making it was interrupted"):
             resume(root)
         assert kind_of(root) != "run"
     make("local")
@@ -288,11 +280,8 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
         assert read_study(root).index["methods"] == ["local", "fedavg"]
 
 
-def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+@pytest.mark.usefixtures("plain")
+def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(tmp_path: Path, capfd: Capture) -> None:
     tuned = tmp_path / "tuned.toml"
     tuned.write_text("[tuning]\nseed = 100\n[methods.fedavg.local]\nlr = 0.5\n[methods.fedprox]\nmu = 0.25\n")
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]
@@ -302,10 +291,10 @@ def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(
     assert load_recipe(tmp_path / "a/fedavg/seed-0/recipe.toml").local.lr == 0.5
     assert load_recipe(tmp_path / "a/fedprox/seed-0/recipe.toml").sections["algorithm"]["mu"] == 0.75
     # Without them the cells that are there are other runs.
-    assert confed(*command[:-2], "--out", tmp_path / "a", "--methods", "fedavg") == 2
-    assert "local.lr=0.5, not 0.003" in capfd.readouterr().err
-    assert confed(*command, "--out", tmp_path / "b", "--methods", "fedavg", "run.seed=99", "--seeds", "2") == 2
-    assert "seed 100 chose the values" in capfd.readouterr().err
+    assert "local.lr=0.5, not 0.003" in refusal(capfd, *command[:-2], "--out", tmp_path / "a", "--methods", "fedavg")
+    assert "seed 100 chose the values" in refusal(
+        capfd, *command, "--out", tmp_path / "b", "--methods", "fedavg", "run.seed=99", "--seeds", "2"
+    )
     assert not (tmp_path / "b").exists()
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,31 +11,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from command_line import Capture, confed, refusal, refused
 from confed.data.examples import FederatedDataset
 from confed.report.tables.sweep import write_sweep
 from confed.results.runs import load
 from confed.results.sweep import Sweep
-from confed.studies.sweep import Axis, open_sweep, parse_axis, points_of
+from confed.studies.study import Axis, open_sweep, parse_axis, points_of
 from modal_examples import gaps, recipe_file
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 TINY = [
     "feddat_function", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
-    "data.validation=10", "data.test=10", "local.epochs=1", "run.gallery=0", "run.evaluate_every=0",
+    "data.validation=4", "data.test=10", "local.epochs=1", "run.gallery=0", "run.evaluate_every=0", "run.controls=none",
     "--methods", "clf_local,full", "methods.clf_local.model.trainable=all", "--reference", "full",
 ]  # fmt: skip
 
 OVER = ["--over", "data.shards=1,2", "--with", "run.rounds=1,2", "--seeds", "2", "--workers", "1"]
-
-
-def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def values(root: Path, grid: str, row: str, key: str) -> list[float]:
@@ -110,30 +99,27 @@ def test_what_is_there_is_reused_and_what_was_stopped_goes_on(root: Path) -> Non
     assert confed("report", root, "--figures") == 2
 
 
-def test_another_budget_is_not_passed_off_as_the_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_budget_is_not_passed_off_as_the_first(root: Path, capsys: Capture) -> None:
     kept = (root / "sweep.json").read_text()
     arguments = ["--over", "data.shards=2,3", "--with", "run.rounds=5,5", "--seeds", "2", "--out", root]
-    assert confed("sweep", *TINY, *arguments) == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, "sweep", *TINY, *arguments)
     assert "was begun with data.shards=2, run.rounds=2, not data.shards=2, run.rounds=5" in " ".join(error.split())
     assert (root / "sweep.json").read_text() == kept
 
 
-def test_a_faulty_value_is_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_faulty_value_is_refused_before_anything_runs(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "out"
-    assert confed("sweep", *TINY, "--over", "run.rounds=1,0", "--out", folder) == 2
-    assert "run.rounds" in capsys.readouterr().err
+    assert "run.rounds" in refusal(capsys, "sweep", *TINY, "--over", "run.rounds=1,0", "--out", folder)
     assert not folder.exists()
-    assert confed("sweep", *TINY, "--over", "rounds", "--out", folder) == 2
-    assert "section.key=VALUE,VALUE" in capsys.readouterr().err
-    assert confed("sweep", "algorithm.lam=0.1,0.3", "--split", "iid,dirichlet") == 2
-    assert "needs a recipe before its settings" in " ".join(capsys.readouterr().err.split())
+    assert "section.key=VALUE,VALUE" in refusal(capsys, "sweep", *TINY, "--over", "rounds", "--out", folder)
+    assert "needs a recipe before its settings" in refusal(
+        capsys, "sweep", "algorithm.lam=0.1,0.3", "--split", "iid,dirichlet"
+    )
 
 
-def test_a_setting_that_every_row_has_for_itself_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_every_row_has_for_itself_is_refused(tmp_path: Path, capsys: Capture) -> None:
     over = ["feddat_scene_equal", "--methods", "feddat", "--out", tmp_path / "out", "--over"]
-    assert confed("sweep", *over, "algorithm.alpha=0.0,1.0") == 2
-    error = " ".join(capsys.readouterr().err.split())
+    error = refusal(capsys, "sweep", *over, "algorithm.alpha=0.0,1.0")
     assert "algorithm.alpha changes nothing" in error
     assert "methods.feddat.alpha" in error
     assert not (tmp_path / "out").exists()
@@ -151,11 +137,11 @@ def test_values_may_be_any_toml() -> None:
     assert [point.folder for point in points] == ["preset-domain", "preset-function"]
     assert [p.folder for p in points_of(parse_axis("a.b=[1],1"))] == ["b-1", "b-1-1"]
     for wrong in ("a.b", "a=1", "a.b="):
-        with pytest.raises(ValueError, match=r"section\.key=VALUE"):
+        with refused(r"section\.key=VALUE"):
             parse_axis(wrong)
-    with pytest.raises(ValueError, match=r"the values of a\.b must differ, got 1, 1"):
+    with refused(r"the values of a\.b must differ, got 1, 1"):
         points_of(parse_axis("a.b=1,1"))
-    with pytest.raises(ValueError, match=r"a value for each of the 2 of a\.b, got 1"):
+    with refused(r"a value for each of the 2 of a\.b, got 1"):
         points_of(parse_axis("a.b=1,2"), [parse_axis("c.d=1")])
 
 
@@ -169,7 +155,7 @@ def test_a_line_for_each_value_of_another_setting() -> None:
         for lam, rounds in (("0.1", "2"), ("0.3", "3"))
     ]
     for by, message in (("data.split=iid,iid", "must differ"), ("a.lam=1", "every setting must be given once")):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             points_of(parse_axis("a.lam=0.1,0.3"), (), Axis(by.split("=")[0], tuple(by.split("=")[1].split(","))))
 
 
@@ -225,7 +211,7 @@ def test_the_figure_has_a_line_per_split_and_the_relative_improvement(lines: Pat
             wanted = np.mean([(own[client] - base[client]) / base[client] for client in base])
             assert point["methods"]["modality_dropout"]["relative"]["0"] == pytest.approx(wanted)
     message = r"for each data\.split, not of mine over algorithm\.rate; give another folder"
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         open_sweep(lines, Sweep("mine", "algorithm.rate", points_of(Axis("algorithm.rate", ("0.1",)))), {})
 
 

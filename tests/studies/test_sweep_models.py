@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from confed.cli import main
+from command_line import Capture, Patch, confed, refusal, refused
 from confed.cli.study import finish
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare
@@ -22,7 +22,7 @@ from confed.results.folder import kind_of
 from confed.results.metric import metric_note, metric_of, types_in_order
 from confed.results.runs import load
 from confed.results.sweep import Sweep, read_sweep
-from confed.studies.sweep import models_of, open_sweep, points_of_models
+from confed.studies.study import models_of, open_sweep, points_of_models
 from synthetic_study import make_run
 
 RECIPE = """
@@ -46,6 +46,7 @@ rounds = 1
 workers = 1
 gallery = 0
 evaluate_every = 0
+controls = "none"
 [study]
 methods = ["fedavg", "soft"]
 models = ["vilt_tiny", "narrow"]
@@ -70,12 +71,6 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "several.toml"
     path.write_text(RECIPE)
     return path
-
-
-def code(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    return int(stopped.value.code or 0)
 
 
 def test_a_row_has_a_task_of_its_own(source: Path) -> None:
@@ -128,7 +123,7 @@ def test_a_model_has_its_own_keywords_and_way_of_training(source: Path) -> None:
     ],
 )
 def test_faulty_rows_and_models_are_named(source: Path, override: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         load_recipe(source, [override])
 
 
@@ -141,9 +136,9 @@ def test_models_of_a_command(source: Path) -> None:
     assert models_of(recipe, "all") == ("vilt_tiny", "narrow")
     assert models_of(recipe, "narrow, vit_mini,narrow") == ("narrow", "vit_mini")
     for wanted, message in (("nobody", r"among those of the recipe \(vilt_tiny, narrow\)"), (" , ", "at least one")):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             models_of(recipe, wanted)
-    with pytest.raises(ValueError, match="names no models"):
+    with refused("names no models"):
         models_of(replace(recipe, models=()), "all")
 
 
@@ -164,28 +159,28 @@ def test_the_index_grows_in_the_recipes_order_and_is_no_way_out(source: Path, tm
     assert index == read_sweep(root)
     assert list(index.models.items()) == [("vilt_tiny", "vilt_tiny"), ("narrow", "narrow ViLT")]
     assert (index.references, index.margin) == (("soft",), 0.02)
-    with pytest.raises(ValueError, match="holds a sweep of several over models, not of other over models"):
+    with refused("holds a sweep of several over models, not of other over models"):
         opened(replace(recipe, name="other"), ["narrow"], root)
     (tmp_path / "full" / "x").mkdir(parents=True)
-    with pytest.raises(ValueError, match="exists already"):
+    with refused("exists already"):
         opened(recipe, ["narrow"], tmp_path / "full")
 
 
 def test_the_command_runs_all_models_goes_on_and_adds_seeds(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     # Each model's own report takes a while; test_report.py is about it.
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: (folder / "report.html").write_text(""))
     out = tmp_path / "out"
     common = ["compare", "--recipe", str(source), "--out", str(out), "--workers", "1"]
-    assert code(*common, "--models", "narrow") == 0
+    assert confed(*common, "--models", "narrow") == 0
     (out / "sweep.json").unlink()  # as version 0.1 wrote its index
     old = '{"recipe": "several", "models": {"narrow": "narrow ViLT"}, "references": [], "margin": 0.01}'
     (out / "models.json").write_text(old)
-    assert code("resume", str(out)) == 0
+    assert confed("resume", str(out)) == 0
     made = (out / "narrow" / "soft" / "seed-0" / "summary.json").stat().st_mtime_ns
     capsys.readouterr()
-    assert code(*common, "--models", "all", "--json", "study.models=['narrow','vilt_tiny']") == 0
+    assert confed(*common, "--models", "all", "--json", "study.models=['narrow','vilt_tiny']") == 0
     found = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
     assert (out / "narrow" / "soft" / "seed-0" / "summary.json").stat().st_mtime_ns == made
     assert [path.name for path in out.glob("*.json")] == ["sweep.json"]  # the new index took the place of the old
@@ -201,21 +196,20 @@ def test_the_command_runs_all_models_goes_on_and_adds_seeds(
     page = (out / "report.html").read_text()
     assert 'href="narrow/report.html"' in page
     assert "narrow ViLT" in (out / "models.md").read_text()
-    assert code("resume", str(out)) == 0
-    assert code("compare", str(out), "--out", str(tmp_path / "read")) == 0
+    assert confed("resume", str(out)) == 0
+    assert confed("compare", str(out), "--out", str(tmp_path / "read")) == 0
     assert (tmp_path / "read" / "models.csv").read_text() == (out / "models.csv").read_text()
     (out / "report.html").unlink()
-    assert code("report", str(out)) == 0
+    assert confed("report", str(out)) == 0
     assert (out / "report.html").is_file()
-    assert code("report", str(out), "--figures") == 2
-    assert f"{out}/narrow" in capsys.readouterr().err
+    assert f"{out}/narrow" in refusal(capsys, "report", str(out), "--figures")
 
 
 def test_models_run_with_other_settings_do_not_stand_in_one_table(source: Path, tmp_path: Path) -> None:
     root = tmp_path / "out"
     opened(load_recipe(source), ["narrow"], root)
     same = load_recipe(source, ["run.seed=3", "run.gallery=2", "local.lr=0.2", 'study.methods=["soft"]'])
-    with pytest.raises(ValueError, match=r"narrow there has data.train=12, not 20;.*another folder with --out"):
+    with refused(r"narrow there has data.train=12, not 20;.*another folder with --out"):
         opened(load_recipe(source, ["data.train=20"]), ["vilt_tiny"], root)
     assert list(read_sweep(root).models) == ["narrow"]  # a refused command changes nothing
     opened(same, ["vilt_tiny"], root)  # the other model has a learning rate of its own
@@ -224,7 +218,7 @@ def test_models_run_with_other_settings_do_not_stand_in_one_table(source: Path, 
 
 def test_a_faulty_model_leaves_no_folder_behind(source: Path, tmp_path: Path) -> None:
     recipe = load_recipe(source)
-    with pytest.raises(ValueError, match="no algorithm is called 'nobody'"):
+    with refused("no algorithm is called 'nobody'"):
         opened(replace(recipe, methods=("nobody",)), ["narrow"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -247,7 +241,7 @@ def test_models_of_one_label_are_told_apart_and_those_without_a_run_are_named(tm
 
 
 def test_a_reference_that_did_not_finish_costs_no_table(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     root = tmp_path / "out"
     rows = load_recipe(source).with_rows(["fedavg", "soft", "feddat"])
@@ -260,15 +254,12 @@ def test_a_reference_that_did_not_finish_costs_no_table(
     assert (root / "models.md").is_file()
 
 
-def test_a_sweep_has_a_line_for_each_model(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_has_a_line_for_each_model(source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: (folder / "report.html").write_text(""))
     out = tmp_path / "out"
     command = ["sweep", str(source), "--over", "data.train=8,12", "--out", str(out), "--workers", "1"]
-    assert code(*command, "--models", "all", "--split", "iid,dirichlet") == 2
-    assert "give one of them" in capsys.readouterr().err
-    assert code(*command, "--models", "all", "--methods", "fedavg") == 0
+    assert "give one of them" in refusal(capsys, *command, "--models", "all", "--split", "iid,dirichlet")
+    assert confed(*command, "--models", "all", "--methods", "fedavg") == 0
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [(row["models"], row["data.train"]) for row in rows] == [
         ("vilt_tiny", "8"), ("vilt_tiny", "12"), ("narrow", "8"), ("narrow", "12"),
@@ -277,13 +268,12 @@ def test_a_sweep_has_a_line_for_each_model(
         for train in (8, 12):
             own = load_recipe(out / f"train-{train}-models-{model}" / "fedavg" / "seed-0" / "recipe.toml")
             assert (own.sections["model"]["width"], own.sections["data"]["train"]) == (width, train)
-    assert code("resume", str(out)) == 0
+    assert confed("resume", str(out)) == 0
     assert read_sweep(out).models == {}  # it is no table of models
 
 
-def test_models_need_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code("compare", "x", "--models", "all") == 2
-    assert "--models" in capsys.readouterr().err
+def test_models_need_a_recipe(capsys: Capture) -> None:
+    assert "--models" in refusal(capsys, "compare", "x", "--models", "all")
 
 
 def renamed(folder: Path, metric: str, soft: bool = False) -> None:
@@ -344,14 +334,14 @@ def test_metrics_that_differ_are_not_tested_over_models(tmp_path: Path) -> None:
     assert any("Not tested against each other: FedAvg and FedP³: the metrics differ" in note for note in notes)
 
 
-def test_other_data_are_not_tested_and_are_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_are_not_tested_and_are_no_models(tmp_path: Path, capsys: Capture) -> None:
     one, other = make_run(tmp_path / "one", "fedavg"), make_run(tmp_path / "other", "fedp3")
     path = other / "recipe.toml"
     recipe = path.read_text().replace('name = "scenes"', 'name = "modalities"')
     path.write_text(recipe.replace('name = "vilt_mini"', 'name = "modal_mini"'))
     comparison = compare([one, other])
     assert {d.refused for d in comparison.differences} == {"the data differ (modalities, not scenes)"}
-    main_code = code("compare", str(one), str(other), "--out", str(tmp_path / "out"))
+    main_code = confed("compare", str(one), str(other), "--out", str(tmp_path / "out"))
     assert main_code == 0
     assert "no table over models: the data differ" in capsys.readouterr().err
     assert not (tmp_path / "out" / "models.md").exists()

@@ -3,16 +3,18 @@
 import csv
 import json
 import tomllib
-import warnings
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from command_line import Capture, Patch, confed, refused
 from confed.algorithms.fedp3 import FedP3
+from confed.cli.study import tuned_values
 from confed.data.examples import TableData
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs import build as preparing
@@ -20,13 +22,8 @@ from confed.runs import run as experiment
 from confed.runs.run import run
 from confed.studies import tune as tuning
 from confed.studies.tune import search_space, tune, validation_scores
-from confed.studies.tuned import apply, read_tuned
+from confed.studies.tuned import Tuned, apply, read_tuned
 from confed.system.events import ignore
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
-    from confed.cli.study import tuned_values
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
@@ -41,6 +38,11 @@ def tiny(*rows: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [*TINY, "run.rounds=6", FOUR]).with_rows(rows)
 
 
+def chosen(recipe: Recipe, root: Path, *, budget: int = 4, workers: int = 1, **more: Any) -> list[Tuned]:
+    """Tuning with seed 100, by default of four configurations in this process."""
+    return tune(recipe, root, budget=budget, seed=100, workers=workers, progress=ignore, **more)
+
+
 def invented(recipe: Recipe):
     """Six rounds of scores that depend on the configuration alone; two configurations are as good as each other."""
     lr, lam = recipe.local.lr, recipe.sections["algorithm"].get("lam", 0.0)
@@ -50,7 +52,7 @@ def invented(recipe: Recipe):
 
 
 @pytest.fixture
-def synthetic(monkeypatch: pytest.MonkeyPatch):
+def synthetic(monkeypatch: Patch):
     calls: list[Recipe] = []
 
     def scores(recipe: Recipe):
@@ -62,7 +64,7 @@ def synthetic(monkeypatch: pytest.MonkeyPatch):
     return calls
 
 
-def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: Patch) -> None:
     monkeypatch.setattr(FedP3, "traits", replace(FedP3.traits, search=SEARCH))
     recipe = load_recipe("fedvqa_scenes", ["study.lr=[]", "local.lr=3e-3", "methods.fedprox.local.lr=1e-2"])
     assert search_space(recipe, "fedavg") == {"local.lr": (0.0003, 0.0009, 0.0018, 0.003, 0.006, 0.009)}
@@ -87,7 +89,7 @@ def test_no_learning_rate_is_searched_where_no_optimiser_steps() -> None:
 def test_the_same_budget_no_duplicates_and_the_best_of_what_was_finished(
     synthetic: list[Recipe], tmp_path: Path
 ) -> None:
-    found = tune(tiny("fedavg", "fedp3"), tmp_path, budget=8, seed=100, workers=1, progress=ignore)
+    found = chosen(tiny("fedavg", "fedp3"), tmp_path, budget=8)
     assert [len(tuned.trials) for tuned in found] == [4, 8]  # FedAvg's space has four points
     assert all(recipe.run.seed == 100 for recipe in synthetic)
     for tuned in found:
@@ -115,12 +117,12 @@ def _without_seconds(root: Path) -> list[dict[str, str]]:
 
 
 def test_interrupted_and_enlarged_it_chooses_the_same(
-    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    tune(tiny("fedp3"), whole, budget=9, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedp3"), whole, budget=9)
     assert len(synthetic) == 9
-    tune(tiny("fedp3"), cut, budget=3, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedp3"), cut, budget=3)
 
     def interrupted(recipe: Recipe):
         raise KeyboardInterrupt
@@ -129,24 +131,22 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "validation_scores", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, progress=ignore)
+            chosen(tiny("fedp3"), cut, budget=9)
     with (cut / "trials/fedp3.jsonl").open("a") as file:
         file.write('{"choice": {"lo')  # what a kill leaves
-    tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedp3"), cut, budget=9)
     assert _without_seconds(cut) == _without_seconds(whole)
     # Another row later keeps what is there; other settings are another folder's.
-    found = tune(tiny("fedavg"), cut, budget=9, seed=100, workers=1, progress=ignore)
+    found = chosen(tiny("fedavg"), cut, budget=9)
     assert [(tuned.row, len(tuned.trials)) for tuned in found] == [("fedavg", 4), ("fedp3", 9)]
     assert len(synthetic) == 9 + 9 + 4
     other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5", FOUR]).with_rows(["fedp3"])
-    with pytest.raises(ValueError, match=r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
-        tune(other, cut, budget=9, seed=100, workers=1, progress=ignore)
-    with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
-        tune(other, cut, budget=0, seed=100, workers=1, progress=ignore)
+    with refused(r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
+        chosen(other, cut, budget=9)
 
 
 def test_a_configuration_that_diverges_is_a_finding(
-    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def diverging(recipe: Recipe):
         if recipe.local.lr > 0.005:
@@ -154,13 +154,13 @@ def test_a_configuration_that_diverges_is_a_finding(
         yield from invented(recipe)
 
     monkeypatch.setattr(tuning, "validation_scores", diverging)
-    (found,) = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
+    (found,) = chosen(tiny("fedavg"), tmp_path)
     assert sorted(t.state for t in found.trials).count("failed") == 1
     assert "diverged" in (tmp_path / "scores.csv").read_text()
     assert found.best is not None
 
 
-def test_with_several_seeds_the_mean_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_with_several_seeds_the_mean_chooses(monkeypatch: Patch, tmp_path: Path) -> None:
     # The recipe's 3e-3 is best with seed 100 alone, 9e-4 in the mean over three seeds.
     final = {3e-3: (0.90, 0.40, 0.50), 9e-4: (0.80, 0.70, 0.75), 3e-4: (0.1, 0.2, 0.3), 9e-3: (0.3, 0.2, 0.1)}
 
@@ -170,8 +170,8 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(tuning, "validation_scores", scores)
     recipe = tiny("fedavg")
-    one = tune(recipe, tmp_path / "one", budget=4, seed=100, workers=1, progress=ignore)[0]
-    three = tune(recipe, tmp_path / "three", budget=4, seed=100, seeds=3, workers=1, progress=ignore)[0]
+    one = chosen(recipe, tmp_path / "one")[0]
+    three = chosen(recipe, tmp_path / "three", seeds=3)[0]
     assert one.best is not None
     assert one.best.values == {"local.lr": 3e-3}
     assert one.best.by_seed == ()
@@ -185,60 +185,63 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: pytest.MonkeyPatch, tm
     with (tmp_path / "three" / "scores.csv").open() as file:
         assert "0.800000 0.700000 0.750000" in {line["seeds"] for line in csv.DictReader(file)}
     # The same folder does not mix trials of different numbers of seeds.
-    with pytest.raises(ValueError, match="fedavg was tuned with 3 seeds each, not 2"):
-        tune(recipe, tmp_path / "three", budget=4, seed=100, seeds=2, workers=1, progress=ignore)
+    with refused("fedavg was tuned with 3 seeds each, not 2"):
+        chosen(recipe, tmp_path / "three", seeds=2)
 
 
-def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: Patch, tmp_path: Path) -> None:
     def scores(recipe: Recipe):
         if recipe.local.lr == 3e-3 and recipe.run.seed == 101:
             raise RuntimeError("the loss is NaN")
         yield 0.9 if recipe.local.lr == 3e-3 else 0.5
 
     monkeypatch.setattr(tuning, "validation_scores", scores)
-    found = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, seeds=2, workers=1, progress=ignore)[0]
+    found = chosen(tiny("fedavg"), tmp_path, seeds=2)[0]
     assert found.trials[0].state == "failed"
     assert "NaN" in found.trials[0].error
     assert found.best is not None
     assert found.best.values["local.lr"] != 3e-3
 
 
-def test_numbers_of_seeds_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
-        tune(tiny("fedavg"), tmp_path, budget=2, seed=100, seeds=0, workers=1, progress=ignore)
-    with pytest.raises(ValueError, match="prune goes by the rounds of one seed"):
-        tune(tiny("fedavg"), tmp_path, budget=2, seed=100, seeds=2, prune=True, workers=1, progress=ignore)
+def test_numbers_that_cannot_be(tmp_path: Path) -> None:
+    for given, message in (
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"seeds": 2, "prune": True}, "prune goes by the rounds of one seed"),
+        ({"budget": 0}, "budget must be at least 1, got 0"),
+    ):
+        with refused(message):
+            chosen(tiny("fedavg"), tmp_path, **given)
 
 
 def test_no_seed_that_chose_values_reports_them(tmp_path: Path) -> None:
     file = tmp_path / "tuned.toml"
     file.write_text("[tuning]\nseed = 100\nseeds = 3\n[methods.fedavg.local]\nlr = 0.001\n")
     assert tuned_values(file, "fedvqa_scenes", ["run.seed=97"], 3) is not None
-    with pytest.raises(ValueError, match="seed 102 chose the values"):
+    with refused("seed 102 chose the values"):
         tuned_values(file, "fedvqa_scenes", ["run.seed=102"], 3)
 
 
 def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: Path) -> None:
-    tune(tiny("fedavg", "fedprox"), tmp_path, budget=3, seed=100, workers=1, progress=ignore)
+    chosen(tiny("fedavg", "fedprox"), tmp_path, budget=3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for budget in (1, 4):
-        with pytest.raises(ValueError, match=rf"fedavg was tuned with a budget of 3, not {budget}; give --budget 3, "):
-            tune(tiny("fedadam"), tmp_path, budget=budget, seed=100, workers=1, progress=ignore)
-    with pytest.raises(ValueError, match="fedprox was tuned with a budget of 3, not 4"):
-        tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
+        with refused(rf"fedavg was tuned with a budget of 3, not {budget}; give --budget 3, "):
+            chosen(tiny("fedadam"), tmp_path, budget=budget)
+    with refused("fedprox was tuned with a budget of 3, not 4"):
+        chosen(tiny("fedavg"), tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    found = tune(tiny("fedavg", "fedprox", "fedadam"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
+    found = chosen(tiny("fedavg", "fedprox", "fedadam"), tmp_path)
     assert [len(tuned.trials) for tuned in found] == [4, 4, 4]
     # A folder whose files do not say their budget had at least as many configurations as it holds.
     for file in (tmp_path / "trials").iterdir():
         head, *trials = file.read_text().splitlines(keepends=True)
         file.write_text(json.dumps({"space": json.loads(head)["space"]}) + "\n" + "".join(trials))
-    with pytest.raises(ValueError, match="tuned with a budget of 4, not 2"):
-        tune(tiny("fedadam"), tmp_path, budget=2, seed=100, workers=1, progress=ignore)
+    with refused("tuned with a budget of 4, not 2"):
+        chosen(tiny("fedadam"), tmp_path, budget=2)
 
 
 def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
-    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     arguments = ["tune", "fedvqa_scenes", *TINY, "run.rounds=6", FOUR, "--methods", "fedavg", "--workers", "1"]
     arguments += ["--budget", "2", "--out", str(tmp_path / "t")]
@@ -253,22 +256,18 @@ def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
 
         with monkeypatch.context() as patch:
             patch.setattr(tuning, "validation_scores", short)
-            with pytest.raises(SystemExit) as stop:
-                main(arguments)
-        assert stop.value.code == 1
+            assert confed(*arguments) == 1
         assert f"without FedAvg: {type(error).__name__}" in " ".join(capfd.readouterr().out.split())
         assert len((tmp_path / "t/trials/fedavg.jsonl").read_text().splitlines()) == 2  # the head, the recipe's own
     rows = list(csv.DictReader((tmp_path / "t/scores.csv").read_text().splitlines()))
     assert [row["state"] for row in rows] == ["complete", "failed"]
     for more in ([], ["--methods", "fedbn"], []):  # a row that was refused before is no failure of a later call
-        with pytest.raises(SystemExit) as stop:
-            main([*arguments, *more])
-        assert stop.value.code == 0
+        assert confed(*arguments, *more) == 0
     rows = list(csv.DictReader((tmp_path / "t/scores.csv").read_text().splitlines()))
     assert [row["state"] for row in rows] == ["complete", "complete"]
 
 
-def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: Patch) -> None:
     def bare(recipe: Recipe, read=experiment.load_data):
         there = read(recipe)
         parts = {name: data.tables for name, data in there.clients.items()}
@@ -278,17 +277,15 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tuning, "load_data", bare)
     monkeypatch.setattr(preparing, "load_data", bare)
     recipe = load_recipe("fedvqa_scenes", TINY)
-    with pytest.raises(ValueError, match=r"none; see data\.validation"):
-        tune(recipe.with_rows(["local"]), tmp_path / "t", budget=1, seed=100, workers=1, progress=ignore)
+    with refused(r"none; see data\.validation"):
+        chosen(recipe.with_rows(["local"]), tmp_path / "t", budget=1)
     assert not (tmp_path / "t").exists()
-    with pytest.raises(ValueError, match=r"none; see data\.validation"):
+    with refused(r"none; see data\.validation"):
         list(validation_scores(recipe.method("local").with_run(workers=1)))
 
 
 @pytest.mark.parametrize("row", ["local", "fedavg_ft", "central"])
-def test_scores_are_those_of_a_run_and_test_data_are_out_of_reach(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_those_of_a_run_and_test_data_are_out_of_reach(row: str, tmp_path: Path, monkeypatch: Patch) -> None:
     recipe = load_recipe("fedvqa_scenes", TINY).method(row).with_run(seed=100, workers=1, evaluate_examples=0)
     run(recipe, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -312,30 +309,23 @@ def test_tuned_values_come_back_and_the_command_line_wins(tmp_path: Path) -> Non
     recipe = load_recipe("fedvqa_scenes").with_rows(["fedavg", "fedp3"])
     full, used = apply(recipe, values)
     single = full.method("fedp3")
-    assert (single.sections["algorithm"]["lam"], single.sections["algorithm"]["top_n"], single.local.lr) == (
-        0.2,
-        5,
-        0.5,
-    )
+    algorithm = single.sections["algorithm"]
+    assert (algorithm["lam"], algorithm["top_n"], single.local.lr) == (0.2, 5, 0.5)
     assert full.method("fedavg").local.lr == recipe.local.lr
     assert used == {"fedp3": values["fedp3"]}
     for override, knob in (("algorithm.lam=1", "lam"), ("local.lr=1", "local.lr"), ("methods.fedp3.top_n=9", "top_n")):
         _, used = apply(recipe, values, [override])
         assert used == {"fedp3": {k: v for k, v in values["fedp3"].items() if k != knob}}
     path.write_text("methods = 3")
-    with pytest.raises(ValueError, match=r"no tuned\.toml"):
+    with refused(r"no tuned\.toml"):
         read_tuned(path)
 
 
-def test_the_command_prints_what_it_chose(
-    synthetic: list[Recipe], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_what_it_chose(synthetic: list[Recipe], tmp_path: Path, capfd: Capture) -> None:
     arguments = ["tune", "fedvqa_scenes", *TINY, "run.rounds=6", "--methods", "fedavg,fedbn", "--workers", "1"]
     arguments += ["--out", str(tmp_path / "t"), "--budget", "3"]
     for more in ([], ["--json"]):
-        with pytest.raises(SystemExit) as stop:
-            main([*arguments, *more])
-        assert stop.value.code == 0
+        assert confed(*arguments, *more) == 0
         out, err = capfd.readouterr()
         if more:
             found = json.loads(out)
@@ -351,5 +341,5 @@ def test_the_command_prints_what_it_chose(
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     recipe = replace(load_recipe("fedvqa_scenes", TINY), lr=(0.003,)).with_rows(["local", "fedavg"])
     for workers in (1, 2):
-        tune(recipe, tmp_path / f"{workers}", budget=2, seed=100, workers=workers, progress=ignore)
+        chosen(recipe, tmp_path / f"{workers}", budget=2, workers=workers)
     assert _without_seconds(tmp_path / "1") == _without_seconds(tmp_path / "2")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Patch, refused
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.studies import tune as tuning
 from confed.studies.tune import clearly_worse, own_choice, search_space, tune, validation_scores
@@ -23,7 +24,7 @@ def finished(*scores: float) -> Trial:
     return Trial({}, {"local.lr": scores[-1]}, "complete", scores, 0.0)
 
 
-def test_the_headline_says_which_model_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_headline_says_which_model_is_scored(monkeypatch: Patch) -> None:
     from confed.engines.local import Simulation
 
     views = {"global": {"a": {"accuracy": (1.0, 10.0)}}, "personal": {"a": {"accuracy": (7.0, 10.0)}}, "unseen": {}}
@@ -120,7 +121,7 @@ def test_a_lead_within_noise_is_said_in_questions() -> None:
     assert Tuned("r", "R", (finished(0.5),), questions=9).lead == ""
 
 
-def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: Patch) -> None:
     calls: list[float] = []
 
     def falling(recipe: Recipe):
@@ -138,10 +139,10 @@ def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: py
     calls.clear()
     (cut,) = tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore, prune=True)
     assert [(trial.state, len(trial.scores)) for trial in cut.trials[2:]] == [("pruned", 3)] * 2
-    with pytest.raises(ValueError, match="fedavg was tuned with --prune; do so again, or give another folder"):
+    with refused("fedavg was tuned with --prune; do so again, or give another folder"):
         tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore)
     file = tmp_path / "cut/trials/fedavg.jsonl"
     head, *rest = file.read_text().splitlines(keepends=True)
     file.write_text(json.dumps({k: v for k, v in json.loads(head).items() if k != "stopping"}) + "\n" + "".join(rest))
-    with pytest.raises(ValueError, match="an earlier version's median rule"):
+    with refused("an earlier version's median rule"):
         tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore)

@@ -1,27 +1,28 @@
-"""Progress displays: bars on a terminal, lines otherwise."""
+"""Progress displays: bars on a terminal or in a notebook, lines otherwise, and a table of a federation's sites."""
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from html import escape as escape_html
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape as markup
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Column
+from rich.table import Column, Table
 
-from confed.data.preparation import Show, shown
+from confed.data.preparation import shown
 from confed.engines.workers import start_method
 from confed.federation.checkpoint import CorruptCheckpoint
 from confed.recipes.recipe import Recipe
 from confed.results.folder import kind_of
+from confed.system import format as formats
 from confed.system.events import (
     Caution,
     Event,
@@ -32,6 +33,8 @@ from confed.system.events import (
     Note,
     Progress,
     RunProgress,
+    SiteStates,
+    SiteStatus,
     ignore,
 )
 from confed.system.plain_text import visible
@@ -42,19 +45,71 @@ def escape(text: str) -> str:
     return markup(visible(text))
 
 
-class Display:
+class _Jobs:
+    """What displays of a series of jobs have in common: titles, counts, and which text an event is."""
+
+    def __init__(self) -> None:
+        self._plan, self._done = JobsPlanned(()), 0
+        self._open = ExitStack()
+
+    def __call__(self, event: Event) -> None:
+        """Shows one event."""
+        if isinstance(event, Caution):
+            self._warn(event.text)
+        elif isinstance(event, Note):
+            self._line(event.text)
+        elif isinstance(event, JobsPlanned):
+            self._plan, self._done = event, 0
+            if event.finished:
+                self._line(f"{event.finished} of {self._total} are there already")
+            self._begin()
+        elif isinstance(event, JobStarted):
+            self._start(event, self._plan.titles[event.job])
+        elif isinstance(event, JobProgress) and isinstance(event.event, Caution):
+            self._warn(self._about(self._plan.titles[event.job], event.event.text))
+        elif isinstance(event, JobProgress) and isinstance(event.event, RunProgress):
+            self._progress(event, self._plan.titles[event.job], event.event)
+        elif isinstance(event, JobEnded):
+            self._done += 1
+            outcome = "" if event.outcome == "done" else f"{event.outcome}: "
+            self._end(event, self._plan.titles[event.job], outcome + event.text)
+
+    @property
+    def _total(self) -> int:
+        return self._plan.finished + len(self._plan.titles)
+
+    def _about(self, title: str, text: str) -> str:
+        """A text about one job."""
+        return f"{title}: {text}"
+
+    def _line(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _warn(self, text: str) -> None:
+        self._line(f"warning: {text}")
+
+    def _begin(self) -> None:
+        pass
+
+    def _start(self, event: JobStarted, title: str) -> None:
+        raise NotImplementedError
+
+    def _progress(self, event: JobProgress, title: str, run: RunProgress) -> None:
+        raise NotImplementedError
+
+    def _end(self, event: JobEnded, title: str, text: str) -> None:
+        raise NotImplementedError
+
+
+class Display(_Jobs):
     """Progress callback for a series of jobs, such as the runs of a study; a context manager.
 
     A terminal has a bar for all jobs with the time that is left, and one for each job under way. Elsewhere every
-    finished job is a line.
-
-    Args:
-        console: where to write.
-        quiet: only warnings.
-        rounds: without a terminal, print a line per round.
+    finished job is a line, and with ``rounds`` every round. ``quiet`` leaves warnings only.
     """
 
     def __init__(self, console: Console, quiet: bool = False, rounds: bool = False) -> None:
+        super().__init__()
         self._console, self._quiet = console, quiet
         # The text gives way on a narrow terminal, then the title; the bar and the times stay.
         columns = (
@@ -73,52 +128,25 @@ class Display:
             *columns, console=console, disable=not self._live, transient=True, speed_estimate_period=3600.0, expand=True
         )
         self._workers: dict[int, TaskID] = {}
-        self._plan = JobsPlanned(())
         self._overall: TaskID | None = None
-        self._done = 0
         self._began = time.monotonic()
-        self._said: set[tuple[int, RunProgress]] = set()
-        self._open = ExitStack()
+        self._printed: set[tuple[int, RunProgress]] = set()
 
     def __enter__(self) -> "Display":
-        self._open.enter_context(shown(_steps(self._bars, self._line)))
+        self._open.enter_context(shown(self._step))
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bars.stop()
         self._open.close()
 
-    def __call__(self, event: Event) -> None:
-        """Shows one event."""
-        if isinstance(event, Caution):
-            self._warn(event.text)
-        elif isinstance(event, Note):
-            self._line(event.text)
-        elif isinstance(event, JobsPlanned):
-            self._begin(event)
-        elif isinstance(event, JobStarted):
-            self._start(event)
-        elif isinstance(event, JobProgress):
-            self._progress(event)
-        elif isinstance(event, JobEnded):
-            self._end(event)
-
-    @property
-    def _total(self) -> int:
-        return self._plan.finished + len(self._plan.titles)
-
-    def _begin(self, event: JobsPlanned) -> None:
-        self._plan, self._done, self._began = event, 0, time.monotonic()
-        if event.finished:
-            self._line(f"{event.finished} of {self._total} are there already")
+    def _begin(self) -> None:
+        self._began = time.monotonic()
         if self._total > 1:
-            self._overall = self._bars.add_task("all", total=self._total, completed=event.finished, text="")
+            self._overall = self._bars.add_task("all", total=self._total, completed=self._plan.finished, text="")
 
-    def _start(self, event: JobStarted) -> None:
-        title = self._plan.titles[event.job]
+    def _start(self, event: JobStarted, title: str) -> None:
         if event.worker in self._workers:  # a job that began again, as its process was lost
             self._bars.remove_task(self._workers[event.worker])
         self._workers[event.worker] = self._bars.add_task(escape(title), total=None, text="preparing data")
@@ -130,66 +158,54 @@ class Display:
         place = f"[{self._plan.finished + job + 1}/{self._total}] " if self._total > 1 else ""
         return place + self._plan.titles[job]
 
-    def _progress(self, event: JobProgress) -> None:
-        inner = event.event
-        if isinstance(inner, Caution):
-            text = f"{self._plan.titles[event.job]}: {inner.text}" if self._total > 1 else inner.text
-            self._warn(text)
-        elif isinstance(inner, RunProgress):
-            self._bars.update(
-                self._workers[event.worker], completed=inner.round + inner.share, total=inner.rounds,
-                text=escape(inner.text),
-            )  # fmt: skip
-            if self._rounds and (event.job, inner) not in self._said:
-                self._said.add((event.job, inner))
-                self._round(self._numbered(event.job), inner)
+    def _about(self, title: str, text: str) -> str:
+        return f"{title}: {text}" if self._total > 1 else text
 
-    def _round(self, title: str, event: RunProgress) -> None:
-        if event.stage == "fine-tuning":
-            self._line(f"{title}: {event.text}")
-        elif event.stage in ("training", "evaluating"):
-            self._line(f"{title}: round {event.round}/{event.rounds}, {event.text}")
+    def _progress(self, event: JobProgress, title: str, run: RunProgress) -> None:
+        self._bars.update(
+            self._workers[event.worker], completed=run.round + run.share, total=run.rounds, text=escape(run.text)
+        )
+        if not self._rounds or (event.job, run) in self._printed:
+            return
+        self._printed.add((event.job, run))
+        if run.stage == "fine-tuning":
+            self._line(f"{self._numbered(event.job)}: {run.text}")
+        elif run.stage in ("training", "evaluating"):
+            self._line(f"{self._numbered(event.job)}: round {run.round}/{run.rounds}, {run.text}")
 
-    def _end(self, event: JobEnded) -> None:
-        self._done += 1
+    def _end(self, event: JobEnded, title: str, text: str) -> None:
         self._bars.remove_task(self._workers.pop(event.worker))
         if self._overall is not None:
             self._bars.update(self._overall, completed=self._plan.finished + self._done)
-        left = len(self._plan.titles) - self._done
-        seconds = (time.monotonic() - self._began) / self._done * left
-        text = event.text if event.outcome == "done" else f"{event.outcome}: {event.text}"
-        when = f" (about {seconds / 60:.0f} min left)" if seconds > 60 and not self._live else ""
         if self._rounds:
             self._line(f"{self._numbered(event.job)}: {text}")
-        else:
-            place = f"[{self._plan.finished + self._done}/{self._total}] {self._plan.titles[event.job]}"
-            self._line(f"{place}: {text}{when}")
+            return
+        seconds = (time.monotonic() - self._began) / self._done * (len(self._plan.titles) - self._done)
+        when = f" (about {seconds / 60:.0f} min left)" if seconds > 60 and not self._live else ""
+        self._line(f"[{self._plan.finished + self._done}/{self._total}] {title}: {text}{when}")
 
     def _warn(self, text: str) -> None:
-        self._console.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
+        _print_warning(self._console, text)
 
     def _line(self, text: str) -> None:
         if not self._quiet:
             self._console.print(escape(text), soft_wrap=True, highlight=False)
 
-
-def _steps(bars: Bars, line: Callable[[str], None]) -> Show:
-    """Shows steps of a dataset's preparation, each as a bar on a terminal, otherwise as a line."""
-
     @contextmanager
-    def show(what: str, total: int) -> Iterator[Callable[[int], None]]:
-        if bars.disable:
-            line(f"{what}: {total}")
-        task = bars.add_task(escape(what), total=total, text="")
+    def _step(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A step of a dataset's preparation: a bar on a terminal, otherwise a line."""
+        if self._bars.disable:
+            self._line(f"{what}: {total}")
+        task = self._bars.add_task(escape(what), total=total, text="")
         try:
-            yield lambda done: bars.update(task, completed=done)
+            yield lambda done: self._bars.update(task, completed=done)
         finally:
-            bars.remove_task(task)
-
-    return show
+            self._bars.remove_task(task)
 
 
-# Progress display in a notebook -------------------------------------------------------------------------------
+def _print_warning(console: Console, text: str) -> None:
+    console.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
+
 
 _BAR = (
     '<div><progress max="{total}" value="{done}" style="width:16em;vertical-align:middle"></progress> '
@@ -197,7 +213,7 @@ _BAR = (
 )
 
 
-class NotebookDisplay:
+class NotebookDisplay(_Jobs):
     """Progress callback that keeps one output of a notebook cell up to date; a context manager.
 
     It has a bar for each job under way, one for all where there are several, and a line for each finished job, warning
@@ -205,12 +221,11 @@ class NotebookDisplay:
     """
 
     def __init__(self) -> None:
-        self._plan, self._done = JobsPlanned(()), 0
-        self._bars: dict[object, dict[str, Any]] = {}
+        super().__init__()
+        self._bars: dict[object, str] = {}
         self._lines: list[str] = []
         self._handle: Any = None
         self._drawn = 0.0
-        self._open = ExitStack()
 
     def __enter__(self) -> "NotebookDisplay":
         from IPython.display import HTML, display
@@ -219,50 +234,31 @@ class NotebookDisplay:
         # tqdm, which transformers imports, asks for widgets that nothing here needs.
         self._open.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "IProgress not found")
-        self._open.enter_context(shown(self._steps()))
+        self._open.enter_context(shown(self._step))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._open.close()
         self._bars.clear()
         self._show()
 
     def __call__(self, event: Event) -> None:
         """Shows one event."""
-        if isinstance(event, Note):
-            self._line(event.text)
-        elif isinstance(event, Caution):
-            self._line(f"warning: {event.text}")
-        elif isinstance(event, JobsPlanned):
-            self._plan, self._done = event, 0
-            if event.finished:
-                self._line(f"{event.finished} of {self._total} are there already")
-        elif isinstance(event, JobStarted):
-            self._bars[event.worker] = self._bar(self._plan.titles[event.job], 1, 0, "preparing data")
-        elif isinstance(event, JobProgress):
-            self._progress(event)
-        elif isinstance(event, JobEnded):
-            self._done += 1
-            self._bars.pop(event.worker, None)
-            outcome = "" if event.outcome == "done" else f"{event.outcome}: "
-            self._line(f"{self._plan.titles[event.job]}: {outcome}{event.text}")
+        super().__call__(event)
         self._show()
 
-    @property
-    def _total(self) -> int:
-        return self._plan.finished + len(self._plan.titles)
+    def _start(self, event: JobStarted, title: str) -> None:
+        self._bars[event.worker] = self._bar(title, 1, 0, "preparing data")
 
-    def _progress(self, event: JobProgress) -> None:
-        inner, title = event.event, self._plan.titles[event.job]
-        if isinstance(inner, Caution):
-            self._line(f"warning: {title}: {inner.text}")
-        elif isinstance(inner, RunProgress):
-            self._bars[event.worker] = self._bar(title, inner.rounds, inner.round, inner.text)
+    def _progress(self, event: JobProgress, title: str, run: RunProgress) -> None:
+        self._bars[event.worker] = self._bar(title, run.rounds, run.round, run.text)
 
-    def _bar(self, title: str, total: int, done: int, text: str) -> dict[str, Any]:
-        return {"title": title, "total": total, "done": done, "text": text}
+    def _end(self, event: JobEnded, title: str, text: str) -> None:
+        self._bars.pop(event.worker, None)
+        self._line(f"{title}: {text}")
+
+    def _bar(self, title: str, total: int, done: int, text: str) -> str:
+        return _BAR.format(total=total, done=done, title=_html(title), text=_html(text))
 
     def _line(self, text: str) -> None:
         self._lines.append(text)
@@ -275,35 +271,27 @@ class NotebookDisplay:
         bars = list(self._bars.values())
         if self._total > 1 and bars:
             bars.insert(0, self._bar("all", self._total, self._plan.finished + self._done, ""))
-        drawn = "".join(
-            _BAR.format(total=bar["total"], done=bar["done"], title=_html(bar["title"]), text=_html(bar["text"]))
-            for bar in bars
-        )
-        lines = "".join(f"<div>{_html(line)}</div>" for line in self._lines)
+        lines = [f"<div>{_html(line)}</div>" for line in self._lines]
         if self._handle is not None:
-            self._handle.update(HTML(lines + drawn))
+            self._handle.update(HTML("".join([*lines, *bars])))
 
-    def _steps(self) -> Show:
-        """Shows steps of a dataset's preparation, each as a bar."""
+    @contextmanager
+    def _step(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A step of a dataset's preparation, as a bar."""
+        key = object()
 
-        @contextmanager
-        def show(what: str, total: int) -> Iterator[Callable[[int], None]]:
-            key = object()
-
-            def update(done: int) -> None:
-                self._bars[key] = self._bar(what, total, done, "")
-                if monotonic() - self._drawn > 0.2:
-                    self._show()
-
-            self._drawn = 0.0
-            update(0)
-            try:
-                yield update
-            finally:
-                self._bars.pop(key, None)
+        def update(done: int) -> None:
+            self._bars[key] = self._bar(what, total, done, "")
+            if monotonic() - self._drawn > 0.2:
                 self._show()
 
-        return show
+        self._drawn = 0.0
+        update(0)
+        try:
+            yield update
+        finally:
+            self._bars.pop(key, None)
+            self._show()
 
 
 def _html(text: str) -> str:
@@ -311,26 +299,76 @@ def _html(text: str) -> str:
     return escape_html(visible(text))
 
 
-# Progress callbacks of the Python interface -------------------------------------------------------------------
+class StatusPage:
+    """Connected sites of a server, the round, what each is doing, and bytes: a table on a terminal, otherwise lines."""
+
+    def __init__(self, console: Console, folder: Path, quiet: bool = False) -> None:
+        self._console, self._folder, self._quiet = console, folder, quiet
+        self._live: Live | None = None
+        if console.is_terminal and not quiet:
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._printed: dict[str, tuple[str, str]] = {}
+        self._text, self._shown = "", 0.0
+
+    def __enter__(self) -> "StatusPage":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Shows one event."""
+        if isinstance(event, SiteStates):
+            self._show_sites(event.sites)
+        elif isinstance(event, Caution):
+            _print_warning(self._console, event.text)
+        elif isinstance(event, Note):
+            self.line(event.text)
+        elif isinstance(event, RunProgress):
+            self._text = f"round {event.round}/{event.rounds}: {event.text}"
+            if self._live is None:
+                self.line(self._text)
+
+    def _show_sites(self, sites: Mapping[str, SiteStatus]) -> None:
+        """Shows the sites' states; on a terminal at most five times a second."""
+        for name, site in sites.items():
+            connection = "away" if site.state == "away" else "connected"
+            if self._printed.get(name, ("away", "")) != (connection, site.note):
+                self._printed[name] = connection, site.note
+                self.line(f"site {name}: {connection}" + (f" ({site.note})" if site.note else ""))
+        if self._live is not None and monotonic() - self._shown > 0.2:
+            self._shown = monotonic()
+            self._live.update(self._table(sites), refresh=True)
+
+    def line(self, text: str) -> None:
+        """One line."""
+        if not self._quiet:
+            self._console.print(escape(text), soft_wrap=True, highlight=False)
+
+    def _table(self, sites: Mapping[str, SiteStatus]) -> Table:
+        columns = ("site", "doing", "sent to it", "came from it", "last trouble")
+        table = Table(*columns, title=escape(f"{self._folder}  {self._text}"), title_justify="left")
+        for name, site in sorted(sites.items()):
+            texts = (name, site.state, formats.size(site.down), formats.size(site.up), site.note[:80])
+            table.add_row(*map(escape, texts))
+        return table
+
 
 Shown = bool | Progress  # whether progress is shown, or a callback that is called with every progress event
 
 
 @contextmanager
 def display(wanted: Shown) -> Iterator[Progress]:
-    """Progress callback within the ``with`` block: bars in a notebook or on a terminal, lines elsewhere.
-
-    Args:
-        wanted: True for these, False for none, or a callback of the caller's.
-    """
+    """Progress callback of a call: the caller's own, or bars in a notebook or on a terminal, lines elsewhere."""
     if not isinstance(wanted, bool):
         yield wanted
         return
     if not wanted:
         yield ignore
         return
-    from rich.console import Console
-
     console = Console(stderr=True)
     with NotebookDisplay() if console.is_jupyter else Display(console, rounds=True) as shown:
         yield shown
@@ -348,40 +386,26 @@ def threads_kept() -> Iterator[None]:
 
 @contextmanager
 def interruptible(folder: Path, again: str) -> Iterator[None]:
-    """Interruptions within the ``with`` block say how to go on.
-
-    Args:
-        folder: of the run or study.
-        again: Python expression that goes on.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, or the button of a notebook.
-        ValueError: a damaged checkpoint.
-    """
+    """Interruptions of work in a folder say which Python expression goes on; a damaged checkpoint is a ValueError."""
     try:
         yield
     except KeyboardInterrupt:
-        if not kind_of(folder):
-            raise KeyboardInterrupt("stopped before anything was saved") from None
-        raise KeyboardInterrupt(
-            f"stopped; everything up to the last finished round is saved. Go on with {again}"
-        ) from None
+        text = f"stopped; everything up to the last finished round is saved. Go on with {again}"
+        raise KeyboardInterrupt(text if kind_of(folder) else "stopped before anything was saved") from None
     except CorruptCheckpoint as error:
         raise ValueError(str(error)) from error
 
 
+@contextmanager
+def showing(folder: Path, progress: Shown, kind: str) -> Iterator[Progress]:
+    """Progress callback of a call that works in the folder of a run or study, which :func:`interruptible` guards."""
+    again = f"confed.load_{kind}({str(folder)!r}).resume()"
+    with display(progress) as shown, threads_kept(), interruptible(folder, again):
+        yield shown
+
+
 def in_this_session(recipe: Recipe, progress: Progress) -> Recipe:
-    """A recipe as this session can run it, with a note where it names objects that no file can hold.
-
-    Worker processes that are spawned do not have such objects, so that this process computes all clients then.
-
-    Args:
-        recipe: what is to be run.
-        progress: called with the note.
-
-    Raises:
-        ValueError: such objects on a Ray cluster.
-    """
+    """A recipe as this session can run it, with a note where it names objects that no file can hold."""
     if not recipe.session_only:
         return recipe
     names = ", ".join(recipe.session_only)

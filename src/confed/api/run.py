@@ -1,22 +1,27 @@
 """A run as an object, and the function that makes one of a recipe."""
 
+import tomllib
+import webbrowser
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property
+from html import escape
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confed.api.progress import Shown, display, in_this_session, interruptible, threads_kept
-from confed.api.recipes import check_reached, recipe_of
-from confed.api.tracking import Report, Trackable, learning_curves, write_folder_report
+from confed.api.progress import Shown, in_this_session, showing, threads_kept
+from confed.recipes.objects import overrides_of
 from confed.recipes.recipe import Recipe, load_recipe
+from confed.recipes.schema import plain
 from confed.results.folder import RunFolder, kind_of
 from confed.results.history import curve, loss
 from confed.results.metric import metric_of
 from confed.results.records import further_of, record_of
 from confed.results.runs import RunResults as Record
-from confed.results.runs import load
+from confed.results.runs import StudyResults, load
+from confed.results.settings import flat
 from confed.results.summary import number, numbers
 from confed.results.views import EVALUATED, TESTED, View
 from confed.runs.same_recipe import differing_settings
@@ -26,87 +31,6 @@ from confed.system.folder_lock import without_lock
 from confed.system.packages import pandas
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
-def history_frame(run: Record) -> "DataFrame":
-    """A row per round; see :attr:`confed.api.run.Run.history`."""
-    columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
-    columns |= {view: dict(curve(run, view)) for view in EVALUATED}
-    for key in ("bytes_up", "bytes_down"):
-        columns[key] = {int(line["round"]): sum(numbers(line.get(key)).values()) for line in run.rounds}
-    columns["seconds"] = {
-        int(line["round"]): value for line in run.timings if (value := number(line.get("seconds"))) is not None
-    }
-    frame = pandas().DataFrame({name: values for name, values in columns.items() if values})
-    frame = frame.sort_index().rename_axis("round")
-    return frame.astype({name: "Int64" for name in frame.columns if name.startswith("bytes")})
-
-
-def evaluations_frame(run: Record) -> "DataFrame":
-    """A row per evaluated round, view, place and metric; see :attr:`confed.api.run.Run.evaluations`."""
-    rows: list[tuple[int, str, str, str, float]] = []
-    for line in run.evaluations:
-        for view in EVALUATED:
-            for place, metrics in (line.get(view) or {}).items():
-                for metric, value in numbers(metrics).items():
-                    rows.append((int(line["round"]), view, str(place), metric, value))
-    return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
-
-
-RECORD_COLUMNS = ("run", "seed", "round", "view", "place", "subset", "example", "measure", "value", "weight")
-
-
-def records_frame(run: Record) -> "DataFrame":
-    """A row per number that a run measured; see :attr:`confed.api.run.Run.records`."""
-    rows: list[tuple[Any, ...]] = []
-    for round_of, view, place, metric, value in evaluations_frame(run).itertuples(index=False):
-        subset = "test" if view == "unseen" else "validation"
-        rows.append((run.place, run.seed, round_of, view, place, subset, None, metric, value, 1.0))
-    last = run.summary.rounds
-    names_of = {view.mean: (view.evaluated, run.metric) for view in TESTED}
-    names_of |= {outcome: (one.view.evaluated, one.name) for outcome, one in further_of([run]).items()}
-    for outcome, places in record_of(run).examples.items():
-        if outcome not in names_of:
-            continue
-        view, measure = names_of[outcome]
-        for place, examples in places.items():
-            if examples.scores.ndim == 1:
-                names = [None] * len(examples.scores) if examples.names is None else examples.names.tolist()
-                for name, score in zip(names, examples.scores.tolist(), strict=True):
-                    rows.append((run.place, run.seed, last, view, place, "test", name, measure, score, 1.0))
-    frame = pandas().DataFrame(rows, columns=list(RECORD_COLUMNS))
-    return frame.astype({"example": "Int64"})
-
-
-def results_frame(run: Record) -> "DataFrame":
-    """A row per client and unseen place; see :attr:`confed.api.run.Run.results`."""
-    summary = run.summary
-    personal, seen, unseen = (summary.values(view) for view in (View.PERSONAL, View.SEEN, View.UNSEEN))
-    examples = summary.examples
-    rows = {
-        place: {
-            "kind": "unseen" if place in run.scenes else "client",
-            "personal": personal.get(place),
-            "global": seen.get(place, unseen.get(place)),
-            "train": examples.get(place, {}).get("train"),
-            "test": examples.get(place, {}).get("test"),
-        }
-        for place in dict.fromkeys((*run.clients, *personal, *seen, *run.scenes))
-    }
-    for name, view in product(summary.measures, (View.PERSONAL, View.SEEN, View.UNSEEN)):
-        for place, value in summary.measured(name, view).items():
-            rows[place][f"{name} personal" if view is View.PERSONAL else f"{name} global"] = value
-    frame = pandas().DataFrame.from_dict(rows, orient="index").rename_axis("place")
-    if summary.without_personal:
-        frame = frame.drop(columns="personal")
-    if summary.without_global:
-        frame = frame.drop(columns="global")
-    frame.attrs["metric"] = metric_of([run])
-    return frame.astype({"train": "Int64", "test": "Int64"})
-
-
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from torch import nn
@@ -114,20 +38,188 @@ if TYPE_CHECKING:
     from confed.data.intake.opening import PictureSource
     from confed.federation.protocols import Batch
     from confed.inference.finished_run import FinishedRun, Role, TrainedModel
+    from confed.tracking.follow import Tracked
+
+
+RECORD_COLUMNS = ("run", "seed", "round", "view", "place", "subset", "example", "measure", "value", "weight")
+
+
+# A report page that shows itself in a notebook ----------------------------------------------------------------
+
+
+class Report:
+    """A report page; a notebook shows it, and other functions take it as the path of its file.
+
+    Args:
+        path: of the page.
+        height: pixels of the frame in a notebook.
+
+    Attributes:
+        path: of the page, one file that needs no network.
+    """
+
+    def __init__(self, path: Path, height: int = 600) -> None:
+        self.path, self.height = path, height
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        """A frame with the whole page in it: a notebook's browser need not reach the file."""
+        page = escape(self.path.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:{self.height}px;border:1px solid #8884"></iframe>'
+
+    def open(self) -> None:
+        """The page in a browser."""
+        webbrowser.open(self.path.resolve().as_uri())
+
+
+def write_folder_report(folder: Path) -> Path:
+    """The report of a run's or study's folder, written again; returns its file.
+
+    A folder that is neither is a ValueError.
+    """
+    from confed.report.report import write_report
+    from confed.report.tables import modalities
+
+    modalities.write(folder)
+    return write_report(folder)
+
+
+def learning_curves(study: StudyResults) -> "Figure":
+    """The curves of a report's page by round; a ValueError where fewer than two rounds are there to be drawn."""
+    from confed.report.figures.curves import curves
+
+    drawing = curves(study)
+    if drawing is None:
+        raise ValueError(f"{study.folder}: curves need at least two evaluated rounds, found fewer")
+    return drawing.figure()
+
+
+# Tracking of runs and studies from Python, as confed track does it --------------------------------------------
+
+
+class Trackable:
+    """A folder with runs that a tracking tool can be sent.
+
+    Attributes:
+        folder: the folder.
+    """
+
+    folder: Path
+
+    def track(
+        self,
+        to: str = "trackio",
+        *,
+        at: str = "",
+        project: str = "",
+        group: str = "",
+        name: str = "",
+        files: bool = True,
+        follow: bool = False,
+        every: float = 2.0,
+    ) -> "list[Tracked]":
+        """Parameters, metrics by round and files sent to a tracking tool; what it has already is not sent again.
+
+        Args:
+            to: "trackio", "tensorboard", "mlflow" or "wandb".
+            at: where the tool keeps runs; its own choice by default.
+            project: name of the project; the recipe's by default.
+            group: name of the group; the study's folder by default.
+            name: of a run on its own; its folder's by default.
+            files: whether recipe, summary and report go along. Reports hold sample pictures.
+            follow: whether to go on until no process is at work in the folder.
+            every: seconds between looks at the files.
+
+        Returns:
+            What was sent of each run, with ``state``, ``round``, ``values`` (that were new) and ``where``.
+
+        An unknown or missing tool is a ValueError.
+
+        Example:
+            >>> sent = confed.load_run("runs/first").track("tensorboard", at="log")
+            >>> [(one.state, one.round, one.where) for one in sent]
+            [('finished', 2, 'log')]
+        """
+        from confed.tracking.follow import track
+        from confed.tracking.records import Names
+
+        names = Names(project, group, name)
+        return [*track(self.folder, to, at=at, names=names, files=files, follow=follow, every=every)]
+
+
+# Recipe that a call of the Python interface asks for ----------------------------------------------------------
+
+
+def recipe_of(
+    recipe: str | Path | Recipe,
+    overrides: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+    elsewhere: Mapping[str, str] | None = None,
+) -> Recipe:
+    """The recipe that a call asks for; ``elsewhere`` is what is no setting of it -> what to give instead."""
+    if overrides is not None and not (
+        isinstance(overrides, Mapping) and all(isinstance(key, str) for key in overrides)
+    ):
+        raise ValueError(
+            f"overrides must be a mapping of section.key to values, such as {{'run.rounds': 2}}, got {overrides!r:.60}"
+        )
+    if name := next((name for name in elsewhere or {} if name in {**settings, **(overrides or {})}), None):
+        raise ValueError(f"{name} is no setting here: {(elsewhere or {})[name]}")
+    twice = sorted(set(overrides or {}) & set(settings))
+    if twice:
+        raise ValueError(f"{twice[0]} is given twice, as an override and as a keyword")
+    changes = overrides_of({**(overrides or {}), **settings})
+    if isinstance(recipe, Recipe):
+        return recipe.changed(changes) if changes else recipe
+    if not isinstance(recipe, str | Path):
+        raise ValueError(f"recipe must be a name, a path or a confed.Recipe, got {type(recipe).__name__}")
+    return load_recipe(recipe, changes)
+
+
+def check_reached(
+    overrides: Mapping[str, Any] | None, settings: Mapping[str, Any], rows: Mapping[str, Recipe], instead: str
+) -> None:
+    """Check that what a call sets of ``[algorithm]`` is what a row is trained with, and was not dropped on the way."""
+    given = {key: value for key, value in overrides_of({**(overrides or {}), **settings}).items() if value is not None}
+    wanted = {key: value for key, value in flat(_nested(given)).items() if key.startswith("algorithm.")}
+    row_settings = [flat({"algorithm": plain(row.sections["algorithm"])}) for row in rows.values()]
+    for key, value in wanted.items():
+        if not any(key in row and _same(value, row[key]) for row in row_settings):
+            raise ValueError(f"{key}={value!r} has no effect on {', '.join(rows)}: {instead}")
+
+
+def _same(given: Any, of_row: Any) -> bool:
+    """Whether a row has a value that was given, which may be a text of TOML."""
+    if given == of_row or not isinstance(given, str):
+        return bool(given == of_row)
+    try:
+        return bool(tomllib.loads(f"value = {given}")["value"] == of_row)
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections within sections, of keys with dots."""
+    nested: dict[str, Any] = {}
+    for key, value in given.items():
+        *sections, last = key.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = plain(value)
+    return nested
+
 
 # Folder of a run that a call of the Python interface names ----------------------------------------------------
 
 
 def folder_for(folder: Path, recipe: Recipe) -> Path:
-    """A folder that is free, or that holds this run.
-
-    Args:
-        folder: as it was given.
-        recipe: the run's.
-
-    Raises:
-        ValueError: it holds a run with other settings, a study, or something else.
-    """
+    """A folder that is free, or that holds this run; any other is a ValueError."""
     if kind_of(folder) == "run":
         before = RunFolder(folder).begun if RunFolder(folder).begun.is_file() else RunFolder(folder).recipe
         if changed := differing_settings(load_recipe(before), recipe):
@@ -232,7 +324,17 @@ class Run(Trackable):
             >>> list(history.index), list(history.columns[:3])
             ([0, 1, 2], ['loss', 'personal', 'global'])
         """
-        return history_frame(self._record)
+        run = self._record
+        columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
+        columns |= {view: dict(curve(run, view)) for view in EVALUATED}
+        for key in ("bytes_up", "bytes_down"):
+            columns[key] = {int(line["round"]): sum(numbers(line.get(key)).values()) for line in run.rounds}
+        columns["seconds"] = {
+            int(line["round"]): value for line in run.timings if (value := number(line.get("seconds"))) is not None
+        }
+        frame = pandas().DataFrame({name: values for name, values in columns.items() if values})
+        frame = frame.sort_index().rename_axis("round")
+        return frame.astype({name: "Int64" for name in frame.columns if name.startswith("bytes")})
 
     @property
     def evaluations(self) -> "DataFrame":
@@ -244,7 +346,14 @@ class Run(Trackable):
             >>> list(confed.load_run("runs/first").evaluations.columns)
             ['round', 'view', 'place', 'metric', 'value']
         """
-        return evaluations_frame(self._record)
+        run = self._record
+        rows: list[tuple[int, str, str, str, float]] = []
+        for line in run.evaluations:
+            for view in EVALUATED:
+                for place, metrics in (line.get(view) or {}).items():
+                    for metric, value in numbers(metrics).items():
+                        rows.append((int(line["round"]), view, str(place), metric, value))
+        return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
 
     @property
     def records(self) -> "DataFrame":
@@ -261,7 +370,25 @@ class Run(Trackable):
             >>> bool((tests.groupby("place").value.mean() - results).abs().max() < 1e-6)
             True
         """
-        return records_frame(self._record)
+        run = self._record
+        rows: list[tuple[Any, ...]] = []
+        for round_of, view, place, metric, value in self.evaluations.itertuples(index=False):
+            subset = "test" if view == "unseen" else "validation"
+            rows.append((run.place, run.seed, round_of, view, place, subset, None, metric, value, 1.0))
+        last = run.summary.rounds
+        names_of = {view.mean: (view.evaluated, run.metric) for view in TESTED}
+        names_of |= {outcome: (one.view.evaluated, one.name) for outcome, one in further_of([run]).items()}
+        for outcome, places in record_of(run).examples.items():
+            if outcome not in names_of:
+                continue
+            view, measure = names_of[outcome]
+            for place, examples in places.items():
+                if examples.scores.ndim == 1:
+                    names = [None] * len(examples.scores) if examples.names is None else examples.names.tolist()
+                    for name, score in zip(names, examples.scores.tolist(), strict=True):
+                        rows.append((run.place, run.seed, last, view, place, "test", name, measure, score, 1.0))
+        frame = pandas().DataFrame(rows, columns=list(RECORD_COLUMNS))
+        return frame.astype({"example": "Int64"})
 
     @property
     def results(self) -> "DataFrame":
@@ -276,7 +403,30 @@ class Run(Trackable):
             (['transport', 'sports', 'educational', 'natural', 'home', 'commercial'], 'accuracy')
         """
         _ = self.summary
-        return results_frame(self._record)
+        run = self._record
+        summary = run.summary
+        personal, seen, unseen = (summary.values(view) for view in (View.PERSONAL, View.SEEN, View.UNSEEN))
+        examples = summary.examples
+        rows = {
+            place: {
+                "kind": "unseen" if place in run.scenes else "client",
+                "personal": personal.get(place),
+                "global": seen.get(place, unseen.get(place)),
+                "train": examples.get(place, {}).get("train"),
+                "test": examples.get(place, {}).get("test"),
+            }
+            for place in dict.fromkeys((*run.clients, *personal, *seen, *run.scenes))
+        }
+        for name, view in product(summary.measures, (View.PERSONAL, View.SEEN, View.UNSEEN)):
+            for place, value in summary.measured(name, view).items():
+                rows[place][f"{name} personal" if view is View.PERSONAL else f"{name} global"] = value
+        frame = pandas().DataFrame.from_dict(rows, orient="index").rename_axis("place")
+        if summary.without_personal:
+            frame = frame.drop(columns="personal")
+        if summary.without_global:
+            frame = frame.drop(columns="global")
+        frame.attrs["metric"] = metric_of([run])
+        return frame.astype({"train": "Int64", "test": "Int64"})
 
     def plot(self) -> "Figure":
         """Learning curves by round as a matplotlib figure: personal and global models, and losses, on validation data.
@@ -335,10 +485,10 @@ class Run(Trackable):
             >>> len(trained.answers), trained.image_size
             (44, 64)
         """
-        from dataclasses import replace
-
-        finished = self._loaded(client, shared)
-        trained = finished.model(client, shared=shared)
+        self._finished.check(client, shared=shared)
+        with threads_kept():
+            self._finished.load()
+        trained = self._finished.model(client, shared=shared)
         return replace(trained, model=deepcopy(trained.model).eval())
 
     def batch(self, place: str, split: "Role" = "test", count: int = 8) -> "Batch":
@@ -449,12 +599,6 @@ class Run(Trackable):
 
         return FinishedRun(self.folder)
 
-    def _loaded(self, client: str | None, shared: bool) -> "FinishedRun":
-        self._finished.check(client, shared=shared)
-        with threads_kept():
-            self._finished.load()
-        return self._finished
-
 
 def run(
     recipe: str | Path | Recipe = "fedvqa_scenes",
@@ -518,7 +662,6 @@ def load_run(folder: Path | str) -> Run:
 
 def _carry_out(recipe: Recipe, folder: Path, progress: Shown) -> None:
     """Execution or continuation of a run, and its report."""
-    again = f"confed.load_run({str(folder)!r}).resume()"
-    with display(progress) as shown, threads_kept(), interruptible(folder, again):
+    with showing(folder, progress, "run") as shown:
         run_single(in_this_session(recipe, shown), folder, shown)
     write_folder_report(folder)

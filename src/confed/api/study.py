@@ -6,10 +6,8 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confed.api.progress import Shown, display, in_this_session, interruptible, threads_kept
-from confed.api.recipes import check_reached, recipe_of
-from confed.api.run import Run
-from confed.api.tracking import Report, Trackable, learning_curves, write_folder_report
+from confed.api.progress import Shown, in_this_session, showing
+from confed.api.run import Report, Run, Trackable, check_reached, learning_curves, recipe_of, write_folder_report
 from confed.engines.workers import free_cores
 from confed.federation.algorithm import Algorithm
 from confed.recipes.objects import section_of
@@ -31,37 +29,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StudyFiles:
-    """What :func:`write_study_files` has written.
-
-    Attributes:
-        comparison: of the study's methods.
-        tables: names of tables, each as .md, .csv and .tex.
-        figures: files of figures.
-        page: the report.
-        relative: the method whose relative improvement is among the tables; empty for none.
-        absent: methods that were asked for as references, or as ``relative``, and have no finished run.
-    """
+    """What :func:`write_study_files` has written."""
 
     comparison: "Comparison"
-    tables: Sequence[str]
+    tables: Sequence[str]  # names, each as .md, .csv and .tex
     figures: Sequence[Path]
-    page: Path
-    relative: str
-    absent: Mapping[str, Sequence[str]]
+    page: Path  # the report
+    relative: str  # the method whose relative improvement is among the tables; empty for none
+    absent: Mapping[str, Sequence[str]]  # asked for as "reference" or "relative", and without a finished run
 
 
 def write_study_files(
     folder: Path, references: Sequence[str] = (), margin: float = 0.01, relative: str = ""
 ) -> StudyFiles:
-    """Tables, figures and report of a study's finished runs.
+    """Tables, figures and report of a study's finished runs; without any a ValueError.
 
-    A folder without any is a ValueError.
-
-    Args:
-        folder: the study's.
-        references: the methods that the others are compared with; none for the usual ones.
-        margin: of equality, a fraction.
-        relative: a method whose relative improvement over each of the others is shown, client by client; "" for none.
+    The methods are judged against ``references`` (none for the usual ones), with a ``margin`` of equality as a
+    fraction, and with the improvement of ``relative`` over each of them, client by client ("" for none).
     """
     from confed.report.comparison import compare
     from confed.report.figures.save import save_figures
@@ -352,8 +336,7 @@ def _row(method: Method) -> str:
 def _carry_out(folder: Path, workers: int | None, progress: Shown) -> Outcome:
     """Execution of a study's missing runs, its tables, figures and report."""
     grown = growing(folder)
-    again = f"confed.load_study({str(folder)!r}).resume()"
-    with display(progress) as shown, threads_kept(), interruptible(folder, again):
+    with showing(folder, progress, "study") as shown:
         if grown is not None:
             in_this_session(grown.recipe, shown)  # each run of a study computes in one process, this one where alone
             alone = bool(grown.recipe.session_only) or grown.recipe.run.device != "cpu"

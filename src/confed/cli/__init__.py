@@ -7,20 +7,13 @@ from confed.cli.app import app, main
 from confed.cli import init as beginning
 from confed.cli import check as checking
 from confed.cli import run as running
-from confed.cli import watch as watching
-from confed.cli import track as tracking
 from confed.cli import compare as comparing
-from confed.cli import reproduce as reproducing
 from confed.cli import sweep as sweeping
-from confed.cli import cell as computing
-from confed.cli import tune as tuning
 from confed.cli import attack as attacking
 from confed.cli import predict as asking
 from confed.cli import list as looking
-from confed.cli import show as describing
 from confed.cli import data as datasets
 from confed.cli import federation as federating
-from confed.cli import federation_new as provisioning
 # isort: on
 
 __all__ = ["app", "main"]

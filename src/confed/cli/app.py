@@ -8,9 +8,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -30,8 +29,8 @@ _QUIET: list[bool] = []  # whether the command was given --quiet
 _ALLOWED: list[str] = []  # what the command was given with --allow-code
 
 
-def permission_options() -> list[Any]:
-    """The options ``--allow-code`` and ``--grant`` of every verb."""
+def shared_options() -> list[Any]:
+    """The options ``--allow-code``, ``--grant`` and ``--quiet`` of every verb."""
     carrier = typer.Typer(add_completion=False)
 
     def allow(modules: list[str] | None) -> None:
@@ -41,47 +40,26 @@ def permission_options() -> list[Any]:
     def permit(kinds: list[str] | None) -> None:
         grant(*(kinds or ()))
 
-    @carrier.command()
-    def verb(  # pyright: ignore[reportUnusedFunction]
-        allow_code: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--allow-code",
-                metavar="MODULE",
-                callback=allow,
-                expose_value=False,
-                is_eager=True,
-                show_default=False,
-                help="Allow recipes to name this module, whose code is then run; repeatable.",
-            ),
-        ] = None,
-        given: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--grant",
-                metavar="network|disk",
-                callback=permit,
-                expose_value=False,
-                is_eager=True,
-                show_default=False,
-                help="Grant recipes from elsewhere the network, or files outside of their folder; repeatable.",
-            ),
-        ] = None,
-    ) -> None:
-        """Carrier of the options; does nothing."""
-
-    command: Any = typer.main.get_command(carrier)
-    return [parameter for parameter in command.params if parameter.name in ("allow_code", "given")]
-
-
-def quiet_option() -> Any:
-    carrier = typer.Typer(add_completion=False)
-
     def silence(wanted: bool) -> None:
         _QUIET[:] = [wanted]
 
     @carrier.command()
     def verb(  # pyright: ignore[reportUnusedFunction]
+        modules: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--allow-code", metavar="MODULE", callback=allow, expose_value=False, is_eager=True, show_default=False,
+                help="Allow recipes to name this module, whose code is then run; repeatable.",
+            ),
+        ] = None,
+        kinds: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--grant", metavar="network|disk", callback=permit, expose_value=False, is_eager=True,
+                show_default=False,
+                help="Grant recipes from elsewhere the network, or files outside of their folder; repeatable.",
+            ),
+        ] = None,
         quiet: Annotated[
             bool,
             typer.Option(
@@ -90,10 +68,10 @@ def quiet_option() -> Any:
             ),
         ] = False,
     ) -> None:  # fmt: skip
-        """Carrier of the option; does nothing."""
+        """Carrier of the options; does nothing."""
 
     command: Any = typer.main.get_command(carrier)
-    return next(parameter for parameter in command.params if parameter.name == "quiet")
+    return [parameter for parameter in command.params if parameter.name in ("modules", "kinds", "quiet")]
 
 
 def is_quiet() -> bool:
@@ -108,8 +86,11 @@ def allowed_modules() -> tuple[str, ...]:
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
+    from confed.api.progress import Display
     from confed.recipes.recipe import Recipe
+    from confed.report.tables.table import Table as ReportTable
 
 
 FAULTY, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
@@ -139,28 +120,37 @@ Json = Annotated[
 ]
 
 
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Skip the check of the coordinator's signature.")]
+Site = Annotated[str, typer.Option(help="Name of this site, a client of the data.")]
+SiteKey = Annotated[Path, typer.Option(help="This site's private key.")]
+Private = Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")]
+SiteData = Annotated[
+    list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
+]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: errors become one line on standard error and an exit code, warnings a line each.
 
     It always ends with a SystemExit that has the exit code.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with _terminable() as asked:
+    with _terminable() as signals:
         code = _code(given)
-    sys.exit(TERMINATED if code == INTERRUPTED and asked else code)
+    sys.exit(TERMINATED if code == INTERRUPTED and signals else code)
 
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
     """Ctrl-C acknowledged at once, and termination signals of batch systems and service managers handled like it."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield signals
         return
 
     def acknowledge(number: int, frame: FrameType | None) -> None:
@@ -168,12 +158,20 @@ def _terminable() -> Iterator[list[int]]:
         os.write(2, b"\nstopping at the end of what is under way; Ctrl-C again stops at once\n")
         signal.default_int_handler(number, frame)
 
+    handlers: dict[int, Callable[[int, FrameType | None], None]]
     handlers = {signal.SIGTERM: interrupt, signal.SIGINT: acknowledge}
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a command in the background
         del handlers[signal.SIGINT]
+    with handling(handlers):
+        yield signals
+
+
+@contextmanager
+def handling(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Signals as these functions handle them within the ``with`` block."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -234,13 +232,9 @@ def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def command_line() -> Any:
-    """The command line; arguments get back the help that typer 0.20 loses with click 8.5.
-
-    Every verb has the options ``--allow-code`` and ``--grant``, because nearly every one may meet a recipe that names
-    a module or leads out of its folder, and ``--quiet``.
-    """
+    """The command line; arguments get back the help that typer 0.20 loses with click 8.5."""
     root: Any = typer.main.get_command(app)
-    shared = [*permission_options(), quiet_option()]
+    shared = shared_options()
     pending = [root]
     while pending:
         command = pending.pop()
@@ -360,6 +354,15 @@ def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def showing(folder: Path, as_json: bool, again: str | None = None, rounds: bool = False) -> "Iterator[Display]":
+    """Display of the progress of work in a folder, with advice after an interruption."""
+    from confed.api.progress import Display
+
+    with interruptible(folder, again), Display(console, quiet=as_json or is_quiet(), rounds=rounds) as display:
+        yield display
+
+
 def plain(value: Any) -> Any:
     """A value that strict JSON can hold: keys are texts, what is not finite is null."""
     if isinstance(value, Mapping):
@@ -367,6 +370,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table_of(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
+    """An empty table without lines; ``right`` are its columns of numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, **style)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
 
 
 def print_table(table: "RenderableType") -> None:
@@ -378,9 +391,22 @@ def print_table(table: "RenderableType") -> None:
     Console(width=max(shown.width, needed)).print(table)
 
 
+def print_tables(tables: "Iterable[ReportTable]") -> None:
+    """Prints tables of a report."""
+    from confed.report.tables.table import to_rich
+
+    for table in tables:
+        print_table(to_rich(table))
+
+
+def print_line(markup: str) -> None:
+    """One line of a result on standard output, however long."""
+    Console().print(markup, soft_wrap=True, highlight=False)
+
+
 def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON."""
-    from confed.api.tracking import write_folder_report
+    from confed.api.run import write_folder_report
     from confed.report.tables.headline import study_table
 
     page = write_folder_report(folder)
@@ -389,15 +415,7 @@ def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) ->
         return
     if summaries:
         print_table(study_table(summaries))
-    Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
-
-
-@dataclass(frozen=True)
-class Judged:
-    references: tuple[str, ...] = ()  # what they are compared with; none for the usual ones
-    margin: float = 0.01  # of equality, a fraction
-    # the method whose relative improvement over each of the others is shown, client by client; "" for none
-    relative: str = ""
+    print_line(f"report: {escape(str(page))}")
 
 
 def default_workers(recipe: "Recipe") -> int:

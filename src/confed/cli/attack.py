@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from confed.cli.app import Json, app, console, interruptible, is_quiet, notes, plain, print_json, print_table, say
+from confed.cli.app import Json, app, notes, plain, print_json, print_line, print_tables, say, showing, table_of
 from confed.cli.completion import complete_folder
-from confed.system.events import ignore
+from confed.system.events import Progress, ignore
 
 ROWS = {
     "auc": "membership attack on {client}, AUC (0.5 is chance)",
@@ -45,9 +44,7 @@ def forget(
 
     Starts from the last checkpoint before the client joined where there is one (`run.keep_checkpoints = "joins"`).
     """
-    from confed.api.progress import Display
-    from confed.studies.pool import headline
-    from confed.system.events import JobEnded, JobsPlanned, JobStarted, of_job
+    from confed.studies.runner import one_job
     from confed.unlearning.exact import Approximation, check_client, folder_without, recipe_of
     from confed.unlearning.exact import forget as forget_client
 
@@ -55,12 +52,14 @@ def forget(
     recipe = recipe_of(folder)
     check_client(recipe, client)
     target = folder_without(folder, client) if out is None else out
-    title = f"without {client}, seed {recipe.run.seed}"
-    with interruptible(target), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
-        display(JobsPlanned([title]))
-        display(JobStarted(0))
-        result = forget_client(folder, client, target, approximate=how, progress=of_job(display, 0))
-        display(JobEnded(0, 0, "done", headline(json.loads((target / "summary.json").read_text(encoding="utf-8")))))
+    result: dict[str, Any] = {}
+
+    def work(progress: Progress) -> dict[str, Any]:
+        result.update(forget_client(folder, client, target, approximate=how, progress=progress))
+        return json.loads((target / "summary.json").read_text(encoding="utf-8"))
+
+    with showing(target, as_json, rounds=True) as display:
+        one_job(display, f"without {client}, seed {recipe.run.seed}", work)
     if as_json:
         print_json({"folder": str(target), **result})
     else:
@@ -68,7 +67,7 @@ def forget(
 
 
 def _show(target: Path, client: str, result: dict[str, Any]) -> None:
-    table = Table("", "before", "after", box=None, pad_edge=False)
+    table = table_of("", "before", "after")
     for key, text in ROWS.items():
         values = (result[run][key] for run in ("original", "result"))
         style = "{:.3f}" if key == "auc" else "{:.1%}"
@@ -130,7 +129,6 @@ def attack(
     learning that only looks finds out of answers, and of pictures and questions.
     """
     from confed.analysis.victim import write
-    from confed.report.tables.table import to_rich
 
     if kind not in KINDS:
         raise ValueError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -151,9 +149,8 @@ def attack(
     if as_json:
         print_json(plain(finding.values))
         return
-    for table in finding.tables:
-        print_table(to_rich(table))
-    Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
+    print_tables(finding.tables)
+    print_line(f"report: {escape(str(page))}")
 
 
 @app.command(rich_help_panel="Use and examine")
@@ -173,19 +170,17 @@ def tell(
     """Give models some labels of each test example and measure how much the prediction of the others improves."""
     from confed.analysis.known_labels import tell as tell_runs
     from confed.analysis.victim import write
-    from confed.report.tables.table import to_rich
 
     try:
-        asked = [float(share) for share in shares.split(",")]
+        known_shares = [float(share) for share in shares.split(",")]
     except ValueError:
         raise ValueError(f"--shares must be numbers separated by commas, got {shares!r}") from None
-    finding = tell_runs(folders, asked, client, seed, ignore if as_json else notes())
+    finding = tell_runs(folders, known_shares, client, seed, ignore if as_json else notes())
     page = write(finding, out or folders[0], "")
     if as_json:
         print_json(plain(finding.values))
         return
-    for table in finding.tables:
-        print_table(to_rich(table))
+    print_tables(finding.tables)
     for note in finding.values["notes"]:
         say(escape(note))
-    Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
+    print_line(f"report: {escape(str(page))}")

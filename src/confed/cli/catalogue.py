@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -18,7 +18,7 @@ from confed import registry
 from confed.federation.algorithm import Algorithm
 from confed.federation.traits import GROUPS
 from confed.recipes.recipe import packaged_recipes
-from confed.recipes.schema import DERIVED
+from confed.recipes.schema import DERIVED, keywords
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,11 @@ def papers() -> dict[str, Paper]:
             if name := re.fullmatch(r"`(\w+)`", cells[1]):  # other rows are settings of a method that has its own
                 index[name[1]] = Paper(cells[0], _plain(cells[2]))
             continue
+        row = dict(zip(header, cells, strict=False))
+        sentence = next((row[key] for key in row if key.startswith("the text")), cells[0])
         for name in _about(heading, header, cells, index):
-            index[name].differences.append(_difference(header, cells))
+            difference = Difference(_plain(sentence), _plain(row["here"]), _plain(row.get("why", "")))
+            index[name].differences.append(difference)
     return index
 
 
@@ -96,12 +99,6 @@ def _names(before: str, title: str) -> bool:
     return bool(re.fullmatch(r"[\w³ -]{2,24}", word)) and re.search(rf"\b{re.escape(word)}\b", title, re.I) is not None
 
 
-def _difference(header: list[str], cells: list[str]) -> Difference:
-    row = dict(zip(header, cells, strict=False))
-    sentence = next((row[key] for key in row if key.startswith("the text")), cells[0])
-    return Difference(_plain(sentence), _plain(row["here"]), _plain(row.get("why", "")))
-
-
 def _plain(cell: str) -> str:
     """A cell without Markdown's links; "–" is nothing."""
     text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", cell)
@@ -136,25 +133,26 @@ class Packaged:
     @property
     def rows(self) -> dict[str, str]:
         """Row -> name of its method, of the study's rows and those of its full table."""
-        study, overrides = self.content.get("study", {}), self.content.get("methods", {})
-        names = list(dict.fromkeys([*study.get("methods", ()), *study.get("table", ())]))
-        names = names or [self.content.get("algorithm", {}).get("name", "")]
-        return {row: overrides.get(row, {}).get("name", row) for row in names}
+        rows = dict.fromkeys([*self._study("methods"), *self._study("table")]) or self.methods
+        return self._named(rows, "methods")
 
     @property
     def methods(self) -> list[str]:
         """Rows that ``confed run`` has."""
-        listed = self.content.get("study", {}).get("methods")
-        return list(listed) if listed else [self.content.get("algorithm", {}).get("name", "")]
+        return self._study("methods") or [self.names("algorithm")]
 
     @property
     def models(self) -> dict[str, str]:
         """Row of a model -> name of the model; the recipe's own under the empty text."""
-        variants = self.content.get("models", {})
-        listed = {
-            row: variants.get(row, {}).get("name", row) for row in self.content.get("study", {}).get("models", ())
-        }
-        return {"": self.content.get("model", {}).get("name", ""), **listed}
+        return {"": self.names("model"), **self._named(self._study("models"), "models")}
+
+    def _study(self, key: str) -> list[str]:
+        return list(self.content.get("study", {}).get(key, ()))
+
+    def _named(self, rows: Iterable[str], section: str) -> dict[str, str]:
+        """Row -> name of what it is, which its section may give."""
+        given = self.content.get(section, {})
+        return {row: given.get(row, {}).get("name", row) for row in rows}
 
     def names(self, section: str) -> str:
         """The name that a section gives."""
@@ -163,13 +161,7 @@ class Packaged:
     @property
     def missing(self) -> list[str]:
         """Keys of ``[data]`` that must be given on the command line, such as ``root``."""
-        from inspect import Parameter, signature
-
-        from confed import registry
-
-        given = self.content.get("data", {})
-        parameters = signature(registry.datasets[self.names("data")]).parameters.values()
-        return [p.name for p in parameters if p.default is Parameter.empty and p.name not in given]
+        return [name for name in required(registry.datasets[self.names("data")]) if name not in self.content["data"]]
 
 
 @cache
@@ -179,6 +171,11 @@ def packaged() -> tuple[Packaged, ...]:
         name: (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8") for name in packaged_recipes()
     }
     return tuple(Packaged(name, text, tomllib.loads(text)) for name, text in texts.items())
+
+
+def required(constructor: Callable[..., Any]) -> list[str]:
+    """Keywords that must be given."""
+    return [keyword.name for keyword in keywords(constructor).values() if keyword.required]
 
 
 KINDS = ("methods", "models", "tasks", "datasets", "recipes", "runs")
@@ -210,21 +207,15 @@ def listing(
             for check, verdict in checks(name):
                 result.append({"name": name, "check": check, "verdict": verdict})
         return result
-    rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "methods": lambda: [_algorithm(name) for name in registry.algorithms.names()],
-        "models": _models,
-        "tasks": _tasks,
-        "datasets": _datasets,
-        "recipes": _recipes,
-        "runs": lambda: _runs(runs),
-    }
-    listed_rows = [row for row in rows[kind]() if _fits(kind, row, task, paper)]
+    if kind == "runs":
+        return list(chain.from_iterable(map(_folder, sorted(runs.iterdir()) if runs.is_dir() else ())))
+    makers = {"methods": _methods, "models": _models, "tasks": _tasks, "datasets": _datasets, "recipes": _recipes}
     order = {"methods": GROUPS, "datasets": (BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE)}.get(kind, ())
-    return sorted(listed_rows, key=lambda row: _rank(order, row.get("group", "")))
 
+    def rank(row: Mapping[str, Any]) -> tuple[int, str]:
+        return (order.index(row["group"]) if row["group"] in order else len(order), row["group"])
 
-def _rank(order: Sequence[str], group: str) -> tuple[int, str]:
-    return (order.index(group) if group in order else len(order), group)
+    return sorted((row for row in makers[kind]() if _fits(kind, row, task, paper)), key=rank)
 
 
 def _fits(kind: str, row: Mapping[str, Any], task: str, paper: str) -> bool:
@@ -257,64 +248,56 @@ def tasks_of(kind: str, name: str) -> set[str]:
     return task_names
 
 
-def _algorithm(name: str) -> dict[str, Any]:
-    entry: Any = registry.algorithms[name]
-    method_fields = [f for f in fields(entry) if f.name not in EVERY_METHOD]
-    options = {f.name: "must be given" if f.default is MISSING else f.default for f in method_fields}
-    return {
-        "name": name,
-        "label": entry.traits.label or entry.__name__,
-        "group": entry.traits.group,
-        "summary": first_line(entry.__doc__),
-        "options": _options(options),
-        "source": papers()[name].source if name in papers() else "",
-    }
+def _methods() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in registry.algorithms.names():
+        entry: Any = registry.algorithms[name]
+        options = {f.name: _default(f.default, MISSING) for f in fields(entry) if f.name not in EVERY_METHOD}
+        rows.append(
+            {
+                "name": name,
+                "label": entry.traits.label or entry.__name__,
+                "group": entry.traits.group,
+                "summary": first_line(entry.__doc__),
+                "options": _options(options),
+                "source": papers()[name].source if name in papers() else "",
+            }
+        )
+    return rows
 
 
 def _models() -> list[dict[str, Any]]:
     """Models by family: the module's first line heads the sizes that it registers."""
-    return [
-        {"name": name, "group": _title(registry.models[name]), **_summary_of(registry.models[name], DERIVED["model"])}
-        for name in registry.models.names()
-    ]
+    entries = {name: registry.models[name] for name in registry.models.names()}
+    return [_row(name, entry, _title(entry), first_line(entry.__doc__), "model") for name, entry in entries.items()]
 
 
 def _tasks() -> list[dict[str, Any]]:
-    rows = [
-        {"name": name, "group": "", **_summary_of(registry.tasks[name], DERIVED["task"])}
-        for name in registry.tasks.names()
-    ]
-    return [{**row, "summary": _title(registry.tasks[row["name"]])} for row in rows]
+    entries = {name: registry.tasks[name] for name in registry.tasks.names()}
+    return [_row(name, entry, "", _title(entry), "task") for name, entry in entries.items()]
 
 
 def _datasets() -> list[dict[str, Any]]:
     """Datasets: those that are made on the spot, those of a folder, and those that need something else."""
-    together = Counter(registry.datasets[name].__module__ for name in registry.datasets.names())
+    entries = {name: registry.datasets[name] for name in registry.datasets.names()}
+    together = Counter(entry.__module__ for entry in entries.values())
     rows: list[dict[str, Any]] = []
-    for name in registry.datasets.names():
-        entry = registry.datasets[name]
-        row = {"name": name, "group": _origin(entry), **_summary_of(entry, set())}
-        if together[entry.__module__] == 1:
-            row["summary"] = _title(entry)
-        rows.append(row)
+    for name, entry in entries.items():
+        summary = _title(entry) if together[entry.__module__] == 1 else first_line(entry.__doc__)
+        group = {(): BUILT_IN, ("root",): FROM_A_FOLDER}.get(tuple(required(entry)), FROM_ELSEWHERE)
+        rows.append(_row(name, entry, group, summary, ""))
     return rows
 
 
-def _origin(dataset: Callable[..., Any]) -> str:
-    """Where a dataset's examples come from, by what must be given."""
-    needed = [p.name for p in inspect.signature(dataset).parameters.values() if p.default is inspect.Parameter.empty]
-    if not needed:
-        return BUILT_IN
-    return FROM_A_FOLDER if needed == ["root"] else FROM_ELSEWHERE
+def _row(name: str, entry: Callable[..., Any], group: str, summary: str, section: str) -> dict[str, Any]:
+    """A row of the list with the options that a recipe may give."""
+    listed = keywords(entry, DERIVED.get(section, ()))
+    options = {key: _default(keyword.default, inspect.Parameter.empty) for key, keyword in listed.items()}
+    return {"name": name, "group": group, "summary": summary, "options": _options(options)}
 
 
-def _summary_of(entry: Callable[..., Any], skip: set[str]) -> dict[str, Any]:
-    options = {
-        p.name: "must be given" if p.default is inspect.Parameter.empty else p.default
-        for p in inspect.signature(entry).parameters.values()
-        if p.name not in skip
-    }
-    return {"summary": first_line(entry.__doc__), "options": _options(options)}
+def _default(value: object, missing: object) -> object:
+    return "must be given" if value is missing else value
 
 
 def _title(entry: Callable[..., Any]) -> str:
@@ -333,10 +316,6 @@ def _recipes() -> list[dict[str, Any]]:
         }
         for recipe in packaged()
     ]
-
-
-def _runs(root: Path) -> list[dict[str, Any]]:
-    return list(chain.from_iterable(_folder(folder) for folder in (sorted(root.iterdir()) if root.is_dir() else ())))
 
 
 def _folder(folder: Path) -> list[dict[str, Any]]:

@@ -1,23 +1,39 @@
-"""Verbs that compare methods: compare."""
+"""Verbs that compare methods, and results with published ones: compare, reproduce."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, Judged, app, complain, console, default_workers, plain, print_json, print_table, say
-from confed.cli.app import tell_asks as tell
-from confed.cli.cluster import Before, On, Slurm, Submit, carry_out, check_cluster, show_cells, with_address
-from confed.cli.plan import Plan, rows_of_study, show_plan
-from confed.cli.study import Margin, Methods, Seeds, Tuned, Workers, judged_by, tuned_values
+from confed.cli import study as shared
+from confed.cli.app import (
+    FAILED,
+    Json,
+    app,
+    complain,
+    console,
+    plain,
+    print_json,
+    print_table,
+    print_tables,
+    say,
+    showing,
+    tell_asks,
+)
+from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from confed.recipes.recipe import Recipe
     from confed.report.over_models import ModelStudies
     from confed.report.tables.table import Table
     from confed.results.runs import StudyResults
+    from confed.studies.reproduce import Verdict
 
 
 @app.command(rich_help_panel="Compare")
@@ -28,14 +44,14 @@ def compare(
     recipe: Annotated[
         str | None, typer.Option(help="Run this recipe's methods first; finished runs are reused.")
     ] = None,
-    methods: Methods = None,
+    methods: shared.Methods = None,
     models: Annotated[
         str | None,
         typer.Option(help="With --recipe: the same with each of these models: all (of the recipe), or names a,b,c."),
     ] = None,
-    seeds: Seeds = 1,
-    workers: Workers = None,
-    tuned: Tuned = None,
+    seeds: shared.Seeds = 1,
+    workers: shared.Workers = None,
+    tuned: shared.Tuned = None,
     reference: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +65,7 @@ def compare(
             "each client's own head; local rows their own models). [default: as the recipe and the methods say]"
         ),
     ] = "",
-    margin: Margin = 1.0,
+    margin: shared.Margin = 1.0,
     relative: Annotated[
         str,
         typer.Option(help="Also show this method's relative improvement over every other method, client by client."),
@@ -61,11 +77,11 @@ def compare(
         Path | None,
         typer.Option(help="Folder for results files: JSON per method, predictions beside it; see `confed reproduce`."),
     ] = None,
-    on: On = "",
-    slurm: Slurm = None,
-    submit: Submit = False,
-    before: Before = None,
-    plan: Plan = False,
+    on: shared.On = "",
+    slurm: shared.Slurm = None,
+    submit: shared.Submit = False,
+    before: shared.Before = None,
+    plan: shared.Plan = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods over seeds and over examples, with paired tests.
@@ -78,39 +94,52 @@ def compare(
     With --on ray the runs are computed on the nodes of a Ray cluster.
     """
     from confed.studies.cells import CELLS
-    from confed.studies.cluster import parse_options
+    from confed.studies.study import Grid
 
-    judged = judged_by(reference, margin, headline, relative)
-    check_cluster(on, slurm, submit, before)
-    address, overrides = ("", []) if recipe is None else with_address(on, recipe, folders or [])
-    if recipe is not None and results is not None:
-        raise ValueError("--results is of runs that are there: `confed compare STUDY --results DIR`, without --recipe")
-    if recipe is not None and plan:
-        rows = _planned(recipe, overrides, methods, models, seeds, tuned, headline)
-        count = workers or default_workers(next(iter(rows.values())))
-        show_plan(rows, seeds, count, True, parse_options(slurm or []), as_json)
-        return
+    judged, cluster = shared.judged_by(reference, margin, headline, relative), shared.Cluster(on, slurm, submit, before)
     if recipe is not None:
-        folder = _opened(recipe, overrides, methods, models, seeds, tuned, headline, judged, out)
-        carry_out(folder, on, address, workers, slurm, submit, before, as_json)
+        address, overrides = shared.with_address(on, recipe, folders or [])
+        if results is not None:
+            raise ValueError(
+                "--results is of runs that are there: `confed compare STUDY --results DIR`, without --recipe"
+            )
+        values = shared.tuned_values(tuned, recipe, overrides, seeds)
+        study = Grid(recipe, overrides, methods, headline, values, seeds)
+        grid = study if models is None else study.over_models(models)
+        if plan:
+            shared.show_grid_plan(grid, workers, cluster.options, as_json)
+            return
+        tell_asks(study.first, recipe)
+        folder = out or Path("runs") / f"{study.first.name}-{'compare' if models is None else 'models'}"
+        _check_rows(study.first, folder, judged)
+        if models is not None and relative:
+            raise ValueError("--relative is for one model; leave out --models")
+        if values is not None and (without := [row for row in study.first.methods if row not in values]):
+            complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
+        grid.open(folder, asdict(judged))
+        shared.carry_out(folder, cluster, address, workers, as_json)
         return
-    if (
-        methods is not None
-        or models is not None
-        or workers is not None
-        or tuned is not None
-        or seeds != 1
-        or on
-        or plan
-    ):
+    if any(option is not None for option in (methods, models, workers, tuned)) or seeds != 1 or on or plan:
         raise ValueError("--methods, --models, --seeds, --workers, --tuned, --plan and --on need --recipe")
     places = list(map(Path, folders or ()))
     if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
-        show_cells(places[0], as_json)
+        shared.show_cells(places[0], as_json)
         return
     if results is not None:
         _write_rows(places, results)
     _compare_folders(places, reference, judged, headline, out, as_json)
+
+
+def _check_rows(recipe: "Recipe", folder: Path, judged: shared.Judged) -> None:
+    """Check that what the methods are judged against is among them, or among those that are there."""
+    from confed.studies.study import growing
+
+    before = growing(folder)
+    rows = {*recipe.methods, *(() if before is None else before.recipe.methods)}
+    for option, names in (("--reference", judged.references), ("--relative", filter(None, [judged.relative]))):
+        for name in names:
+            if name not in rows:
+                raise ValueError(f"{option} {name} is none of the methods compared: {', '.join(sorted(rows))}")
 
 
 def _write_rows(folders: Sequence[Path], results: Path) -> None:
@@ -126,13 +155,18 @@ def _write_rows(folders: Sequence[Path], results: Path) -> None:
 
 
 def _compare_folders(
-    folders: list[Path], references: list[str] | None, judged: Judged, headline: str, out: Path | None, as_json: bool
+    folders: list[Path],
+    references: list[str] | None,
+    judged: shared.Judged,
+    headline: str,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Tables of folders that are there, written into a folder if one is given, and printed."""
     from confed.api.study import write_files
     from confed.report.comparison import compare as compare_folders
     from confed.report.tables import models as model_tables
-    from confed.report.tables.table import in_files, to_rich
+    from confed.report.tables.table import in_files
     from confed.results.runs import load
 
     places = _places(folders)
@@ -154,14 +188,11 @@ def _compare_folders(
     if as_json:
         print_json(plain(comparison.content()))
         return
-    if backbones is not None:
-        print_table(to_rich(backbones))
+    print_tables([] if backbones is None else [backbones])
     print_table(comparison.rich())
-    if relative_rows is not None:
-        print_table(to_rich(relative_rows))
+    print_tables([] if relative_rows is None else [relative_rows])
     shown = {} if several is None else model_tables.model_tables(several, references or None)
-    for name in model_tables.shown_first(shown):
-        print_table(to_rich(shown[name]))
+    print_tables(shown[name] for name in model_tables.shown_first(shown))
 
 
 def _places(folders: Sequence[Path]) -> list[Path]:
@@ -185,8 +216,6 @@ def _models(folder: Path) -> dict[str, str]:
 
 def _by_backbone(studies: "Sequence[StudyResults]", headline: str) -> "Table | None":
     """Tables of several studies as one: one backbone for each study, and the same clients for all."""
-    from dataclasses import replace
-
     from confed.report.tables.cost import backbone, by_backbone
     from confed.report.tables.paper import paper_table
     from confed.results.runs import with_deployed_of
@@ -221,69 +250,103 @@ def _other_data(studies: "Sequence[StudyResults]") -> str:
     return next(filter(None, (other_data(firsts[0], other) for other in firsts[1:])), "")
 
 
-def _planned(
-    name: str,
-    overrides: list[str],
-    methods: str | None,
-    models: str | None,
-    seeds: int,
-    tuned: Path | None,
-    headline: str,
-) -> "dict[str, Recipe]":
-    """Title -> single-run recipe of each row of the study, or of the sweep over models, that the options ask for."""
-    from confed.studies.study import load_rows
-    from confed.studies.sweep import models_of, points_of_models, recipes_of
+# Published results, run again ------------------------------------------------------------------------------------
 
-    values = tuned_values(tuned, name, overrides, seeds)
-    loaded, _ = load_rows(name, overrides, methods, headline, values)
-    if models is None:
-        return rows_of_study(loaded)
-    points = points_of_models(loaded, models_of(loaded, models))
-    recipes = recipes_of(name, overrides, points, methods, headline, values)
-    result: dict[str, Recipe] = {}
-    for p in points:
-        for t, r in rows_of_study(recipes[p.folder][0], p.title).items():
-            result[t] = r
-    return result
+_COLOURS = {"equal bits": "green", "equal figures": "green", "within the interval": "green", "different": "red"}
 
 
-def _opened(
-    name: str,
-    overrides: list[str],
-    methods: str | None,
-    models: str | None,
-    seeds: int,
-    tuned: Path | None,
-    headline: str,
-    judged: Judged,
-    out: Path | None,
-) -> Path:
-    """Folder of the study, or of the sweep over models, that the options of ``--recipe`` ask for; nothing is run."""
-    from dataclasses import asdict
+@app.command(rich_help_panel="Compare")
+def reproduce(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A results file (`confed compare STUDY --results DIR`, or of a table), a run folder, its "
+            "summary.json, or the address (https://...) of such a file."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="section.key=value for what is elsewhere here, such as data.root=DIR or run.workers=4."),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Which row of a table to run again, by its name or label. [default: the first]")
+    ] = "",
+    seed: Annotated[int | None, typer.Option(help="Which seed to run again. [default: the first]")] = None,
+    all_seeds: Annotated[bool, typer.Option("--all-seeds", help="Run all seeds of the row again.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the new runs; must not exist. By default under runs/.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a published result again and say whether it repeats.
 
-    from confed.results.sweep import MODELS, Sweep
-    from confed.studies.study import growing, load_rows, open_study
-    from confed.studies.sweep import models_of, open_sweep, points_of_models, recipes_of
+    The verdict is one of: equal bits (history, predictions and models are the same to the last bit); equal figures
+    (all published figures are the same, and there are no digests to compare); within the interval (other bits, and
+    every mean lies where one more run of the published row is expected, at 95%); different. A figure without such an
+    interval is compared as far as it has digits; another value is not judged.
 
-    values = tuned_values(tuned, name, overrides, seeds)
-    loaded, used = load_rows(name, overrides, methods, headline, values)
-    tell(loaded, name)
-    folder = out or Path("runs") / f"{loaded.name}-{'compare' if models is None else 'models'}"
-    before = growing(folder)
-    method_names = {*loaded.methods, *(() if before is None else before.recipe.methods)}
-    named = [*(("--reference", name) for name in judged.references), ("--relative", judged.relative or None)]
-    for option, wanted in named:
-        if wanted is not None and wanted not in method_names:
-            raise ValueError(f"{option} {wanted} is none of the methods compared: {', '.join(sorted(method_names))}")
-    if models is not None and judged.relative:
-        raise ValueError("--relative is for one model; leave out --models")
-    if values is not None and (without := [row for row in loaded.methods if row not in values]):
-        complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
-    if models is None:
-        open_study(loaded, folder, range(loaded.run.seed, loaded.run.seed + seeds), used, asdict(judged))
-        return folder
-    points = points_of_models(loaded, models_of(loaded, models))
-    sweep = Sweep(loaded.name, MODELS, points, judged.references, judged.margin)
-    recipes = recipes_of(name, overrides, points, methods, headline, values)
-    open_sweep(folder, sweep, recipes, seeds=seeds, judged=asdict(judged), models_from=loaded)
-    return folder
+    A results file of a whole table has several rows, and as many digits as it says.
+
+    It comes with the first round, client and metric that differ, and what else does: data, code, packages, instruction
+    set.
+
+    Exit code 1 if a run is different.
+    """
+    from confed.studies.published_sources import read_published
+    from confed.studies.reproduce import repeat
+    from confed.studies.study import free_folder
+
+    if all_seeds and seed is not None:
+        raise ValueError("--seed and --all-seeds exclude each other")
+    published = read_published(source, method)
+    seeds = published.seeds if all_seeds else [published.seeds[0] if seed is None else seed]
+    root = out or free_folder(f"reproduced-{published.name}")
+    verdicts: list[Verdict] = []
+    for number in seeds:
+        folder = root if len(seeds) == 1 else root / f"seed-{number}"
+        with showing(folder, as_json, rounds=True) as display:
+            verdicts.append(repeat(published, number, folder, overrides or [], display))
+        if not as_json:
+            show_verdict(verdicts[-1])
+    if as_json:
+        print_json(plain({"source": source, "runs": [asdict(v) | {"folder": str(v.folder)} for v in verdicts]}))
+    if any(verdict.word == "different" for verdict in verdicts):
+        raise typer.Exit(FAILED)
+
+
+def _escape(text: str) -> str:
+    """A text of the published file on one line of the terminal, which it cannot control."""
+    return escape(visible(" ".join(text.split())))
+
+
+def show_verdict(verdict: "Verdict") -> None:
+    """The verdict in a line, the means, and below what differs."""
+    bits = f" ({', '.join(verdict.compared)})" if verdict.word == "equal bits" else ""
+    if verdict.word == "equal figures":
+        digits = "" if verdict.digits is None else f"to {verdict.digits} digits; "
+        bits = f" ({digits}the published result has no digests of its history, predictions and models)"
+    colour = _COLOURS[verdict.word]
+    shown = Console(highlight=False)
+    text = f"[{colour}]{verdict.word}[/]{bits}: {_escape(verdict.label)}, seed {verdict.seed}"
+    shown.print(text, soft_wrap=True)
+    print_table(_figures_table(verdict))
+    for heading, lines in (("differences", verdict.where), ("what else differs", verdict.causes)):
+        if lines:
+            shown.print(f"{heading}:")
+        for line in lines:
+            shown.print(f"  {_escape(line)}", soft_wrap=True)
+    shown.print(f"run: {escape(visible(str(verdict.folder)))}", soft_wrap=True)
+
+
+def _figures_table(verdict: "Verdict") -> "RichTable":
+    from rich import box
+    from rich.table import Table
+
+    table = Table("figure", "published", "here", "expected of one run", box=box.SIMPLE)
+    for name, figure in verdict.figures.items():
+        here = "none" if figure.found is None else f"{figure.found:.4f}"
+        ends = "–" if figure.interval is None else f"{figure.interval[0]:.4f} to {figure.interval[1]:.4f}"
+        mean = "" if figure.mean_of == 1 else f" (mean of {figure.mean_of})"
+        judged = {True: "", False: " (outside)", None: " (not judged)"}[figure.inside]
+        table.add_row(_escape(name), f"{figure.published:.4f}{mean}", here, f"{ends}{judged}")
+    return table

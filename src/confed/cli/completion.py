@@ -7,9 +7,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 Known = dict[str, list[str]]
+KIND_OF = {"algorithm": "method", "model": "model", "data": "dataset", "task": "task"}
+"""Section of a recipe -> kind of what it names."""
 
 
 def _known() -> Known:
@@ -21,9 +24,9 @@ def _known() -> Known:
     stamp = f"{VERSION} {home} {newest}"
     file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "confed" / "names.json"
     with suppress(OSError, ValueError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept.get("stamp") == stamp:
-            return kept["names"]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content.get("stamp") == stamp:
+            return content["names"]
     names = _looked_up()
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,14 +40,11 @@ def _looked_up() -> Known:
     from confed.cli.description import describe_name, names
 
     names_of_kind = names()
-    keys = [f"{section}.name=" for section in ("algorithm", "model", "task", "data")]
-    for kind, section in (("method", "algorithm"), ("model", "model"), ("task", "task"), ("dataset", "data")):
+    keys = [f"{section}.name=" for section in KIND_OF]
+    for kind in (*KIND_OF.values(), "section"):
         for name in names_of_kind[kind]:
             (description,) = describe_name(name, kind)
-            keys += [f"{section}.{setting.name}=" for setting in description.settings]
-    for section in names_of_kind["section"]:
-        (description,) = describe_name(section, "section")
-        keys += [f"{section}.{setting.name}=" for setting in description.settings]
+            keys += [f"{description.section}.{setting.name}=" for setting in description.settings]
     return {**names_of_kind, "keys": sorted(dict.fromkeys(keys))}
 
 
@@ -57,11 +57,7 @@ def _those(kind: str) -> Callable[[str], list[str]]:
 
 def complete_anything(incomplete: str) -> list[str]:
     """Names of methods, models, datasets, tasks, recipes and sections."""
-    every: list[str] = []
-    for kind, names in _known().items():
-        if kind != "keys":
-            for name in names:
-                every.append(name)
+    every = chain.from_iterable(names for kind, names in _known().items() if kind != "keys")
     return sorted({name for name in every if name.startswith(incomplete)})
 
 
@@ -80,9 +76,8 @@ complete_task = _those("task")
 def complete_key(incomplete: str) -> list[str]:
     """Keys of a recipe with an equals sign; the values of "name" after it."""
     section, _, value = incomplete.partition(".name=")
-    kinds = {"algorithm": "method", "model": "model", "task": "task", "data": "dataset"}
-    if section in kinds and ".name=" in incomplete:
-        return [f"{section}.name={name}" for name in _those(kinds[section])(value)]
+    if section in KIND_OF and ".name=" in incomplete:
+        return [f"{section}.name={name}" for name in _those(KIND_OF[section])(value)]
     return [key for key in _known()["keys"] if key.startswith(incomplete)]
 
 

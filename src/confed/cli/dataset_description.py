@@ -3,9 +3,9 @@
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -147,22 +147,37 @@ def _described(
     from confed.data.labelled import LabelDataset
     from confed.data.modalities import is_modal
 
-    if isinstance(dataset, LabelDataset):
-        return _describe_labels(dataset, out, _lines_of(shown, how))
-    modal = is_modal(dataset)
     parts = list(_parts(dataset))
-    description = {
-        "name": name,
-        "answers": len(dataset.answers),
-        "words": len(dataset.words),
-        "rows": [{**_row(*entry), **(_modal_row(entry[2]) if modal else {})} for entry in parts],
-        "facts": dict(dataset.facts),
-    }
+    places: list[tuple[str, Shown]] = []
+    if isinstance(dataset, LabelDataset):
+        name, facts, count = dataset.name, _label_facts(dataset), len(dataset.labels)
+        rows = [_label_row(dataset, *entry) for entry in parts]
+        drawn = [(place, e) for place, role, e in parts if role in ("train", "unseen") and e.pictures is not None]
+        if out is not None and not drawn:
+            raise ValueError(f"dataset {dataset.name!r} has texts: there are no pictures to draw on a sheet")
+        places += [(place, _label_cells(e, _SHEET_COLUMNS)) for place, e in drawn[:_SHEET_ROWS]] if out else []
+    else:
+        modal, facts, count = is_modal(dataset), dict(dataset.facts), len(dataset.answers)
+        rows = [{**_row(*entry), **(_modal_row(entry[2]) if modal else {})} for entry in parts]
+        for place, role, examples in parts if out else ():
+            if role in ("train", "unseen") and (cells := _cells(examples, _SHEET_COLUMNS)):
+                places.append((place, cells))
+    description = {"name": name, "answers": count, "words": len(dataset.words), "rows": rows, "facts": facts}
     if out is not None:
-        lines = [(place, _cells(e, _SHEET_COLUMNS)) for place, role, e in parts if role in ("train", "unseen")]
-        _draw_sheet([*_lines_of(shown, how), *(line for line in lines if line[1])], out)
+        starts = range(0, len(shown), _SHEET_COLUMNS)
+        first = [("" if start else how, shown[start : start + _SHEET_COLUMNS]) for start in starts]
+        _draw_sheet([*first, *places], out)
         description["sheet"] = str(out)
     return description
+
+
+def _label_facts(dataset: "LabelDataset") -> dict[str, str]:
+    facts = {"clients": str(len(dataset.clients)), **dataset.facts}
+    if len(dataset.clients) > LISTED:
+        facts["clients"] += f", of which the first {LISTED} are listed"
+    if dataset.coarse:
+        facts["coarse labels"] = str(len(set(dataset.coarse.values())))
+    return facts
 
 
 def _public(constructor: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,9 +207,12 @@ def _option(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-def _parts(dataset: "FederatedDataset") -> "Iterable[tuple[str, str, Examples]]":
-    for name, split in dataset.clients.items():
-        for role, examples in split.roles.items():
+def _parts(dataset: "FederatedDataset | LabelDataset") -> Iterator[tuple[str, str, Any]]:
+    """Place, role and examples; of the clients of multi-label data the first ones."""
+    from confed.data.labelled import LabelDataset
+
+    for name in islice(dataset.clients, LISTED if isinstance(dataset, LabelDataset) else None):
+        for role, examples in dataset.clients[name].roles.items():
             yield name, role, examples
     for name, examples in dataset.unseen.items():
         yield name, "unseen", examples
@@ -232,39 +250,6 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
         "answers": len(counts),
         "most_frequent": f"{answer} ({count / max(len(examples), 1):.1%})",
     }
-
-
-def _lines_of(shown: Shown, how: str) -> "list[tuple[str, Shown]]":
-    """Rows of a sheet."""
-    starts = range(0, len(shown), _SHEET_COLUMNS)
-    return [("" if start else how, shown[start : start + _SHEET_COLUMNS]) for start in starts]
-
-
-def _describe_labels(dataset: "LabelDataset", out: Path | None, first: "list[tuple[str, Shown]]") -> dict[str, Any]:
-    parts: list[tuple[str, str, LabelExamples]] = []
-    for name, _ in zip(dataset.clients, range(LISTED), strict=False):
-        parts += [(name, role, examples) for role, examples in dataset.clients[name].roles.items()]
-    parts += [(name, "unseen", examples) for name, examples in dataset.unseen.items()]
-    facts = {"clients": str(len(dataset.clients)), **dataset.facts}
-    if len(dataset.clients) > LISTED:
-        facts["clients"] += f", of which the first {LISTED} are listed"
-    if dataset.coarse:
-        facts["coarse labels"] = str(len(set(dataset.coarse.values())))
-    description = {
-        "name": dataset.name,
-        "answers": len(dataset.labels),
-        "words": len(dataset.words),
-        "rows": [_label_row(dataset, *entry) for entry in parts],
-        "facts": facts,
-    }
-    if out is not None:
-        shown = [(place, e) for place, role, e in parts if role in ("train", "unseen") and e.pictures is not None]
-        if not shown:
-            raise ValueError(f"dataset {dataset.name!r} has texts: there are no pictures to draw on a sheet")
-        lines = [(place, _label_cells(e, _SHEET_COLUMNS)) for place, e in shown[:_SHEET_ROWS]]
-        _draw_sheet([*first, *lines], out)
-        description["sheet"] = str(out)
-    return description
 
 
 def _label_row(dataset: "LabelDataset", place: str, role: str, examples: "LabelExamples") -> dict[str, Any]:

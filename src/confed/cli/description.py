@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -15,11 +15,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from confed import registry
 from confed.cli.catalogue import EVERY_METHOD, Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
+from confed.cli.completion import KIND_OF
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import Range
+from confed.recipes.overrides import NAMED
 from confed.recipes.recipe import RunSection, load_recipe, read_text
-from confed.recipes.schema import DERIVED
+from confed.recipes.schema import DERIVED, keywords
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
@@ -42,21 +44,12 @@ def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: 
     meanings = described(inspect.getdoc(constructor) or "")
     for parent in reversed(constructor.__mro__) if inspect.isclass(constructor) else ():
         meanings = described(parent.__doc__ or "") | meanings if parent is not object else meanings
-    made: dict[str, Any] = {}
-    if inspect.isclass(constructor) and is_dataclass(constructor):
-        made = {f.name: f.default_factory() for f in fields(constructor) if f.default_factory is not MISSING}
     listed: list[Setting] = []
-    for name, parameter in inspect.signature(constructor).parameters.items():
-        if name in skip or name == "self":
-            continue
-        required = parameter.default is inspect.Parameter.empty
-        value = made.get(name, None if required else parameter.default)
-        inner = _table(hints.get(name, Any))
-        meaning = meanings.get(name, "")
-        default = "" if inner else _toml(value)
-        listed.append(
-            Setting(f"{prefix}{name}", "table" if inner else _kind(hints.get(name)), default, required, meaning)
-        )
+    for name, keyword in keywords(constructor, skip).items():
+        inner, meaning = _table(hints.get(name, Any)), meanings.get(name, "")
+        default = "" if inner or keyword.required else _toml(keyword.make())
+        kind = "table" if inner else _kind(hints.get(name))
+        listed.append(Setting(f"{prefix}{name}", kind, default, keyword.required, meaning))
         if inner:
             listed += settings(inner, (), f"{prefix}{name}.")
     return listed
@@ -126,7 +119,7 @@ def described(text: str) -> dict[str, str]:
 
 def prose(text: str) -> list[str]:
     """Paragraphs of a docstring after its first line, without its sections."""
-    kept: list[str] = []
+    lines: list[str] = []
     inside = False
     for line in inspect.cleandoc(text).splitlines()[1:]:
         if _SECTION.match(line):
@@ -134,8 +127,8 @@ def prose(text: str) -> list[str]:
         elif line and not line[0].isspace():
             inside = False
         if not inside:
-            kept.append(line)
-    return [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", "\n".join(kept)) if paragraph.strip()]
+            lines.append(line)
+    return [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", "\n".join(lines)) if paragraph.strip()]
 
 
 KINDS = ("method", "model", "dataset", "task", "recipe", "section")
@@ -147,14 +140,9 @@ SECTIONS: Mapping[str, tuple[type, str]] = {
 }
 """Sections of a recipe whose keys are the same in all, and a command with some of them."""
 
-REGISTRIES: Mapping[str, registry.Registry] = {
-    "method": registry.algorithms,
-    "model": registry.models,
-    "dataset": registry.datasets,
-    "task": registry.tasks,
-}
+REGISTRIES = {kind: NAMED[section] for section, kind in KIND_OF.items()}
 DEFAULT = "fedvqa_scenes"  # the recipe of `confed run` without arguments
-_SECTION_OF = {"method": "algorithm", "model": "model", "dataset": "data", "task": "task"}
+_SECTION_OF = {kind: section for section, kind in KIND_OF.items()}
 
 
 @dataclass(frozen=True)
@@ -178,7 +166,7 @@ class Description:
 
 def names() -> dict[str, list[str]]:
     """Kind -> all names of that kind."""
-    names_of_kind = {kind: kept.names() for kind, kept in REGISTRIES.items()}
+    names_of_kind = {kind: entries.names() for kind, entries in REGISTRIES.items()}
     return {**names_of_kind, "recipe": [recipe.name for recipe in packaged()], "section": list(SECTIONS)}
 
 
@@ -252,15 +240,10 @@ def _run_of_method(name: str, made_for: str) -> str:
     candidates = [recipe for recipe in packaged() if name in recipe.rows.values()]
     if candidates:
         # Rows of `confed run` before those of the full table; data that are there before data that are not.
-        recipe = min(
-            candidates,
-            key=lambda one: (
-                len(one.missing),
-                name not in one.rows,
-                _row(one, name) not in one.methods,
-                one.name != DEFAULT,
-            ),
-        )
+        def rank(one: Packaged) -> tuple[object, ...]:
+            return len(one.missing), name not in one.rows, _row(one, name) not in one.methods, one.name != DEFAULT
+
+        recipe = min(candidates, key=rank)
         return _command(recipe, f"--methods {_row(recipe, name)}")
     kinds = {other: registry.algorithms[other].traits.made_for for other in registry.algorithms.names()}  # type: ignore[attr-defined]
     whole = [one for one in packaged() if not one.missing]
@@ -294,9 +277,9 @@ def _model(name: str) -> Description:
         alike = [one for one in packaged() if one.models[""] in family]
         default = next(one for one in packaged() if one.name == DEFAULT)
         recipe = min(alike, key=lambda one: len(one.missing), default=default)
-        kept = recipe.content.get("model", {}).get("trainable")  # stays where the model changes
+        trainable = recipe.content.get("model", {}).get("trainable")  # stays where the model changes
         learns = next((setting.kind for setting in settings(entry) if setting.name == "trainable"), "")
-        other = ["model.trainable=all"] if kept and learns and f'"{kept}"' not in learns else []
+        other = ["model.trainable=all"] if trainable and learns and f'"{trainable}"' not in learns else []
         example = _command(recipe, f"model.name={name}", *other)
     return _constructed("model", name, entry, recipes, [example])
 
@@ -341,8 +324,8 @@ def _texts(entry: Callable[..., Any]) -> list[str]:
 
 def _recipe_file(path: str) -> Description:
     """Of a recipe of one's own, with what it leaves to defaults."""
-    packaged_recipe = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
-    return replace(_described(packaged_recipe), summary=packaged_recipe.comment.partition("\n")[0])
+    recipe = Packaged(path, read_text(Path(path)), tomllib.loads(load_recipe(path).to_toml()))
+    return replace(_described(recipe), summary=recipe.comment.partition("\n")[0])
 
 
 def _recipe(name: str) -> Description:

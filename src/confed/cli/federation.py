@@ -1,4 +1,4 @@
-"""Verbs of a federation across machines: server and client."""
+"""Verbs of a federation across machines: server, client, and those that create one: new, sign, key, demo, card."""
 
 import json
 import math
@@ -8,17 +8,39 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from confed.cli.app import FAILED, Json, app, console, interruptible, notes, show, tell_asks
+from confed.cli.app import (
+    FAILED,
+    Json,
+    Private,
+    Site,
+    SiteData,
+    SiteKey,
+    Unsigned,
+    app,
+    console,
+    handling,
+    interruptible,
+    notes,
+    print_json,
+    say,
+    show,
+    tell_asks,
+)
 from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
+    from confed.data.card_files import Card
     from confed.deployment.manifest import Manifest
+    from confed.engines.remote.sites import Timeouts
+    from confed.engines.remote.update_bounds import Bounds
     from confed.recipes.recipe import Recipe
     from confed.system.events import Event
 
@@ -32,12 +54,17 @@ class Engine(StrEnum):
 
 Chosen = Annotated[Engine, typer.Option("--engine", help="Transport of the messages.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
+Source = Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")
+]
+Trained = Annotated[str, typer.Option(help="What to train.")]
 Method = Annotated[str | None, typer.Option(help="A method of a study. [default: the recipe's main method]")]
 
 
 @app.command(rich_help_panel="Federation")
 def server(
-    recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
+    recipe: Source,
     overrides: Overrides = None,
     state: Annotated[Path, typer.Option(help="The run folder; an existing one is resumed.")] = Path("state"),
     tls: Annotated[Path | None, typer.Option(help="The folder with server.crt, server.key and sites.json.")] = None,
@@ -68,9 +95,7 @@ def server(
     deliver: Annotated[
         bool, typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated.")
     ] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")
-    ] = False,
+    insecure: Insecure = False,
     card: Annotated[
         Path | None, typer.Option(help="A data card (confed federation card), for a server without examples.")
     ] = None,
@@ -82,21 +107,19 @@ def server(
     Ctrl-C stops; the same command resumes. Needs the extra "flower"; with --engine flare the extra
     "flare", and --tls is the folder that `confed federation new --engine flare` made, which knows address and port.
     """
-    from confed.cli.federation_status import StatusPage
+    from confed.api.progress import StatusPage
     from confed.engines.remote.sites import Timeouts
     from confed.engines.remote.update_bounds import Bounds
 
     bounds = Bounds(update_bound, weight_bound)
     if engine is Engine.flare:
-        from confed.cli import federation_flare as federating_flare
-
         if insecure or (host, port) != ("127.0.0.1", 8443):
             raise ValueError("with --engine flare the kit sets address and port, and TLS is always on")
         if deliver:
             raise ValueError("--deliver is for Flower; with --engine flare the same command hands out the final models")
         loaded, timeouts = _led(recipe, list(overrides or []), method, card), Timeouts(minimum, deadline, away)
         with _private():
-            federating_flare.serve(loaded, tls, sites, state, timeouts, wait, whole, as_json, bounds)
+            _serve_flare(loaded, tls, sites, state, timeouts, wait, whole, as_json, bounds)
         return
     need_flower()
     from confed.deployment.provision import SITES, read_sites
@@ -135,24 +158,46 @@ def server(
     show(state, [summary], as_json)
 
 
+def _serve_flare(
+    recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, timeouts: "Timeouts", wait: float, whole: bool,
+    as_json: bool, bounds: "Bounds",
+) -> None:  # fmt: skip
+    """Server of a federation over FLARE: ``confed server --engine flare``."""
+    need_flare()
+    from confed.api.progress import StatusPage
+    from confed.deployment.flare.job import ServerSettings
+    from confed.deployment.flare.server import serve
+    from confed.deployment.provision import SITES, read_sites
+
+    if kit is None or not (kit / "startup" / "fed_server.json").is_file():
+        raise ValueError("with --engine flare, --tls must be the server's folder, with startup/fed_server.json in it")
+    kit = kit.resolve()
+    settings = ServerSettings(
+        recipe="run/recipe.toml", state=str(state.resolve()), bulletin="run", sites=read_sites(sites or kit / SITES),
+        minimum=timeouts.minimum, deadline=timeouts.deadline, away=timeouts.away, wait=wait, whole=whole,
+        update_bound=bounds.update, weight_bound=bounds.weight,
+    )  # fmt: skip
+    with interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
+        summary = serve(recipe, kit, settings, progress=page)
+    show(state, [summary], as_json)
+
+
 @app.command(rich_help_panel="Federation")
 def client(
-    recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
+    recipe: Source,
     overrides: Overrides = None,
-    site: Annotated[str, typer.Option(help="Name of this site, a client of the data.")] = "",
+    site: Site = "",
     server: Annotated[str, typer.Option(help="The server, HOST:PORT.")] = "127.0.0.1:8443",
     ca: Annotated[Path | None, typer.Option(help="Certificate of the server's authority (ca.crt).")] = None,
-    key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
+    key: SiteKey = Path("key"),
     members: Annotated[
         Path | None,
         typer.Option(
             help="The list of sites and their public keys, for secure aggregation. [default: sites.json beside --key]"
         ),
     ] = None,
-    private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
-    data: Annotated[
-        list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
-    ] = None,
+    private: Private = Path("private"),
+    data: SiteData = None,
     card: Annotated[
         Path | None, typer.Option(help="The merged data card, which maps this site's data to common answers and words.")
     ] = None,
@@ -177,12 +222,8 @@ def client(
     kit: Annotated[
         Path, typer.Option(help="With --engine flare: this site's folder, instead of --ca and --key.")
     ] = Path("."),
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")
-    ] = False,
-    unsigned: Annotated[
-        bool, typer.Option("--unsigned", help="Skip the check of the coordinator's signature.")
-    ] = False,
+    insecure: Insecure = False,
+    unsigned: Unsigned = False,
 ) -> None:
     """Take part in a federation across machines as one of its sites.
 
@@ -194,8 +235,6 @@ def client(
     given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
     given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
     if engine is Engine.flare:
-        from confed.cli import federation_flare as federating_flare
-
         if insecure or ca is not None:
             raise ValueError("with --engine flare the kit sets the server and its certificate, and TLS is always on")
         stop = threading.Event()
@@ -205,7 +244,13 @@ def client(
                 accept(private, _certificate(anchor), check_signed(kit, anchor, recipe, card, site))
         with _private(), _stopping(stop):
             loaded = _handed_out(recipe, [*(overrides or []), *given], method)
-            federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations, patience)
+            need_flare()
+            from confed.deployment.flare.server import join
+
+            join(
+                loaded, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations,
+                once=once, patience=patience, progress=notes(),
+            )  # fmt: skip
         return
     need_flower()
     from confed.deployment.site import ASK_FOR_IT, open_site, signer_by_list
@@ -307,10 +352,14 @@ def _certificate(path: Path) -> bytes:
 
 def need_flower() -> None:
     """Check that Flower is installed; a fault is a ValueError."""
-    from importlib.util import find_spec
-
     if find_spec("flwr") is None:
         raise ValueError("a federation across machines needs Flower: pip install '.[flower]' -c constraints.txt")
+
+
+def need_flare() -> None:
+    """Check that FLARE is installed; a fault is a ValueError."""
+    if find_spec("nvflare") is None:
+        raise ValueError("a federation over FLARE needs it: pip install '.[flare]' -c constraints.txt")
 
 
 @contextmanager
@@ -326,19 +375,166 @@ def _private() -> Iterator[None]:
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
     """Orderly end of a site on Ctrl-C and on the signal of a service manager."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if asked:  # asked twice
+        if signals:  # asked twice
             raise SystemExit(128 + number)
-        asked.append(number)
+        signals.append(number)
         stop.set()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), end)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if asked:
-        raise typer.Exit(128 + asked[0])
+    if signals:
+        raise typer.Exit(128 + signals[0])
+
+
+# Creation of a federation ----------------------------------------------------------------------------------------
+
+federation_app = typer.Typer(help="Create a federation across machines, or try one on this machine.")
+app.add_typer(federation_app, name="federation", rich_help_panel="Federation")
+
+
+@federation_app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder of the federation; must not exist.")],
+    sites: Annotated[str, typer.Option(help="Names of the clients, one site each: a,b,c.")],
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+    recipe: Trained = "fedvqa_scenes",
+    method: Method = None,
+    days: Annotated[int, typer.Option(help="Days for which certificates are valid.")] = 365,
+    card: Annotated[Path | None, typer.Option(help="A data card, copied into all folders.")] = None,
+    wheel: Annotated[Path | None, typer.Option(help="A wheel file of confed, copied into all sites' folders.")] = None,
+    engine: Chosen = Engine.flower,
+    as_json: Json = False,
+) -> None:
+    """Make certificates, keys, a folder for every site and one for the server, each with its README.
+
+    The new certificate authority signs the recipe, the card and the list of sites; sites check the signature.
+    """
+    from confed.deployment.provision import AUTHORITY, Federation, names_of_data, provision
+    from confed.runs.cohorts import pinned
+
+    need_flare() if engine is Engine.flare else need_flower()
+    loaded = pinned(single_recipe(recipe, list(overrides or []), method))
+    names = tuple(name.strip() for name in sites.split(",") if name.strip())
+    federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
+    if engine is Engine.flare:
+        from confed.deployment.flare.provision import check_names
+        from confed.deployment.flare.provision import provision_flare as provision
+
+        check_names(federation)
+    client_names = names_of_data(loaded, card)
+    if client_names is None:
+        say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and there is no --card")
+    elif strange := [name for name in names if name not in client_names]:
+        raise ValueError(
+            f"--sites: the recipe's data have no client {strange[0]!r}; there are {', '.join(client_names)}"
+        )
+    provision(folder, federation)
+    if as_json:
+        print_json({"folder": str(folder), "sites": list(names)})
+        return
+    say(f"made {escape(str(folder))}: begin with {escape(str(folder / 'server' / 'README.md'))}")
+    if engine is Engine.flower:
+        say(f"the authority's key is {escape(str(folder / AUTHORITY / 'ca.key'))}: keep it offline")
+
+
+@federation_app.command("sign")
+def sign(
+    folder: Annotated[Path, typer.Argument(help="The server's folder, with the present recipe.toml and sites.json.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The authority's private key, with FLARE provision/cert.json. [default: authority/ca.key beside the "
+            "server's folder]"
+        ),
+    ] = None,
+    card: Annotated[Path | None, typer.Option(help="A new data card, copied to all parties.")] = None,
+    serial: Annotated[
+        int | None, typer.Option(help="Serial number, above all that sites have accepted. [default: the last plus 1]")
+    ] = None,
+) -> None:
+    """Sign recipe, card and list of sites again after one of them changed; sites refuse unsigned files."""
+    from confed.deployment.manifest import MANIFEST, SIGNATURE
+    from confed.deployment.provision import SITES, key_of_authority, sign_again
+
+    server = folder.resolve()
+    written = sign_again(server, key or key_of_authority(server), card, serial)
+    say(f"signed in {escape(', '.join(str(path) for path in written))}")
+    say(f"every site needs the new {MANIFEST} and {SIGNATURE}, and recipe, card and {SITES} if they changed")
+
+
+@federation_app.command("key")
+def key(path: Annotated[Path, typer.Argument(help="File for the private key; must not exist.")]) -> None:
+    """Make a site's private key; prints the public key, for the server's sites.json."""
+    need_flower()
+    from confed.deployment.provision import make_key
+
+    print(make_key(path))
+
+
+@federation_app.command("demo")
+def demo(
+    overrides: Overrides = None,
+    sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
+    recipe: Trained = "fedvqa_scenes",
+    method: Method = None,
+    out: Annotated[Path, typer.Option(help="Folder for everything; must not exist.")] = Path("federation-demo"),
+    engine: Chosen = Engine.flower,
+    as_json: Json = False,
+) -> None:
+    """Run a whole federation on this machine: server and sites in separate processes, with TLS, keys and sockets."""
+    need_flare() if engine is Engine.flare else need_flower()
+    from confed.deployment.demo import demonstrate
+
+    given = [*(_SMALL if recipe == "fedvqa_scenes" else ()), *(overrides or ())]
+    loaded = single_recipe(recipe, given, method)
+    summary = demonstrate(loaded, out, sites, notes(), engine.value)
+    show(out / "server" / "state", [summary], as_json)
+
+
+# A size of fedvqa_scenes that trains in half a minute to an accuracy of about 60 %.
+_SMALL = ("data.train=200", "data.validation=40", "data.test=100", "run.rounds=3", "local.epochs=1")
+
+
+@federation_app.command("card")
+def card(
+    recipe: Annotated[str, typer.Argument(help="The recipe whose data are described; with --merge the first card.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value of the recipe; with --merge further cards.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("card.json"),
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the cards of several sites.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a data card, for a server without examples: answers, types, words, clients and shapes of a recipe's data.
+
+    Run it where the data are. If the data of the sites differ, each writes a card; the merged card goes to the server
+    and, as answers and words must be the same everywhere, to every site.
+    """
+    from confed.deployment.provision import card_of_recipe, merge_cards, write_card
+    from confed.recipes.recipe import load_recipe
+
+    data_card: Card
+    if merge:
+        data_card = merge_cards([Path(recipe), *map(Path, overrides or ())])
+    else:
+        data_card = card_of_recipe(load_recipe(recipe, overrides or ()))
+    write_card(data_card, out)
+    counts = {
+        "clients": len(data_card.clients),
+        "labels" if data_card.labels else "answers": len(data_card.answers),
+        "types": len(data_card.types),
+        "words": len(data_card.words),
+        "unseen places": len(data_card.places),
+    }
+    if as_json:
+        print_json({"file": str(out), **counts})
+        return
+    told = ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())
+    say(escape(f"made {out}: {told}; read it before you send it"))
+    if merge:
+        say("every site needs it too: confed client ... --card")

@@ -1,25 +1,31 @@
-"""Verbs that list and diagnose: list, doctor."""
+"""Verbs that list, diagnose and describe: list, doctor, show."""
 
 import json
 import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from confed.cli.app import FAILED, Json, app, print_json
-from confed.cli.completion import complete_kind, complete_task
+from confed.cli.app import FAILED, Json, Private, Site, SiteData, SiteKey, Unsigned, app, print_json, table_of
+from confed.cli.completion import complete_anything, complete_kind, complete_task
 from confed.system.packages import for_this_installation
 from confed.system.release import DISTRIBUTION, VERSION
+
+if TYPE_CHECKING:
+    from confed.cli.description import Description, Setting
+
+WIDEST = 100  # columns that texts take at most: longer lines are hard to read
 
 # Diagnosis of the installation: versions, processors, memory --------------------------------------------------
 
@@ -212,9 +218,7 @@ _LABEL = 14  # columns of labels; longer ones are broken
 
 def _print_group(console: Console, rows: Sequence[Mapping[str, Any]], wide: int, labels: int) -> None:
     """A line per thing: name, label and what it is."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = table_of(show_header=False)
     table.add_column(width=wide, no_wrap=True)
     if labels:
         table.add_column(width=labels)
@@ -226,9 +230,7 @@ def _print_group(console: Console, rows: Sequence[Mapping[str, Any]], wide: int,
 
 
 def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
+    table = table_of()
     for column in rows[0]:
         table.add_column(column, overflow="fold" if column == "name" else "ellipsis")
     for row in rows:
@@ -249,18 +251,14 @@ def doctor(
         str | None, typer.Option(help="At a site: the server to join, HOST:PORT. Checks all that joining needs.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="The federation's recipe.")] = "recipe.toml",
-    site: Annotated[str, typer.Option(help="Name of this site, a client of the data.")] = "",
+    site: Site = "",
     ca: Annotated[Path, typer.Option(help="Certificate of the server's authority.")] = Path("ca.crt"),
-    key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
-    private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
-    data: Annotated[
-        list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
-    ] = None,
+    key: SiteKey = Path("key"),
+    private: Private = Path("private"),
+    data: SiteData = None,
     card: Annotated[Path | None, typer.Option(help="This site's data card, if any.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The server has no TLS.")] = False,
-    unsigned: Annotated[
-        bool, typer.Option("--unsigned", help="Skip the check of the coordinator's signature.")
-    ] = False,
+    unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
     """Check of versions, threads, memory, GPUs and missing extras; with --server, of what a site needs to join.
@@ -335,3 +333,117 @@ def _visit(
         shown.print(f"{faulty} to put right before joining" if faulty else "this site can join")
     if faulty:
         raise typer.Exit(FAILED)
+
+
+# Everything about one thing ------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel="Start")
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A method, model, dataset, task or recipe (`confed list`), the section local or run, a recipe file, "
+            "or MODULE:NAME of your own (with --allow-code MODULE).",
+            autocompletion=complete_anything,
+        ),
+    ],
+    kind: Annotated[
+        str, typer.Option(help="method, model, dataset, task, recipe or section, where several have the name.")
+    ] = "",
+    toml: Annotated[bool, typer.Option("--toml", help="Of a recipe: print its file, to be changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Everything about one method, model, dataset, task or recipe: settings, an example, papers, differences."""
+    from confed.cli.catalogue import packaged
+    from confed.cli.description import describe_name
+    from confed.recipes.recipe import read_text
+
+    description = describe_name(name, "recipe" if toml and not kind else kind)
+    if toml:
+        texts = [recipe.text for recipe in packaged() if recipe.name == name]
+        print(texts[0] if texts else read_text(Path(name)), end="")
+    elif as_json:
+        print_json([asdict(one) for one in description])
+    else:
+        console = Console(highlight=False)
+        width = min(console.width, WIDEST)
+        for number, one in enumerate(description):
+            console.print("\n".join([*([""] if number else []), *page(one, width)]), soft_wrap=True)
+
+
+def page(one: "Description", width: int) -> Iterator[str]:
+    """A description as lines of rich's markup."""
+    label = f" · {escape(one.label)}" if one.label not in ("", one.name) else ""
+    yield f"[bold]{escape(one.name)}[/]{label} ({one.kind}{f', {one.group}' if one.kind == 'method' else ''})"
+    yield from _wrapped(one.summary, width, "")
+    if one.source:
+        yield "\n[bold]Paper[/]"
+        yield from _wrapped(one.source, width)
+    if one.facts:
+        yield "\n[bold]Facts[/]"
+        wide = max(map(len, one.facts)) + 2
+        for key, value in one.facts.items():
+            yield from _wrapped(f"{key:{wide}}{value}", width, after="  " + " " * wide)
+    yield f"\n[bold]Example{'s' if len(one.examples) > 1 else ''}[/]"
+    for line in one.examples:
+        yield f"  {escape(line)}"  # a command is in one piece, to be copied
+    if one.settings or one.shared:
+        yield f"\n[bold]Settings in {escape(f'[{one.section}]')}[/]"
+        yield from _settings(one.settings, width)
+    if one.shared:
+        yield from _wrapped(f"of every method (confed show algorithm): {', '.join(one.shared)}", width)
+    if one.text:
+        yield f"\n[bold]{'How it works' if one.kind == 'method' else 'More'}[/]"
+        yield from _paragraphs(one.text, width)
+    if one.differences:
+        yield "\n[bold]Where it differs from the text[/]"
+        for difference in one.differences:
+            why = f" ({difference.why})" if difference.why else ""
+            difference_text = f"{difference.text} → " if difference.text else ""
+            yield from _wrapped(f"- {difference_text}{difference.here}{why}", width, after="    ")
+    if one.recipes:
+        yield "\n[bold]Recipes[/]"
+        yield from _wrapped(", ".join(one.recipes), width)
+
+
+def _settings(listed: "Sequence[Setting]", width: int) -> Iterator[str]:
+    """Two lines or more per setting: name, default and type; what it means."""
+    for one in listed:
+        default = f"= {one.default}" if one.default else "not set"
+        value = "must be given" if one.required else default
+        head = f"{one.name} (table)" if one.kind == "table" else f"{one.name} {value}   {one.kind}"
+        first, *rest = _wrapped(head, width, after=" " * 6)
+        name = escape(one.name)
+        yield f"  [bold]{name}[/]{first[len(name) + 2 :]}"
+        yield from rest
+        yield from _wrapped(one.meaning, width, " " * 6)
+
+
+def _paragraphs(texts: Sequence[str], width: int) -> Iterator[str]:
+    """Paragraphs of docstrings: prose and lists in the terminal's width, formulas and tables line by line."""
+    for number, text in enumerate(texts):
+        if number:
+            yield ""
+        lines = text.splitlines()
+        if any(line.startswith(("|", "    ", "\t")) for line in lines) or text.endswith("::"):
+            for line in lines:
+                yield from _wrapped(line.replace("``", ""), width, after="      ")
+            continue
+        for paragraph in re.split(r"\n(?=[-*] )", text):
+            yield from _wrapped(
+                " ".join(_unmarked(paragraph).split()), width, after="    " if paragraph[:2] in ("- ", "* ") else ""
+            )
+
+
+def _unmarked(text: str) -> str:
+    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", text).replace("``", "")
+
+
+def _wrapped(text: str, width: int, before: str = "  ", after: str = "") -> list[str]:
+    """A text in lines of at most ``width`` columns; further lines begin with ``after``, or as the first."""
+    lines = textwrap.wrap(
+        text, width, initial_indent=before, subsequent_indent=after or before, break_on_hyphens=False,
+        drop_whitespace=True,
+    )  # fmt: skip
+    return [escape(line) for line in lines]

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, plain, print_json, print_table, say
+from confed.cli.app import Json, app, plain, print_json, print_line, print_tables, say
 from confed.cli.completion import complete_folder
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def predict(
     elif kind == "captions":
         print(prediction["caption"])
     else:
-        _print_found(prediction, page)
+        _print_prediction(prediction, page)
 
 
 _OPTIONS = {"question": "--question", "image2": "--picture2", "choices": "--choice", "text": "--text"}
@@ -107,14 +106,14 @@ def _check_question(image: Path | None, question: list[str] | None) -> None:
                          f"{'a question (--question)' if question is None else ''}")  # fmt: skip
 
 
-def _print_found(found: Mapping[str, Any], page: Path | None) -> None:
+def _print_prediction(prediction: Mapping[str, Any], page: Path | None) -> None:
     """Answers or labels with their probabilities, and what the model does not know."""
-    if "labels" in found:
-        print("\n".join(_lines(found, max(10, sum(entry["predicted"] for entry in found["labels"])))))
-    for answer in found.get("answers", ()):
+    if "labels" in prediction:
+        print("\n".join(_lines(prediction, max(10, sum(entry["predicted"] for entry in prediction["labels"])))))
+    for answer in prediction.get("answers", ()):
         print(f"{answer['probability']:6.1%}  {answer['answer']}")
-    if found.get("unknown_words"):
-        say(f"[yellow]words the model does not know:[/] {escape(', '.join(found['unknown_words']))}")
+    if prediction.get("unknown_words"):
+        say(f"[yellow]words the model does not know:[/] {escape(', '.join(prediction['unknown_words']))}")
     if page is not None:
         say(f"page: {escape(str(page))}")
 
@@ -135,33 +134,33 @@ def _talk(
         print_json(talk.asked(questions if questions is not None else [line for line in sys.stdin if line.strip()]))
         return
     counts = Counter[bool]()
-    for asked in questions if questions is not None else sys.stdin:
-        counts[bool(asked.strip())] += 1
-        if asked.strip():
-            print(talk.ask(asked), flush=True)
+    for question in questions if questions is not None else sys.stdin:
+        counts[bool(question.strip())] += 1
+        if question.strip():
+            print(talk.ask(question), flush=True)
     if counts[False]:
         say(f"{counts.total()} lines = {counts[True]} asked + {counts[False]} left out (blank)")
 
 
-def _lines(found: Mapping[str, Any], shown: int) -> list[str]:
+def _lines(prediction: Mapping[str, Any], shown: int) -> list[str]:
     """Labels sorted by probability, with a line where those predicted end."""
     lines = [
         f"known: {one['label']} {'yes' if one['state'] else 'no'} (alone the model says {one['alone']:.1%})"
-        for one in found["known"]
+        for one in prediction["known"]
     ]
-    if found["known"]:
+    if prediction["known"]:
         lines.append("  told   alone  label")
-    entries = found["labels"][:shown]
-    mark = f"------ {found['threshold']:.0%}: labels below are not predicted"
+    entries = prediction["labels"][:shown]
+    mark = f"------ {prediction['threshold']:.0%}: labels below are not predicted"
     for number, entry in enumerate(entries):
         if not entry["predicted"] and (not number or entries[number - 1]["predicted"]):
             lines.append(mark)
         alone = f"  {entry['alone']:6.1%}" if "alone" in entry else ""
-        turned = "alone" in entry and (entry["alone"] >= found["threshold"]) != entry["predicted"]
+        turned = "alone" in entry and (entry["alone"] >= prediction["threshold"]) != entry["predicted"]
         lines.append(f"{entry['probability']:6.1%}{alone}  {entry['label']}{'  *' if turned else ''}")
     if any(line.endswith("  *") for line in lines):
         lines.append("* predicted otherwise without what is known")
-    left = len(found["labels"]) - len(entries)
+    left = len(prediction["labels"]) - len(entries)
     return lines + ([f"and {left} less probable labels (--top, --json)"] if left else [])
 
 
@@ -293,7 +292,6 @@ def evaluate(
     from confed.inference.evaluate import evaluate as tried_on
     from confed.inference.evaluate import write_evaluation
     from confed.inference.finished_run import run_of
-    from confed.report.tables.table import to_rich
 
     run = run_of(folder)
     evaluation = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
@@ -301,9 +299,8 @@ def evaluate(
     if as_json:
         print_json({**plain(evaluation.content()), "files": {name: str(path) for name, path in files.items()}})
         return
-    print_table(to_rich(evaluation.table()))
-    where = escape(str(files["evaluation.json"].parent))
-    Console().print(f"written: {where}", soft_wrap=True, highlight=False)
+    print_tables([evaluation.table()])
+    print_line(f"written: {escape(str(files['evaluation.json'].parent))}")
 
 
 def _next(root: Path) -> Path:

@@ -1,17 +1,41 @@
-"""Verbs that run things: run, resume, report."""
+"""Verbs that run things, follow them and tell of them: run, resume, report, watch, track."""
 
 import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, Group
 from rich.markup import escape
 
-from confed.cli.app import Json, app, complain, console, interruptible, is_quiet, say, show, tell_asks
+from confed.cli.app import (
+    FAILED,
+    Json,
+    app,
+    complain,
+    is_quiet,
+    plain,
+    print_json,
+    say,
+    show,
+    showing,
+    table_of,
+    tell_asks,
+)
 from confed.cli.completion import complete_folder, complete_key, complete_method
-from confed.cli.plan import Plan, rows_of_study, show_plan
-from confed.cli.study import RecipeName, finish, show_sweep
+from confed.cli.study import Plan, RecipeName, finish, rows_of_study, show_plan, show_sweep
 from confed.system.collector import collector_at_rest
+from confed.tracking.backends import BACKENDS
+
+if TYPE_CHECKING:
+    from confed.results.watching import RunState
+
+Every = Annotated[float, typer.Option(min=0.2, help="Seconds between looks at the files.")]
+_PLACES = "; ".join(f"{name}: {backend.place}" for name, backend in BACKENDS.items())
+_STYLE = {"finished": "green", "running": "bold", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 
 
 @app.command(rich_help_panel="Train")
@@ -48,7 +72,6 @@ def run(
     Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
     """
     with collector_at_rest():
-        from confed.api.progress import Display
         from confed.engines.workers import free_cores
         from confed.recipes.recipe import load_recipe
         from confed.studies.runner import run_single, run_study
@@ -74,7 +97,7 @@ def run(
         show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)
         return
     folder = out or free_folder(loaded.name)
-    with interruptible(folder), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
+    with showing(folder, as_json, rounds=True) as display:
         if loaded.methods or seeds != 1:
             create_study(loaded, folder, seeds)
             summaries = run_study(folder, display).summaries
@@ -121,7 +144,11 @@ def report(
     folders = run_folders(folder)
     # Rows of one method are told apart by the study's labels, which a run does not know.
     labels = {run.folder: run.label for run in load(folder).runs if run.complete}
-    summaries = [{**_summary(place), "label": labels[place]} for place in folders if place in labels]
+    summaries: list[dict[str, Any]] = []
+    for place in folders:
+        if place in labels:
+            summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
+            summaries.append({**summary, "label": labels[place]})
     chosen = [name.strip() for name in (methods or "").split(",") if name.strip()]
     if chosen and not figures:
         raise ValueError("--methods needs --figures")
@@ -130,5 +157,172 @@ def report(
     show(folder, summaries, as_json)
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+@app.command(rich_help_panel="Train")
+def watch(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run, study or sweep folder. [default: the newest under ./runs]", autocompletion=complete_folder
+        ),
+    ] = None,
+    every: Every = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state and stop.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Follow a run, study or sweep from its files: rounds, loss, accuracy, time left; also one of another process.
+
+    Ends when nothing is under way any more; Ctrl-C ends the watching, never the run. With --json the state is printed
+    once. Exit code 1 where a run has failed.
+    """
+    from confed.results.watching import states_of
+
+    place = folder or _newest(Path("runs"))
+    states = states_of(place)
+    if as_json:
+        print_json(plain({"folder": str(place), "runs": [asdict(state) for state in states]}))
+    elif once:
+        Console(highlight=False).print(_states_table(place, states))
+    else:
+        states = _follow(place, states, every)
+    if any(state.state == "failed" for state in states):
+        raise typer.Exit(FAILED)
+
+
+def _follow(place: Path, states: "list[RunState]", every: float) -> "list[RunState]":
+    """Shows the state until nothing is under way: a live table on a terminal, otherwise a line per change."""
+    from rich.live import Live
+
+    from confed.results.watching import states_of
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        with Live(_states_table(place, states), console=console, refresh_per_second=4) as live:
+            while _under_way(states):
+                time.sleep(every)
+                states = states_of(place)
+                live.update(_states_table(place, states))
+        return states
+    shown_lines: dict[str, tuple[str, int]] = {}
+    while True:
+        for state in states:
+            if shown_lines.get(state.name) != (state.state, state.round):
+                shown_lines[state.name] = (state.state, state.round)
+                console.print(escape(_line(state)), soft_wrap=True)
+        if not _under_way(states):
+            return states
+        time.sleep(every)
+        states = states_of(place)
+
+
+def _under_way(states: "Sequence[RunState]") -> bool:
+    """Whether a process is at work; runs that wait are begun by it."""
+    return any(state.state == "running" for state in states)
+
+
+def _line(state: "RunState") -> str:
+    parts = [f"{state.name}: {state.state}"]
+    parts += [f"round {state.round}/{state.rounds}"] if state.rounds else []
+    parts += [f"loss {state.loss:.4f}"] if state.loss is not None else []
+    parts += [f"{state.metric} {state.value:.1%}"] if state.value is not None else []
+    return ", ".join([*parts, *([state.text] if state.text else [])])
+
+
+def _states_table(place: Path, states: "Sequence[RunState]") -> Group:
+    """Table of the runs under a line that says how many are finished."""
+    from rich.text import Text
+
+    done = sum(state.state == "finished" for state in states)
+    # A title of the table would be broken at the table's width.
+    heading = Text(f"{place}: {done} of {len(states)} finished", no_wrap=True, overflow="ignore")
+    table = table_of("run", "state")
+    for column in ("round", "loss", "accuracy", "s/round", "left"):
+        table.add_column(column, justify="right", no_wrap=True)
+    metrics = {state.metric for state in states if state.metric}
+    if len(metrics) == 1:
+        table.columns[4].header = metrics.pop()
+    for state in states:
+        table.add_row(
+            escape(state.name),
+            f"[{_STYLE[state.state]}]{state.state}[/]",
+            f"{state.round}/{state.rounds}" if state.rounds else "",
+            "" if state.loss is None else f"{state.loss:.4f}",
+            "" if state.value is None else f"{state.value:.1%}",
+            "" if state.seconds is None else f"{state.seconds:.1f}",
+            "" if state.left is None or state.state != "running" else _duration(state.left),
+        )
+        if state.text:
+            table.add_row("", escape(state.text))
+    return Group(heading, table)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _newest(runs: Path) -> Path:
+    """The folder under ``runs/`` that was changed last."""
+    from confed.results.folder import kind_of
+
+    folders = [path for path in runs.iterdir() if path.is_dir() and kind_of(path)] if runs.is_dir() else []
+    if not folders:
+        raise ValueError("there is no run under ./runs: give a folder, confed watch FOLDER")
+    return max(folders, key=_changed)
+
+
+def _changed(folder: Path) -> float:
+    """Time of the last change of a run's history, or of the folder itself."""
+    files = [*folder.glob("metrics.jsonl"), *folder.glob("*/*/metrics.jsonl"), *folder.glob("*/*/*/metrics.jsonl")]
+    return max([folder.stat().st_mtime, *(file.stat().st_mtime for file in files)])
+
+
+def _complete_tool(incomplete: str) -> list[str]:
+    return [name for name in BACKENDS if name.startswith(incomplete)]
+
+
+@app.command(rich_help_panel="Compare")
+def track(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A run, study or sweep folder, or a site's private folder.", autocompletion=complete_folder
+        ),
+    ],
+    to: Annotated[
+        str, typer.Option(help=f"The tool: {', '.join(BACKENDS)}.", autocompletion=_complete_tool)
+    ] = "trackio",
+    at: Annotated[str, typer.Option(help=f"Where it keeps runs. {_PLACES}.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on while a process is at work in the folder.")] = False,
+    every: Every = 2.0,
+    project: Annotated[str, typer.Option(help="Name of the project. [default: the recipe's]")] = "",
+    group: Annotated[str, typer.Option(help="Name of the group. [default: the study folder's]")] = "",
+    name: Annotated[str, typer.Option(help="Name of a run on its own. [default: its folder's]")] = "",
+    files: Annotated[bool, typer.Option(help="Send recipe, summary and report as well.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Send a run's or study's parameters, metrics by round, and files to a tracking tool.
+
+    Runs know nothing of it: their files are read, while they run (--follow) or later. What the tool has already is not
+    sent twice. Reports hold sample pictures: --no-files keeps them here.
+    """
+    from confed.deployment.site import site_of
+    from confed.tracking.follow import track as tracking
+    from confed.tracking.records import Names
+
+    site = site_of(folder)
+    place = site[0] if site else folder
+    names = Names(project, group, name or (site[1] if site else ""))
+    tracked = []
+    for sent in tracking(place, to, at=at, names=names, files=files, follow=follow, every=every):
+        tracked.append(sent)
+        if not as_json and not is_quiet():
+            new = f"{sent.values:,} new values" if sent.values else "no new values"
+            say(f"{escape(sent.name)}: {sent.state}, round {sent.round}, {new}")
+    if as_json:
+        print_json(plain({"folder": str(place), "to": to, "runs": [asdict(sent) for sent in tracked]}))
+    elif tracked:
+        see = BACKENDS[to].show.format(where=tracked[-1].where, project=tracked[-1].project)
+        say(escape(f"{to}: project {tracked[-1].project}, {tracked[-1].where}" + (f"; see `{see}`" if see else "")))
+    else:
+        say("no run has begun here")

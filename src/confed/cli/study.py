@@ -1,8 +1,10 @@
-"""Common parts of the verbs that run studies: options, how methods are judged, execution and results."""
+"""Common parts of the verbs that run grids of methods, seeds and points: options, plans, execution and results."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,26 +15,32 @@ from rich.markup import escape
 
 from confed.cli.app import (
     FAILED,
-    Judged,
+    allowed_modules,
     complain,
     console,
-    default_workers,
-    interruptible,
-    is_quiet,
     plain,
     print_json,
+    print_line,
     print_table,
+    print_tables,
     say,
     show,
+    showing,
+    table_of,
 )
 from confed.cli.completion import complete_method, complete_recipe
 from confed.federation.file_names import name_of_file, path_of
 
 if TYPE_CHECKING:
+    from confed.recipes.recipe import Recipe
     from confed.report.tables.table import Table
     from confed.results.sweep import Sweep
+    from confed.runs.plan import RunPlan
+    from confed.studies.cluster import Options
     from confed.studies.runner import Outcome
-    from confed.studies.study import Job, StudyFolder
+    from confed.studies.study import Grid, Job, StudyFolder
+
+    Execute = Callable[[StudyFolder], Outcome]
 
 
 RecipeName = Annotated[
@@ -54,6 +62,75 @@ Workers = Annotated[
 ]
 Tuned = Annotated[Path | None, typer.Option(help="Use the values of this tuned.toml of `confed tune`.")]
 Margin = Annotated[float, typer.Option(help="Points within which methods count as equal (equivalence test).")]
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        help="ray: runs on the nodes of a Ray cluster (run.address). slurm, or script (PBS, LSF, ...): write a job "
+        "script, a task per run, in place of running.",
+    ),
+]
+Slurm = Annotated[
+    list[str] | None,
+    typer.Option("--slurm", help="Options of sbatch: partition=gpu,gres=gpu:1,time=4:00:00. Repeatable."),
+]
+Submit = Annotated[bool, typer.Option("--submit", help="With --on slurm: also submit the script.")]
+Before = Annotated[
+    list[str] | None,
+    typer.Option("--before", help='A line of shell before each task, such as "module load cuda". Repeatable.'),
+]
+Plan = Annotated[
+    bool,
+    typer.Option("--plan", help="Measure a few steps, print calls, bytes, memory, disk and time, and write nothing."),
+]
+
+_RAY = {"run.engine": "run.engine=local", "run.address": 'run.address=""'}
+"""Key -> override with which runs are made without Ray."""
+LISTED = 30  # cells that are shown one by one
+
+
+@dataclass(frozen=True)
+class Judged:
+    references: tuple[str, ...] = ()  # what they are compared with; none for the usual ones
+    margin: float = 0.01  # of equality, a fraction
+    # the method whose relative improvement over each of the others is shown, client by client; "" for none
+    relative: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the runs of a study or sweep are made, as options say it; a fault is a ValueError."""
+
+    on: str = ""
+    slurm: list[str] | None = None
+    submit: bool = False
+    before: list[str] | None = None
+    options: "Options" = field(init=False)
+
+    def __post_init__(self) -> None:
+        from confed.studies.cluster import parse_options
+
+        if self.on not in ("", "slurm", "script", "ray"):
+            raise ValueError(f"--on must be slurm, script or ray, got {self.on!r}")
+        if self.on in ("", "ray") and (self.slurm or self.submit or self.before):
+            raise ValueError("--slurm, --submit and --before need --on slurm")
+        if self.on == "script" and (self.slurm or self.submit):
+            raise ValueError(
+                "--slurm and --submit need --on slurm; other schedulers take their options with the script"
+            )
+        object.__setattr__(self, "options", parse_options(self.slurm or []))
+
+
+def default_workers(recipe: "Recipe") -> int:
+    """Processes for cells: one per core, or one where they would share a GPU."""
+    from confed.engines.workers import free_cores
+
+    return free_cores() if recipe.run.device == "cpu" else 1
+
+
+def base_name(source: str) -> str:
+    """Name of a recipe, or of its file, in the names of folders."""
+    return Path(source).name.removesuffix(".toml")
 
 
 def judged_by(references: list[str] | None, margin: float, headline: str, relative: str = "") -> Judged:
@@ -87,72 +164,51 @@ def tuned_values(
 
 def finish(folder: Path, workers: int | None, as_json: bool) -> None:
     """Execution of what is missing in a run, study or sweep folder; its tables and report are written and shown."""
-    from confed.api.progress import Display
     from confed.results.folder import kind_of
-    from confed.studies.runner import resume
-    from confed.studies.study import growing
-    from confed.system.folder_lock import exclusive
+    from confed.studies.runner import resume, run_study
 
-    kind = kind_of(folder)
-    if kind == "federation":  # see confed.deployment.server
+    if kind_of(folder) == "federation":  # see confed.deployment.server
         raise ValueError(f"{folder} is a federation across machines: go on with the same `confed server` as before")
 
     def execute(study: "StudyFolder") -> "Outcome":
-        return _run(study, folder, workers, as_json)
+        count = workers if workers is not None else default_workers(study.recipe)
+        with showing(folder, as_json) as display:
+            return run_study(study.root, display, count)
 
-    if kind == "sweep":
-        with exclusive(folder):
-            _finish_sweep(folder, execute, as_json)
-    elif kind == "study" and (study := growing(folder)) is not None:
-        _finish_study(study, execute, as_json)
-    else:
-        with interruptible(folder), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
+    if not _finish_grid(folder, execute, as_json):
+        with showing(folder, as_json, rounds=True) as display:
             summaries = resume(folder, display)
         show(folder, summaries, as_json)
 
 
 def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables and report of a study or sweep whose runs other processes make, written and shown; nothing is run."""
-    from confed.results.folder import kind_of
     from confed.studies.runner import gather
-    from confed.studies.study import growing
-    from confed.system.folder_lock import exclusive
 
-    def execute(study: "StudyFolder") -> "Outcome":
-        return gather(study.root)
-
-    if kind_of(folder) == "sweep":
-        with exclusive(folder):
-            _finish_sweep(folder, execute, as_json, more)
-    elif (study := growing(folder)) is not None:
-        _finish_study(study, execute, as_json, more)
-    else:
+    if not _finish_grid(folder, lambda study: gather(study.root), as_json, more):
         raise ValueError(f"{folder} must be a study of `confed compare --recipe`, or a sweep")
 
 
-def _run(study: "StudyFolder", root: Path, workers: int | None, as_json: bool) -> "Outcome":
-    """Execution of the missing runs of a study that grows, which a command on ``root`` goes on with."""
-    from confed.api.progress import Display
-    from confed.studies.runner import run_study
+def _finish_grid(folder: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any] | None = None) -> bool:
+    """Whether a folder is a sweep or a study that grows, which is executed or gathered, and shown with ``more``."""
+    from confed.results.folder import kind_of
+    from confed.studies.study import growing
+    from confed.system.folder_lock import exclusive
 
-    count = workers if workers is not None else default_workers(study.recipe)
-    with interruptible(root), Display(console, quiet=as_json or is_quiet()) as display:
-        return run_study(study.root, display, count)
+    if kind_of(folder) == "sweep":
+        with exclusive(folder):
+            _finish_sweep(folder, execute, as_json, more or {})
+    elif (study := growing(folder)) is not None:
+        _finish_study(study, execute, as_json, more or {})
+    else:
+        return False
+    return True
 
 
-def _finish_study(
-    study: "StudyFolder",
-    execute: "Callable[[StudyFolder], Outcome]",
-    as_json: bool,
-    more: Mapping[str, Any] | None = None,
-) -> None:
+def _finish_study(study: "StudyFolder", execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables of a study after its missing runs were executed or gathered, judged as its index says."""
-    judged_before = study.index.get("judged", {})
-    judged = Judged(
-        tuple(judged_before.get("references", ())),
-        judged_before.get("margin", Judged.margin),
-        judged_before.get("relative", ""),
-    )
+    terms = study.index.get("judged", {})
+    judged = Judged(tuple(terms.get("references", ())), terms.get("margin", 0.01), terms.get("relative", ""))
     outcome = execute(study)
     if not outcome.summaries:
         if outcome.failed:
@@ -160,14 +216,12 @@ def _finish_study(
             place = _cell(study.root, first)
             raise RuntimeError(f"no run could be made: {outcome.errors[first]}; see {place}/error.txt")
         raise ValueError("no run could be made: " + next(iter(outcome.errors.values())))
-    _show_study(outcome, judged, as_json, more or {})
+    _show_study(outcome, judged, as_json, more)
     if outcome.failed:
         raise typer.Exit(FAILED)
 
 
-def _finish_sweep(
-    root: Path, execute: "Callable[[StudyFolder], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
-) -> None:
+def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables of a sweep after its missing runs were executed or gathered, value by value or model by model."""
     from confed.report.report import write_report
     from confed.report.tables.write import write_tables
@@ -221,7 +275,6 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
     """Tables of a study that grows, written and printed, and its report."""
     from confed.api.study import write_study_files
     from confed.report.tables.paper import main_tables
-    from confed.report.tables.table import to_rich
     from confed.results.runs import load
     from confed.studies.tuned import in_words
 
@@ -236,11 +289,10 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
         result |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": comparison.content()}
         print_json(plain(result | dict(more)))
         return
-    for table in main_tables(load(outcome.folder)):
-        print_table(to_rich(table))
+    print_tables(main_tables(load(outcome.folder)))
     print_table(comparison.rich())
     if written.relative:
-        print_table(to_rich(comparison.relative(written.relative)))
+        print_tables([comparison.relative(written.relative)])
     shown = Console()
     if outcome.tuned:
         words = "; ".join(f"{row} {in_words(values)}" for row, values in outcome.tuned.items())
@@ -250,11 +302,10 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
     for cell in sorted(outcome.failed):
         shown.print(escape(f"what went wrong in {cell}: {_cell(outcome.folder, cell)}/error.txt"), soft_wrap=True)
     each = ", each" if len(tables) > 1 else ""
-    text = f"tables: {outcome.folder}/{' and '.join(tables)}{each} as .md, .csv and .tex"
-    shown.print(escape(text), soft_wrap=True, highlight=False)
+    print_line(escape(f"tables: {outcome.folder}/{' and '.join(tables)}{each} as .md, .csv and .tex"))
     if written.figures:
-        shown.print(escape(f"figures: {written.figures[0].parent}, as .png and .svg"), soft_wrap=True, highlight=False)
-    shown.print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
+        print_line(escape(f"figures: {written.figures[0].parent}, as .png and .svg"))
+    print_line(f"report: {escape(str(page))}")
 
 
 def show_sweep(
@@ -262,7 +313,6 @@ def show_sweep(
 ) -> None:
     """Tables and figures of a sweep's finished runs, written and printed."""
     from confed.report.tables.sweep import write_sweep
-    from confed.report.tables.table import to_rich
     from confed.results.sweep import read_sweep
 
     sweep = read_sweep(root)
@@ -274,10 +324,9 @@ def show_sweep(
     if as_json:
         print_json(plain({"folder": str(root), **result, "errors": dict(errors or {}), **(more or {})}))
         return
-    for table in tables:
-        print_table(to_rich(table))
+    print_tables(tables)
     files = ", ".join(str(path.relative_to(root)) for path in paths)
-    Console().print(f"written to {escape(str(root))}: {escape(files)}", soft_wrap=True, highlight=False)
+    print_line(f"written to {escape(str(root))}: {escape(files)}")
 
 
 def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table], list[Path]]":
@@ -312,3 +361,250 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
     for cell, text in errors.items():
         groups.setdefault(text, []).append(cell)
     return groups
+
+
+# Runs on a cluster: a job script or Ray, and what is there ------------------------------------------------------
+
+
+def with_address(on: str, recipe: str, overrides: list[str]) -> tuple[str, list[str]]:
+    """Address of the Ray cluster that a recipe or overrides name in ``run.address``, and overrides without Ray.
+
+    With them each run of a study is computed by one process, whatever the recipe says.
+    """
+    from confed.recipes.recipe import load_recipe
+
+    if on != "ray":
+        return "", overrides
+    rest = [text for text in overrides if text.partition("=")[0].strip() not in _RAY]
+    return load_recipe(recipe, [*overrides, "run.engine=ray"]).run.address, [*rest, *_RAY.values()]
+
+
+def carry_out(root: Path, cluster: Cluster, address: str, workers: int | None, as_json: bool) -> None:
+    """Executes what is missing of a study or sweep: on this machine, on Ray, or as a job script that is written."""
+    if cluster.on == "ray":
+        from confed.studies.cells import compute_on_ray
+
+        with showing(root, as_json) as display:
+            compute_on_ray(root, address, workers or 0, display, _refused)
+        show_gathered(root, as_json, {})
+    elif cluster.on:
+        _distribute(root, cluster, as_json)
+    else:
+        finish(root, workers, as_json)
+
+
+def _refused(cell: str, why: str) -> None:
+    complain(f"{cell}: {why}", "without")
+
+
+def _distribute(root: Path, cluster: Cluster, as_json: bool) -> None:
+    """Job script for the missing cells of a study or sweep, which are numbered; submitted if asked."""
+    from confed.studies.cells import number_cells, statuses
+    from confed.studies.cluster import ranges, script_of, submit, write_script
+
+    cells = number_cells(root)
+    for cell, why in cells.refused.items():
+        _refused(cell, why)
+    missing = [status.cell.number for status in statuses(root) if status.state != "done"]
+    script, job = None, None
+    if not missing:
+        say(f"all {len(cells.cells)} cells are there; `confed compare {escape(str(root))}` shows them")
+    else:
+        text = script_of(root, missing, cluster.options, cluster.before or [], allowed_modules())
+        script = write_script(root, text)
+        job = submit(script) if cluster.submit else None
+        if not as_json:
+            _say_how(root, script, len(cells.cells), ranges(missing), cluster.on, job or "")
+    if as_json:
+        print_json(
+            {"folder": str(root), "cells": len(cells.cells), "missing": missing,
+             "script": script and str(script), "job": job}
+        )  # fmt: skip
+
+
+def _say_how(root: Path, script: Path, count: int, missing: str, on: str, job: str) -> None:
+    """What was written, how to submit it, and how to see what is there."""
+    which = f"all {count} cells" if missing == f"1-{count}" else f"cells {missing} of {count}"
+    lines = [f"{script}: {which}"]
+    if job:
+        lines.append(f"submitted as job {job}")
+    elif on == "slurm":
+        lines.append(f"submit it with:   sbatch {script}")
+    else:
+        # PBS Pro and Grid Engine take one range; cells that are finished end at once.
+        span = missing if "," not in missing else f"{missing.partition('-')[0].partition(',')[0]}-{count}"
+        span = span if "-" in span else f"{span}-{span}"
+        lines += [
+            f"PBS:          qsub -J {span} -r y {script}",
+            f'LSF:          bsub -J "{root.name}[{missing}]" -r -Q 75 < {script}',
+            f"Grid Engine:  qsub -t {span} -r y {script}",
+            f"Kubernetes:   an indexed Job of {count} completions with the command: confed cell {root}",
+        ]
+    lines.append(f"see what is there with:   confed compare {root}")
+    for line in lines:
+        console.print(escape(line), soft_wrap=True, highlight=False)
+
+
+def show_cells(root: Path, as_json: bool) -> None:
+    """State of a study's or sweep's cells, and the tables and the report of those that are finished."""
+    from confed.studies.cells import statuses
+
+    cell_statuses = statuses(root)
+    counts = Counter(status.state for status in cell_statuses)
+    words = ", ".join(
+        f"{counts[state]} {state}" for state in ("done", "running", "stopped", "failed", "waiting") if counts[state]
+    )
+    more = {"cells": [asdict(status) for status in cell_statuses]}
+    if as_json and counts["done"]:
+        show_gathered(root, True, more)
+        return
+    if as_json:
+        print_json(plain({"folder": str(root), **more}))
+        return
+    say(f"{len(cell_statuses)} cells: {words}")
+    listed = [status for status in cell_statuses if status.state in ("running", "stopped", "failed")]
+    if listed:
+        table = table_of("cell", "run", "state", "round", "where or why", right=("cell", "round"))
+        for status in listed[:LISTED]:
+            place = f"{status.round}/{status.rounds}"
+            table.add_row(str(status.cell.number), escape(status.title), status.state, place, escape(status.text))
+        print_table(table)
+        if len(listed) > LISTED:
+            say(f"and {len(listed) - LISTED} more")
+    if counts["done"]:
+        show_gathered(root, False, {})
+
+
+# Plans: what runs will compute, send, keep and take ---------------------------------------------------------------
+
+
+def rows_of_study(recipe: "Recipe", title: str = "") -> "dict[str, Recipe]":
+    """Title of each row of a study, after that of a sweep's point -> its single-run recipe."""
+    rows = recipe.methods or (recipe.sections["algorithm"]["name"],)
+    return {", ".join(filter(None, (title, recipe.label(row)))): recipe.method(row) for row in rows}
+
+
+def show_grid_plan(grid: "Grid", workers: int | None, options: "Options", as_json: bool) -> None:
+    """Plan of a grid, in which a run that the swept setting does not concern is made once."""
+    from confed.results.sweep import MODELS
+    from confed.studies.study import differing
+
+    rows: dict[str, Recipe] = {}
+    again = 0
+    for point in grid.points:
+        for title, row in rows_of_study(grid.recipes[point.folder][0], point.title).items():
+            if grid.over in ("", MODELS) or all(differing(before, row) for before in rows.values()):
+                rows[title] = row
+            else:
+                again += 1
+    if again:
+        complain(f"runs of each seed that are the same at an earlier value and count once: {again}", "note")
+    show_plan(rows, grid.seeds, workers or default_workers(grid.first), True, options, as_json)
+
+
+def show_plan(
+    rows: "Mapping[str, Recipe]", seeds: int, workers: int, beside: bool, options: "Options | None", as_json: bool
+) -> None:
+    """Measures the runs and prints their plan."""
+    from confed.runs.plan import plan_run
+
+    plans: dict[str, RunPlan] = {}
+    refused: dict[str, str] = {}
+    for title, recipe in rows.items():
+        if not as_json:
+            say(f"measuring {escape(title)}")
+        try:
+            plans[title] = plan_run(recipe.with_run(workers=1))
+        except (ValueError, RuntimeError) as error:
+            refused[title] = str(error)
+    for title, why in refused.items():
+        complain(f"{title}: {why}", "without")
+    if not plans:
+        raise ValueError("nothing can be planned: " + next(iter(refused.values()), "there is no run"))
+    totals = _totals(plans, seeds, workers, beside)
+    if as_json:
+        each = {
+            title: {**vars(plan), "seconds": plan.seconds(), "round_seconds": plan.round_seconds()}
+            for title, plan in plans.items()
+        }
+        print_json(plain({"runs": each, "seeds": seeds, **totals, "refused": refused}))
+        return
+    _print(plans, seeds, totals)
+    if options is not None and options.seconds is not None:
+        _compare_with_limit(plans, options)
+
+
+def _totals(plans: "Mapping[str, RunPlan]", seeds: int, workers: int, beside: bool) -> dict[str, Any]:
+    from confed.runs.plan import makespan
+
+    # As runs are made: all rows of the first seed, then of the second.
+    cells: list[float] = []
+    for _ in range(seeds):
+        for plan in plans.values():
+            cells.append(plan.seconds())
+    side = makespan(cells, workers) if beside else seeds * sum(plan.seconds(workers) for plan in plans.values())
+    return {
+        "cells": len(cells),
+        "calls": seeds * sum(plan.calls for plan in plans.values()),
+        "bytes": seeds * sum(plan.bytes_up + plan.bytes_down for plan in plans.values()),
+        "memory_per_process": max(plan.memory for plan in plans.values()),
+        "device_data": max(plan.device_data for plan in plans.values()),
+        "device_memory": max(plan.device_memory for plan in plans.values()),
+        "disk": seeds * sum(plan.disk for plan in plans.values()),
+        "workers": workers,
+        "seconds_of_one_process": sum(cells),
+        "seconds_of_workers": side,
+        "seconds_of_an_array": max(cells),
+    }
+
+
+def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]) -> None:
+    from confed.system.format import count, counted, duration, size
+
+    numbers = ("clients", "per round", "rounds", "calls", "up", "down", "memory", "disk", "a round", "time")
+    table = table_of("run", *numbers, right=numbers)
+    for title, plan in plans.items():
+        table.add_row(
+            escape(title), count(plan.clients), f"{plan.cohort:g}", str(plan.rounds), count(plan.calls),
+            size(plan.bytes_up),
+            size(plan.bytes_down), size(plan.memory), size(plan.disk), duration(plan.round_seconds()),
+            duration(plan.seconds()),
+        )  # fmt: skip
+    print_table(table)
+    gpu = f", {size(totals['device_memory'])} of the GPU" if totals["device_memory"] else ""
+    gpu += f" and up to {size(totals['device_data'])} of it for clients' examples" if totals["device_data"] else ""
+    lines = [
+        f"{counted(totals['cells'], 'run')} ({counted(seeds, 'seed')}): {count(totals['calls'])} calls, "
+        f"{size(totals['bytes'])} sent, {size(totals['disk'])} on disk, {size(totals['memory_per_process'])} of memory "
+        f"per process{gpu}",
+        f"one process: {duration(totals['seconds_of_one_process'])}",
+    ]
+    if totals["workers"] > 1:
+        lines.append(f"{totals['workers']} processes on as many cores: {duration(totals['seconds_of_workers'])}")
+    if totals["cells"] > 1:
+        lines.append(f"{totals['cells']} array tasks at a time: {duration(totals['seconds_of_an_array'])}")
+    lines.append("Times are those of this machine as it was just now, without the start of processes.")
+    for line in lines:
+        print_line(escape(line))
+
+
+def _compare_with_limit(plans: "Mapping[str, RunPlan]", options: "Options") -> None:
+    """Cells beside the time limit of their tasks: warnings where not even one round fits."""
+    from confed.system.format import duration
+
+    usable = (options.seconds or math.inf) - options.lead
+    for title, plan in plans.items():
+        least = plan.preparing + plan.round_seconds()
+        if least > usable:
+            complain(
+                f"{title}: preparing data and one round take about {duration(least)}, and cells stop after "
+                f"{duration(usable)} (time limit {duration(options.seconds)} less {options.lead} s): none would "
+                "be finished",
+                "warning",
+            )
+    longest = max(plans, key=lambda title: plans[title].seconds())
+    tasks = math.ceil(plans[longest].seconds() / usable)
+    if tasks > 1:
+        console.print(
+            escape(f"{longest} takes about {tasks} times the limit: its task is queued again"), soft_wrap=True
+        )

@@ -91,33 +91,33 @@ def digest_of(value: object) -> str:
     return hasher.hexdigest()
 
 
-def _add(found: "hashlib.blake2b", value: object, seen: dict[int, object]) -> None:
+def _add(hasher: "hashlib.blake2b", value: object, seen: dict[int, object]) -> None:
     """Values in an order that depends on nothing but them; large things that come again count once."""
     if isinstance(value, Tensor):
         value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
     if isinstance(value, str | int | float | bool | bytes | type(None)):
-        found.update(repr(value).encode())
+        hasher.update(repr(value).encode())
         return
     if id(value) in seen:
-        found.update(b"again")
+        hasher.update(b"again")
         return
     seen[id(value)] = value  # kept, so that no other object gets its id
-    found.update(type(value).__name__.encode())
+    hasher.update(type(value).__name__.encode())
     if isinstance(value, np.ndarray):
-        found.update(f"{value.dtype}{value.shape}".encode())
-        found.update(np.ascontiguousarray(value).data if value.dtype != object else repr(value.tolist()).encode())
+        hasher.update(f"{value.dtype}{value.shape}".encode())
+        hasher.update(np.ascontiguousarray(value).data if value.dtype != object else repr(value.tolist()).encode())
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            found.update(field.name.encode())
-            _add(found, vars(value).get(field.name), seen)
+            hasher.update(field.name.encode())
+            _add(hasher, vars(value).get(field.name), seen)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            found.update(repr(key).encode())
-            _add(found, item, seen)
+            hasher.update(repr(key).encode())
+            _add(hasher, item, seen)
     elif isinstance(value, Sequence):
-        found.update(f"{len(value)}".encode())
+        hasher.update(f"{len(value)}".encode())
         for item in value:
-            _add(found, item, seen)
+            _add(hasher, item, seen)
 
 
 # Sections of a recipe from Python objects ---------------------------------------------------------------------

@@ -62,9 +62,9 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
         study = content.get("study", {})
         # Rows of the file that the command left out are no mistake; rows the command names itself are.
         named = {change.parts[1] for change in changes if change.parts[0] == "methods"}
-        kept = {*study.get("methods", ()), *study.get("table", ()), *named}
+        listed = {*study.get("methods", ()), *study.get("table", ()), *named}
         for row in rows:
-            if row not in kept:
+            if row not in listed:
                 content["methods"].pop(row, None)
         named = {change.parts[1] for change in changes if change.parts[0] == "models"}
         for model in variants:
@@ -136,9 +136,9 @@ def _set(content: dict[str, Any], change: _Change) -> None:
         if not isinstance(target, dict):
             raise ValueError(f"{change.text!r}: {key!r} is a value, not a section")
     if change.renames and target.get("name") != change.value:
-        kept = kept_keys(parts[0], str(change.value), target)
+        shared = kept_keys(parts[0], str(change.value), target)
         target.clear()  # another constructor has other keywords
-        target.update(kept)
+        target.update(shared)
     target[parts[-1]] = change.value
 
 

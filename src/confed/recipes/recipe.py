@@ -70,18 +70,11 @@ def named_section(section: str, values: Mapping[str, Any], where: str | None = N
     return {"name": name, **checked, **({} if card is None else {"card": card})}
 
 
-def without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's keywords without those of its ``local`` that a model decides."""
-    if "local" not in given:
-        return dict(given)
-    return {**given, "local": {key: value for key, value in given["local"].items() if key not in taken}}
-
-
-def taken_part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
+def pop_section(given: dict[str, Any], section: str, where: str) -> dict[str, Any]:
     """Takes a row's own section out of its keywords."""
-    values = given.pop(part, {})
+    values = given.pop(section, {})
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where}.{part} must be a section of [{part}]'s keys, got {values!r}")
+        raise ValueError(f"{where}.{section} must be a section of [{section}]'s keys, got {values!r}")
     return dict(values)
 
 
@@ -220,7 +213,7 @@ class Recipe:
         given = dict(self.overrides.get(name, {}))
         given.pop("label", None)
         given.pop("headline", None)
-        parts = {section: taken_part(given, section, where) for section in ("local", "model", "task", "run")}
+        parts = {section: pop_section(given, section, where) for section in ("local", "model", "task", "run")}
         row_values = {**given, "name": given.get("name", name)}
         sections = {**self.sections, "algorithm": self._own("algorithm", row_values, where)}
         for section in ("model", "task"):
@@ -250,11 +243,14 @@ class Recipe:
         given = dict(self.variants.get(row, {}))
         Name(row, "study.models: a model's row")
         Title(given.pop("label", row), f"{where}.label")
-        local = taken_part(given, "local", where)
+        local = pop_section(given, "local", where)
         sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
-        overrides = {name: without_local(given, local) for name, given in self.overrides.items()}
+        overrides = {name: dict(given) for name, given in self.overrides.items()}
+        for given in overrides.values():
+            if "local" in given:
+                given["local"] = {key: value for key, value in given["local"].items() if key not in local}
         return replace(self, sections=sections, overrides=overrides, models=(), variants={})
 
     def _own(self, section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -263,8 +259,8 @@ class Recipe:
         before = dict(self.sections[section])
         if "source" in given:
             before.pop("revision", None)  # another model has other commits
-        kept = before if same else kept_keys(section, str(given["name"]), before)
-        return named_section(section, {**kept, **given}, where)
+        values = before if same else kept_keys(section, str(given["name"]), before)
+        return named_section(section, {**values, **given}, where)
 
     def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
         """The same recipe as a study of these rows.

@@ -1,8 +1,8 @@
 """A constructor's signature as the schema of its keywords: unknown keys, wrong types and defaults."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, is_dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
 from functools import lru_cache
@@ -71,8 +71,8 @@ def _check_numbers(given: Any, taken: Any, where: str) -> None:
             _check_numbers(first, second, f"{where}.{number}")
     if isinstance(given, Mapping):
         for key, value in given.items():
-            found = taken.get(key) if isinstance(taken, Mapping) else getattr(taken, str(key), None)
-            _check_numbers(value, found, f"{where}.{key}")
+            item = taken.get(key) if isinstance(taken, Mapping) else getattr(taken, str(key), None)
+            _check_numbers(value, item, f"{where}.{key}")
 
 
 def _first_fault(faults: Sequence[Any], model: Any, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -91,21 +91,40 @@ def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any,
     from pydantic import ConfigDict, Field, create_model
 
     hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
-    # A signature shows a placeholder where a dataclass makes the default anew.
-    declared_fields: Any = (
-        dataclass_fields(constructor) if inspect.isclass(constructor) and is_dataclass(constructor) else ()
-    )
-    made: dict[str, Any] = {f.name: f.default_factory for f in declared_fields if f.default_factory is not MISSING}
     fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(constructor).parameters.items():
-        if name not in skip and name != "self":
-            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            if name in made:
-                default = Field(default_factory=made[name])
-            fields[name] = (hints.get(name, Any), default)
+    for name, keyword in keywords(constructor, skip).items():
+        default = ... if keyword.required else Field(default_factory=keyword.make)
+        fields[name] = (hints.get(name, Any), default)
     # Protected namespaces are pydantic's own; keywords such as ``model_...`` are legitimate here.
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=(), allow_inf_nan=False)
     return create_model("Section", __config__=config, **fields), tuple(fields)
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """A keyword of a constructor that a recipe may give."""
+
+    name: str
+    default: Any  # inspect.Parameter.empty where it must be given
+    factory: Callable[[], Any] | None = None  # where a dataclass makes the default anew
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.factory is None and self.default is inspect.Parameter.empty
+
+    def make(self) -> Any:
+        """The default."""
+        return self.default if self.factory is None else self.factory()
+
+
+def keywords(constructor: Callable[..., Any], skip: Collection[str] = ()) -> dict[str, Keyword]:
+    """Name -> keyword of a function or class, in their order."""
+    of_class: Any = dataclass_fields(constructor) if inspect.isclass(constructor) and is_dataclass(constructor) else ()
+    factories = {field.name: field.default_factory for field in of_class if field.default_factory is not MISSING}
+    parameters = inspect.signature(constructor).parameters
+    taken = [name for name in parameters if name not in skip and name != "self"]
+    return {name: Keyword(name, parameters[name].default, factories.get(name)) for name in taken}
 
 
 def _absolute(value: Any) -> Any:

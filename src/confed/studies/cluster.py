@@ -35,21 +35,21 @@ _VARIABLES = {
 """Variable of a scheduler -> what is added to its value, so that cells count from 1; Kubernetes counts from 0."""
 
 
+_PATTERNS = {
+    "array": (r"%[1-9]\d*", "%N (N tasks at a time), as cells are counted here"),
+    "signal": (r"B:(?:SIG)?USR1@(\d+)", "B:USR1@SECONDS, which cells understand"),
+}
+"""Option of sbatch that is read here -> pattern of its value, and what it must be."""
+
+
 @dataclass(frozen=True)
 class Options:
-    """Options of ``sbatch``.
+    """Options of ``sbatch``."""
 
-    Attributes:
-        lines: long options with their values, such as "--partition=gpu".
-        throttle: tasks at a time, as Slurm writes it after the indexes ("%20"); empty for no limit.
-        lead: seconds between SIGUSR1 and the time limit.
-        seconds: the time limit; None if none was given.
-    """
-
-    lines: tuple[str, ...] = ()
-    throttle: str = ""
-    lead: int = LEAD
-    seconds: float | None = None
+    lines: tuple[str, ...] = ()  # long options with their values, such as "--partition=gpu"
+    throttle: str = ""  # tasks at a time, as Slurm writes it after the indexes ("%20"); empty for no limit
+    lead: int = LEAD  # seconds between SIGUSR1 and the time limit
+    seconds: float | None = None  # the time limit; None if none was given
 
     @property
     def grace(self) -> float:
@@ -68,26 +68,18 @@ def parse_options(texts: Sequence[str]) -> Options:
                 raise ValueError(
                     f"--slurm takes options of sbatch, as in partition=gpu,time=4:00:00, got {option_text!r}"
                 )
-            if key == "array":
-                if not re.fullmatch(r"%[1-9]\d*", value):
-                    raise ValueError(
-                        f"--slurm array must be %N (N tasks at a time), as cells are counted here, got {value!r}"
-                    )
-                throttle = value
-            elif key == "signal":
-                match = re.fullmatch(r"B:(?:SIG)?USR1@(\d+)", value)
+            if key in _PATTERNS:
+                pattern, wanted = _PATTERNS[key]
+                match = re.fullmatch(pattern, value)
                 if match is None:
-                    raise ValueError(f"--slurm signal must be B:USR1@SECONDS, which cells understand, got {value!r}")
-                lead = int(match[1])
+                    raise ValueError(f"--slurm {key} must be {wanted}, got {value!r}")
+                throttle, lead = (match[0], lead) if key == "array" else (throttle, int(match[1]))
             elif key in ("wrap", "parsable", "test-only"):
                 raise ValueError(f"--slurm {key} does not go with a job script")
             else:
                 seconds = parse_time(value) if key in ("time", "t") else seconds
-                lines[key] = (
-                    ("-" if len(key) == 1 else "--")
-                    + key
-                    + (("=" if len(key) > 1 else " ") + _quoted(value) if equals else "")
-                )
+                dashes, between = ("-", " ") if len(key) == 1 else ("--", "=")
+                lines[key] = f"{dashes}{key}" + (f"{between}{_quoted(value)}" if equals else "")
     if seconds is not None and seconds <= lead:
         raise ValueError(
             f"--slurm time must be longer than the {lead} s before its end at which cells stop, got {seconds:.0f} s"

@@ -25,16 +25,7 @@ from typing import Any, Literal
 
 from confed.results.summary import WORST, Summary
 from confed.results.views import View
-from confed.system.events import (
-    Event,
-    JobEnded,
-    JobProgress,
-    JobStarted,
-    Progress,
-    from_json,
-    of_job,
-    to_json,
-)
+from confed.system.events import Event, JobEnded, JobProgress, JobStarted, Progress, from_json, of_job, to_json
 from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP
 
 # Result of a finished run in one line, for progress displays --------------------------------------------------
@@ -78,11 +69,7 @@ def carry_out(
     *,
     passing: bool = False,
 ) -> None:
-    """Execution of all jobs, in order as far as there are processes for them.
-
-    A process that could not start working is a RuntimeError. A KeyboardInterrupt is passed on after all processes have
-    stopped, each as its job stops in good order.
-    """
+    """Execution of all jobs, in order as far as there are processes for them; Ctrl-C stops all in order."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if workers == 1:

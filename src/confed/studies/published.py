@@ -11,7 +11,7 @@ predictions and models, and its figures have the digits of the CSV files. ``docs
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,9 @@ def write_rows(
 ) -> list[Path]:
     """Results files of studies, one for each method, or of single runs; those that differ in the seed are a row."""
     given = [("", studies)] if isinstance(studies, StudyResults) else studies
-    if none := next((study.folder for _, study in given if not any(run.complete for run in study.runs)), None):
-        raise ValueError(f"{none} has no finished run, so there is no row to write")
+    for _, study in given:
+        if not any(run.complete for run in study.runs):
+            raise ValueError(f"{study.folder} has no finished run, so there is no row to write")
     rows = _rows(given)
     made = {name: row_of(runs) for name, runs in rows.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,12 +95,15 @@ def row_of(runs: Sequence[RunResults]) -> dict[str, Any]:
     """Content of a results file: finished runs of one method that differ in the seed alone."""
     first = runs[0]
     for run in runs[1:]:
-        if found := seed_differences(first.recipe, run.recipe):
-            key, (one, other) = next(iter(found.items()))
+        if differences := seed_differences(first.recipe, run.recipe):
+            key, (one, other) = next(iter(differences.items()))
             raise ValueError(f"{run.folder}: a row is one setting, and {key} is {other} here, {one} in {first.folder}")
     figures = {run.seed: _figures(run) for run in runs}
-    common = [key for key in figures[first.seed] if all(key in found for found in figures.values())]
+    common = [key for key in figures[first.seed] if _in_all(key, figures.values())]
     alone = _example_intervals(first) if len(runs) == 1 else {}
+    stated_figures: dict[str, dict[str, Any]] = {}
+    for key in common:
+        stated_figures[key] = _stated([of_seed[key] for of_seed in figures.values()], alone.get(key))
     return {
         "format": FORMAT,
         "method": first.method,
@@ -108,34 +112,39 @@ def row_of(runs: Sequence[RunResults]) -> dict[str, Any]:
         "metric": first.metric,
         **({"deploys": first.deploys} if first.deploys else {}),
         "seeds": [run.seed for run in runs],
-        "metrics": {key: _stated([figures[run.seed][key] for run in runs], alone.get(key)) for key in common},
+        "metrics": stated_figures,
         "resolved": first.recipe,
         "packages": first.summary.packages,
         "runs": [
-            {
-                "seed": run.seed,
-                "figures": figures[run.seed],
-                "digests": _digests(run),
-                "versions": run.summary.versions,
-                "machine": run.summary.machine,
-                "history": _history(run),
-            }
+            _entry(run.seed, figures[run.seed], _digests(run), run.summary.versions, run.summary.machine, _history(run))
             for run in runs
         ],
     }
 
 
+def _entry(
+    seed: int, figures: Mapping[str, float], digests: Mapping[str, str] | None = None,
+    versions: Mapping[str, Any] | None = None, machine: Mapping[str, Any] | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """A seed's entry of "runs"."""
+    more = {"digests": digests or {}, "versions": versions or {}, "machine": machine or {}, "history": [*history]}
+    return {"seed": seed, "figures": figures, **more}
+
+
+def _in_all(key: str, mappings: Iterable[Mapping[str, object]]) -> bool:
+    return all(key in mapping for mapping in mappings)
+
+
 def _shared(of: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Predictions of several seeds as "seed-N/KEY", and what all seeds have alike, such as names, as "all/KEY"."""
-    first = next(iter(of.values()))
-    alike: list[str] = []
-    for k, v in first.items():
-        if all(k in seed_arrays and np.array_equal(v, seed_arrays[k]) for seed_arrays in of.values()):
-            alike.append(k)
-    shared = {f"all/{key}": first[key] for key in alike}
-    return shared | {
-        f"seed-{n}/{key}": v for n, seed_arrays in of.items() for key, v in seed_arrays.items() if key not in alike
-    }
+    shared: dict[str, np.ndarray] = {}
+    for key, array in next(iter(of.values())).items():
+        if _in_all(key, of.values()) and all(np.array_equal(array, arrays[key]) for arrays in of.values()):
+            shared[f"all/{key}"] = array
+    for seed, arrays in of.items():
+        shared |= {f"seed-{seed}/{key}": array for key, array in arrays.items() if f"all/{key}" not in shared}
+    return shared
 
 
 def seed_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -165,9 +174,9 @@ def _figures(run: RunResults) -> dict[str, float]:
 
 def _stated(values: Sequence[float], alone: tuple[float, float] | None) -> dict[str, Any]:
     """A figure over seeds; of a single one with the interval over examples, if there is one."""
-    found = mean(values)
-    figure = stated(found.mean, found.sd, found.n)
-    return figure if found.n > 1 or alone is None else figure | {"one_run": [*alone]}
+    over_seeds = mean(values)
+    figure = stated(over_seeds.mean, over_seeds.sd, over_seeds.n)
+    return figure if over_seeds.n > 1 or alone is None else figure | {"one_run": [*alone]}
 
 
 def stated(average: float, sd: float, n: int) -> dict[str, Any]:
@@ -242,13 +251,12 @@ def _text(row: Mapping[str, Any]) -> str:
     """JSON with a line for each key, and for each run and figure."""
     lines: list[str] = []
     for key, value in row.items():
+        text = _json(value)
         if key == "metrics":
-            inner = ",\n".join(f"  {_json(name)}: {_json(figure)}" for name, figure in value.items())
-            lines.append(f' "metrics": {{\n{inner}\n }}')
+            text = "{\n" + ",\n".join(f"  {_json(name)}: {_json(figure)}" for name, figure in value.items()) + "\n }"
         elif key == "runs":
-            lines.append(' "runs": [\n' + ",\n".join(f"  {_json(run)}" for run in value) + "\n ]")
-        else:
-            lines.append(f" {_json(key)}: {_json(value)}")
+            text = "[\n" + ",\n".join(f"  {_json(run)}" for run in value) + "\n ]"
+        lines.append(f" {_json(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -275,34 +283,24 @@ def row_in(table: Mapping[str, Any], method: str, source: str) -> dict[str, Any]
         raise ValueError(f"{source} has no rows")
     for position, row in enumerate(table["rows"]):
         check_entries(row, _ROW_KEYS, f"{source}: rows[{position}]")
-    found = next((row for row in table["rows"] if method in ("", row["method"], row["label"])), None)
-    if found is None:
+    chosen = next((row for row in table["rows"] if method in ("", row["method"], row["label"])), None)
+    if chosen is None:
         raise ValueError(f"{source} has no row {method!r}; it has {', '.join(row['method'] for row in table['rows'])}")
-    of_seeds = found["figures"]
-    if of_seeds and set(of_seeds) != {str(seed) for seed in found["seeds"]}:
-        listed, available = (", ".join(map(str, names))[:80] for names in (found["seeds"], of_seeds))
-        whose = f"{source}: figures of {found['method'][:40]}"
+    of_seeds = chosen["figures"]
+    if of_seeds and set(of_seeds) != {str(seed) for seed in chosen["seeds"]}:
+        listed, available = (", ".join(map(str, names))[:80] for names in (chosen["seeds"], of_seeds))
+        whose = f"{source}: figures of {chosen['method'][:40]}"
         raise ValueError(f"{whose} must be those of its seeds {listed}, or none, got {available}")
     return {
         "format": FORMAT,
-        **{key: found[key] for key in ("method", "label", "seeds", "metrics")},
-        **({"deploys": found["deploys"]} if "deploys" in found else {}),
+        **{key: chosen[key] for key in ("method", "label", "seeds", "metrics")},
+        **({"deploys": chosen["deploys"]} if "deploys" in chosen else {}),
         "metric": "",
         "recipe": table["recipe"],
-        "resolved": {**table["resolved"], **found["resolved"]},
+        "resolved": {**table["resolved"], **chosen["resolved"]},
         "packages": {},
         "digits": table["digits"],
-        "runs": [
-            {
-                "seed": seed,
-                "figures": of_seeds.get(str(seed), {}),
-                "digests": {},
-                "versions": {},
-                "machine": {},
-                "history": [],
-            }
-            for seed in found["seeds"]
-        ],
+        "runs": [_entry(seed, of_seeds.get(str(seed), {})) for seed in chosen["seeds"]],
     }
 
 
@@ -320,10 +318,7 @@ def check_digits(digits: Any, source: str) -> None:
 
 
 def same(one: float | None, other: float | None, digits: int | None) -> bool:
-    """Whether two figures are equal, as far as the published one has digits: to half a unit of its last one.
-
-    Zero and what is not finite have no last digit, and are equal to themselves alone.
-    """
+    """Whether two figures are equal, as far as the published one has digits (0 has none), to half of its last unit."""
     if one is None or other is None or digits is None or one == 0 or not math.isfinite(one):
         return one == other
     unit = 10.0 ** (math.floor(math.log10(abs(one))) + 1 - digits)

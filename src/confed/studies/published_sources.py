@@ -44,19 +44,13 @@ _RUN_KEYS: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class Published:
-    """A published row.
+    """A published row."""
 
-    Attributes:
-        source: where it was read.
-        row: content of a results file.
-        predictions: seed -> content of the run's ``predictions.safetensors``, where that is known.
-        folder: of the run, where it is a run folder.
-    """
-
-    source: str
-    row: Mapping[str, Any]
+    source: str  # where it was read
+    row: Mapping[str, Any]  # content of a results file
+    # seed -> content of the run's predictions.safetensors, where that is known
     predictions: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict[int, Mapping[str, np.ndarray]])
-    folder: Path | None = None
+    folder: Path | None = None  # of the run, where it is a run folder
 
     @property
     def places(self) -> list[Path]:
@@ -81,10 +75,7 @@ class Published:
         raise ValueError(f"{self.source} has no seed {seed}; it has {', '.join(map(str, self.seeds))}")
 
     def recipe(self, seed: int, overrides: list[str]) -> Recipe:
-        """The recipe of a seed's run, to be computed on this machine.
-
-        An unknown seed, a recipe that is not valid here and a faulty override are a ValueError.
-        """
+        """The recipe of a seed's run, to be computed on this machine."""
         self.run(seed)
         with faults_of(f"{self.source}: resolved", "a recipe"):
             text = tomli_w.dumps(dict(self.row["resolved"]))
@@ -97,13 +88,9 @@ class Published:
 
 
 def read_published(source: str, method: str = "") -> Published:
-    """A published row from wherever it is.
-
-    An address that cannot be fetched is a RuntimeError.
-    """
+    """A published row from wherever it is; an address that cannot be fetched is a RuntimeError."""
     if _is_address(source):
-        content = _fetched(source)
-        return _of_text(content, source, method, lambda name: _fetched(urljoin(source, quote(name))))
+        return _of_text(_fetched(source), source, method, lambda name: _fetched(urljoin(source, quote(name))))
     path = Path(source)
     if path.name == "summary.json" and (path.parent / "recipe.toml").is_file():
         path = path.parent
@@ -161,10 +148,9 @@ def _of_text(content: bytes, source: str, method: str, beside: Callable[[str], b
                 "has recipe.toml"
             )
         trained, label = str(content_read["algorithm"]), str(content_read.get("label", content_read["algorithm"]))
-        nowhere = Path(source) / "no folder"  # the summary alone
-        run = RunResults(
-            nowhere, trained, label, int(content_read["seed"]), Summary(content_read), content_read["resolved"]
-        )
+        seed, resolved = int(content_read["seed"]), content_read["resolved"]
+        # The summary alone has no folder.
+        run = RunResults(Path(source) / "no folder", trained, label, seed, Summary(content_read), resolved)
         row = row_of([run])
         _check_run(row["runs"][0], source)
         return _wanted(Published(source, row), method)
@@ -289,8 +275,7 @@ class _WebOnly(HTTPRedirectHandler):
 def _fetched(address: str) -> bytes:
     """Content of an address, within bounds of size and time: its server is another's.
 
-    It is fetched in a thread of its own, which is left behind where the headers alone take too long: the library bounds
-    the time between two bytes only.
+    The library bounds the time between two bytes only: the thread is left behind where the headers take too long.
     """
     contents: list[bytes | str] = []
 

@@ -1,7 +1,7 @@
 """Repetition of a published result, and the verdict: equal, within the interval, or different and where."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,29 +25,18 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the published run and of its repetition.
+    """A figure of the published run and of its repetition."""
 
-    Attributes:
-        published: value of the same seed, or the mean over seeds where the seed's own is not published.
-        found: value of the repetition; None where it has none.
-        interval: where one more run of the published row is expected; None where it states none, such as for the worst
-            client of a single run.
-        mean_of: number of seeds that the published value is a mean over; 1 for the seed's own.
-        digits: significant digits of the published value; None for all.
-    """
-
-    published: float
-    found: float | None
+    published: float  # value of the same seed, or the mean over seeds where the seed's own is not published
+    found: float | None  # value of the repetition; None where it has none
+    # where one more run of the published row is expected; None where none is stated, such as of a single run's worst
     interval: tuple[float, float] | None
-    mean_of: int = 1
-    digits: int | None = None
+    mean_of: int = 1  # number of seeds that the published value is a mean over; 1 for the seed's own
+    digits: int | None = None  # significant digits of the published value; None for all
 
     @property
     def inside(self) -> bool | None:
-        """Whether the repetition has the published value, as far as that has digits, or one inside the interval.
-
-        None where that cannot be judged: another value, and no interval.
-        """
+        """Whether the repetition has the published value, or one inside the interval; None where there is none."""
         if self.found is None or same(self.published, self.found, self.digits):
             return self.found is not None
         return None if self.interval is None else self.interval[0] <= self.found <= self.interval[1]
@@ -55,26 +44,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a repetition showed.
-
-    Attributes:
-        compared: what was compared bit by bit: "history", "predictions", "models"; empty where the published result has
-            no digests, and its figures alone were compared.
-        figures: means on test data.
-        where: the differences, the first ones in time first; empty for equal bits and equal figures.
-        causes: what else differs: settings, data, code, packages, instruction set.
-        digits: significant digits of the published figures, as far as which they were compared; None for all.
-    """
+    """What a repetition showed."""
 
     word: Word
     label: str
     seed: int
     folder: Path
-    compared: tuple[str, ...]
-    figures: Mapping[str, Figure]
-    where: tuple[str, ...] = ()
-    causes: tuple[str, ...] = field(default=())
-    digits: int | None = None
+    compared: tuple[str, ...]  # bit by bit; empty where the published result has no digests, and figures alone were
+    figures: Mapping[str, Figure]  # means on test data
+    where: tuple[str, ...] = ()  # the differences, the first ones in time first; empty for equal bits and figures
+    causes: tuple[str, ...] = ()  # what else differs: settings, data, code, packages, instruction set
+    digits: int | None = None  # significant digits of the published figures that were compared; None for all
 
 
 def repeat(
@@ -122,28 +102,20 @@ def _judged(
 ) -> dict[str, Figure]:
     """The figures that are judged, of the same seed; against means over seeds where nothing is known of the seed."""
     stated: Mapping[str, Any] = published.row["metrics"]
-    if before:
-        return {
-            key: Figure(before[key], now.get(key), _interval(stated.get(key)), digits=digits) for key in heads(before)
-        }
-    count = len(published.seeds)
-    return {
-        key: Figure(stated[key]["mean"], now.get(key), _interval(stated[key]), mean_of=count, digits=digits)
-        for key in heads(stated)
-    }
+    count = 1 if before else len(published.seeds)
+    values = before or {key: figure["mean"] for key, figure in stated.items()}
+    return {key: Figure(values[key], now.get(key), _interval(stated.get(key)), count, digits) for key in heads(values)}
 
 
 def _reasons(figures: Mapping[str, Figure], before: Mapping[str, float]) -> Iterator[str]:
     """Why a repetition is different, as far as the figures that differ do not say so."""
     if not before:
-        outside = {key: figure for key, figure in figures.items() if figure.inside is False}
-        yield from _some(
-            [
-                f"{key}: {_number(figure.found)}, outside what is expected of one run where the mean of "
-                f"{figure.mean_of} is {_number(figure.published)}"
-                for key, figure in outside.items()
-            ]
-        )
+        outside: list[str] = []
+        for key, figure in figures.items():
+            if figure.inside is False:
+                expected = f"expected of one run where the mean of {figure.mean_of} is {_number(figure.published)}"
+                outside.append(f"{key}: {_number(figure.found)}, outside what is {expected}")
+        yield from _some(outside)
     if not any(figure.inside is False for figure in figures.values()):
         yield "no figure has an interval in which another run is expected: what is not equal cannot be judged further"
 
@@ -164,19 +136,15 @@ def _differences(
     if "history" in other_bits:
         yield _first_line(before["history"], now["history"])
     published_predictions, here = published.predictions.get(run.seed, {}), run.predictions()
-    changed = [
-        (key, _changed(published_predictions[key], here[key]))
-        for key in published_predictions
-        if key in here and key.endswith("/prediction")
-    ]
-    yield from _some([f"predictions of {key[:-11]}: {text}" for key, text in changed if text])
-    if "predictions" in other_bits and not any(text for _, text in changed):
+    changed: list[str] = []
+    for key in published_predictions:
+        if key in here and key.endswith("/prediction") and (text := _changed(published_predictions[key], here[key])):
+            changed.append(f"predictions of {key.removesuffix('/prediction')}: {text}")
+    yield from _some(changed)
+    if "predictions" in other_bits and not changed:
         yield "predictions: other bits" + ("" if published_predictions else " (the published ones are not here)")
-    values = [
-        f"{key}: {_number(now['figures'].get(key))}, published {_number(before['figures'][key])}"
-        for key in other_figures
-    ]
-    yield from _some(values)
+    values, repeated = before["figures"], now["figures"]
+    yield from _some([f"{k}: {_number(repeated.get(k))}, published {_number(values[k])}" for k in other_figures])
     if "models" in other_bits:
         yield "trained models: other bits"
 

@@ -27,28 +27,20 @@ ERROR = "error.txt"
 
 @dataclass
 class Outcome:
-    """Outcome of a study.
-
-    Attributes:
-        summaries: of all finished runs.
-        errors: "row/seed-n" -> why it is not there.
-        failed: those of ``errors`` that broke on the way, instead of being refused beforehand.
-        tuned: row -> the tuned values it was run with.
-    """
+    """Outcome of a study."""
 
     folder: Path
-    summaries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    errors: dict[str, str] = field(default_factory=dict[str, str])
-    failed: set[str] = field(default_factory=set[str])
+    summaries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # of all finished runs
+    errors: dict[str, str] = field(default_factory=dict[str, str])  # "row/seed-n" -> why it is not there
+    failed: set[str] = field(default_factory=set[str])  # errors that broke on the way, and were not refused beforehand
+    # row -> the tuned values it was run with
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
 def run_study(root: Path, progress: Progress = ignore, workers: int = 1) -> Outcome:
     """Execution of all runs of a study folder that are missing or unfinished.
 
-    Faulty data, a faulty index and another process in the folder are a ValueError. A run that goes wrong is marked in
-    the index of a study that grows; of another study it ends the command. A KeyboardInterrupt is passed on after every
-    run under way has been stopped in good order.
+    A run that goes wrong is marked in the index of a study that grows; of another study it ends the command.
     """
     with exclusive(root):
         remove_unfinished(root, ".*.tmp")  # of the study's own files; every run sees to its own
@@ -66,12 +58,7 @@ def run_study(root: Path, progress: Progress = ignore, workers: int = 1) -> Outc
 
 
 def gather(root: Path) -> Outcome:
-    """Outcome of a study that grows and whose runs other processes make: what is finished, and what went wrong.
-
-    Nothing is run. What went wrong is written into the study's index, as :func:`run_study` does.
-
-    A faulty index and another process that works on the study as a whole are a ValueError.
-    """
+    """Outcome of a study that grows and whose runs other processes make, as :func:`run_study` leaves it."""
     with exclusive(root):
         study = read_study(root)
         outcome = Outcome(root, tuned=study.index.get("tuned", {}))
@@ -99,10 +86,7 @@ def error_of(folder: Path) -> str:
 
 
 def note_refusals(root: Path) -> dict[str, str]:
-    """Cells of a study that grows which cannot be run with its recipe -> the reason, written into its index.
-
-    Faulty data are a ValueError.
-    """
+    """Cells of a study that grows which cannot be run with its recipe -> the reason, written into its index."""
     with exclusive(root):
         study = read_study(root)
         todo = [job for job in study.jobs if not study.finished(job)]
@@ -166,10 +150,7 @@ def _run_missing(study: StudyFolder, progress: Progress, workers: int, outcome: 
 def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
     """Rows that cannot be run with this recipe -> the reason; determined without training.
 
-    A row that breaks instead of refusing (a mistake in a method's own code) is not among them: it breaks again where
-    it is run, which is where the traceback is kept.
-
-    Faulty data are a ValueError.
+    A row that breaks instead of refusing is not among them: it breaks again where it is run and leaves its traceback.
     """
     refused: dict[str, str] = {}
     load_data(recipe.with_run(seed=seed))
@@ -184,10 +165,7 @@ def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
 
 
 def borrow(root: Path, others: Sequence[Path]) -> list[str]:
-    """Copies of finished runs of other studies that would be run here with the same settings.
-
-    Another process that is working in the folder is a ValueError.
-    """
+    """Copies of finished runs of other studies that would be run here with the same settings."""
     borrowed: list[str] = []
     with exclusive(root):
         study = read_study(root)
@@ -224,10 +202,7 @@ def complete(
     outlast: bool = False,
     stopping: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Execution or continuation of one run of a study, in this process, alone in the run's folder.
-
-    What goes wrong is left there as ``error.txt``: the error in one line, then the traceback.
-    """
+    """Execution or continuation of one run of a study, in this process; what goes wrong is left as ``error.txt``."""
     folder = study.root / job.folder
     if folder.exists() and not folder.resolve().is_relative_to(study.root.resolve()):
         raise ValueError(f"{folder} leads out of {study.root}, so nothing is deleted or written there")
@@ -266,10 +241,18 @@ def _empty(folder: Path) -> None:
 
 def run_single(recipe: Recipe, folder: Path, progress: Progress = ignore) -> dict[str, Any]:
     """Execution or continuation of a single-run recipe, with events as those of a study of one run."""
-    label = recipe.label(recipe.sections["algorithm"]["name"])
-    progress(JobsPlanned([f"{label}, seed {recipe.run.seed}"]))
+
+    def work(progress: Progress) -> dict[str, Any]:
+        return run(recipe, folder, resume=kind_of(folder) == "run", progress=progress)
+
+    return one_job(progress, f"{recipe.label(recipe.sections['algorithm']['name'])}, seed {recipe.run.seed}", work)
+
+
+def one_job(progress: Progress, title: str, work: Callable[[Progress], dict[str, Any]]) -> dict[str, Any]:
+    """Summary of a run that ``work`` makes, with events as those of a study of one run."""
+    progress(JobsPlanned([title]))
     progress(JobStarted(0))
-    summary = run(recipe, folder, resume=kind_of(folder) == "run", progress=of_job(progress, 0))
+    summary = work(of_job(progress, 0))
     progress(JobEnded(0, 0, "done", headline(summary)))
     return summary
 

@@ -3,11 +3,22 @@
 A study of ``confed run`` has all its runs from the beginning, and the first error ends it. One of ``confed compare
 --recipe`` grows: asked for again with more methods or seeds, it gets the missing runs. A run that was made with other
 settings is never passed off as what was asked for, and one that goes wrong is marked in the index.
+
+A sweep is a study for each value of a setting, or with each of several models. FedDAT's figure 6 is one: accuracy
+against the number of clients, each number with its own round budget; BiCSL's table 2 is another: seven models, each
+with all methods. What is there is reused and what is missing is run. A run that the swept setting does not concern,
+such as local training in a sweep over another method's lambda, is the same at every value: it is made once and copied.
+
+Figure 6 of the multimodal personalised Transformer (Cao et al., 2025) has two lines, for data that are split in two
+ways: a sweep may go over all values for each of several values of another setting, or with each of several models.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +27,9 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of, read_bounded
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.registry import algorithms
+from confed.registry import algorithms, models
 from confed.results.folder import kind_of
+from confed.results.sweep import MODELS, Point, Sweep, number_of, read_sweep, write_sweep_index
 from confed.runs.build import check_device
 from confed.runs.cohorts import pinned
 from confed.runs.run import load_data, prepare
@@ -55,16 +67,11 @@ class Job:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """A study folder's recipe and index.
-
-    Attributes:
-        recipe: whose rows are the methods.
-        jobs: the runs, finished or not.
-    """
+    """A study folder's recipe and index."""
 
     root: Path
-    recipe: Recipe
-    jobs: tuple[Job, ...]
+    recipe: Recipe  # whose rows are the methods
+    jobs: tuple[Job, ...]  # the runs, finished or not
     index: Mapping[str, Any]
 
     @property
@@ -75,13 +82,17 @@ class StudyFolder:
     @property
     def labels(self) -> dict[str, str]:
         """Row -> its name in tables, which tells rows of one method apart, as a run cannot."""
-        known = self.index.get("labels", {})
-        return distinct_labels({job.method: str(known.get(job.method, job.method)) for job in self.jobs})
+        labels = self.index.get("labels", {})
+        return distinct_labels({job.method: str(labels.get(job.method, job.method)) for job in self.jobs})
 
     def recipe_of(self, job: Job) -> Recipe:
         """Recipe of one run; those of a study that grows compute in one process each, side by side."""
         single = self.recipe.method(job.method).with_run(seed=job.seed)
         return single.with_run(workers=1) if self.grows else single
+
+    def job(self, method: str, seed: int) -> Job | None:
+        """The run of a row and a seed."""
+        return next((job for job in self.jobs if (job.method, job.seed) == (method, seed)), None)
 
     def finished(self, job: Job) -> bool:
         """Whether a run has its results."""
@@ -123,7 +134,7 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
         setup, _ = prepare(recipe.method(method).with_run(seed=numbers[0]))
         if number == 0:
             setup.model()  # weights that are none
-    jobs = [Job(method, seed, cell_folder(method, seed)) for seed in numbers for method in _rows(recipe)]
+    jobs = [Job(method, seed, cell_folder(method, seed)) for seed, method in product(numbers, _rows(recipe))]
     write_study(recipe, root, jobs)
     return jobs
 
@@ -219,11 +230,7 @@ def open_study(
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
     judged: Mapping[str, Any] | None = None,
 ) -> None:
-    """A new study that grows, or an existing one with further rows and seeds; no run is started.
-
-    A folder that holds something else or in which another process works, faulty data, and a run that was made with
-    other settings are a ValueError.
-    """
+    """A new study that grows, or an existing one with further rows and seeds; no run is started."""
     if growing(root) is None:
         _check_free(root)
         # Faulty data must not leave a folder behind.
@@ -237,7 +244,7 @@ def open_study(
         used = {row: values for row, values in before.index.get("tuned", {}).items() if row not in recipe.methods}
         used |= tuned or {}
         earlier_jobs = {(job.method, job.seed): job for job in before.jobs}
-        wanted = earlier_jobs.keys() | {(row, seed) for row in recipe.methods for seed in seeds}
+        wanted = earlier_jobs.keys() | set(product(recipe.methods, seeds))
         # All methods of one seed share its data, so a process that goes through them in this order reads them once.
         order = sorted(wanted, key=lambda cell: (cell[1], merged.methods.index(cell[0])))
         jobs = tuple(earlier_jobs.get(cell) or Job(*cell, cell_folder(*cell)) for cell in order)
@@ -259,8 +266,8 @@ def joined(before: Recipe, recipe: Recipe) -> Recipe:
     rows = list(dict.fromkeys([*before.methods, *recipe.methods]))
     if set(rows) <= set(recipe.table):
         rows.sort(key=recipe.table.index)
-    kept = {row: values for row, values in before.overrides.items() if row not in recipe.methods}
-    return recipe.with_rows(rows, {**kept, **recipe.overrides})
+    earlier = {row: values for row, values in before.overrides.items() if row not in recipe.methods}
+    return recipe.with_rows(rows, {**earlier, **recipe.overrides})
 
 
 def _check_settings(study: StudyFolder) -> None:
@@ -288,3 +295,226 @@ def differing(before: Recipe, now: Recipe) -> str:
 def begun(folder: Path) -> bool:
     """Whether a run folder holds work: results, or a checkpoint to go on from."""
     return (folder / "summary.json").is_file() or any((folder / "checkpoint").glob("round-*"))
+
+
+# Sweeps: the same study for each value of a setting, or with each of several models ------------------------------
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and its values, in order."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+def parse_axis(text: str) -> Axis:
+    """``section.key=1,2,3`` as an axis; a value may be any TOML, such as a list; a fault is a ValueError."""
+    key, separator, rest = text.partition("=")
+    values = tuple(filter(None, map(str.strip, re.split(r",(?![^\[{]*[\]}])", rest))))
+    if not separator or "." not in key or not values:
+        raise ValueError(f"a sweep goes over section.key=VALUE,VALUE,..., got {text!r}")
+    return Axis(key.strip(), values)
+
+
+def points_of(over: Axis, along: Sequence[Axis] = (), by: Axis | None = None) -> tuple[Point, ...]:
+    """A point per value of the swept setting, for each line; a fault is a ValueError."""
+    for axis in (over, *([] if by is None else [by])):
+        if len(set(axis.values)) < len(axis.values):
+            raise ValueError(f"the values of {axis.key} must differ, got {', '.join(axis.values)}")
+    keys = [over.key, *(axis.key for axis in along), *([] if by is None else [by.key])]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"every setting must be given once, got {', '.join(keys)}")
+    points: list[Point] = []
+    for axis in along:
+        if len(axis.values) != len(over.values):
+            raise ValueError(
+                f"{axis.key} must have a value for each of the {len(over.values)} of {over.key}, got {len(axis.values)}"
+            )
+    for line in [None] if by is None else by.values:
+        for i, value in enumerate(over.values):
+            name = _named(over.key, value, i)
+            settings = {over.key: value} | {axis.key: axis.values[i] for axis in along}
+            if by is not None and line is not None:
+                name = f"{name}-{_named(by.key, line, by.values.index(line))}"
+                settings[by.key] = line
+            if any(point.folder == name for point in points):
+                name = f"{name}-{i}"
+            points.append(Point(settings, name))
+    return tuple(points)
+
+
+def _named(key: str, value: str, number: int) -> str:
+    """A setting's value as a part of a folder's name."""
+    return f"{key.rpartition('.')[2]}-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', value)[:60].strip('_.') or number}"
+
+
+def models_of(recipe: Recipe, wanted: str) -> tuple[str, ...]:
+    """Models that a command's ``--models`` names; a fault is a ValueError."""
+    names: dict[str, None] = {}
+    for name in filter(None, map(str.strip, wanted.split(","))):
+        if name == "all" and not recipe.models:
+            raise ValueError(
+                f"the recipe {recipe.name!r} names no models, so models must not be 'all': give it [study] models, or "
+                f"names of {', '.join(models.names())}"
+            )
+        if name != "all" and name not in recipe.models and name not in models.names():
+            rows = ", ".join(recipe.models) or "none"
+            raise ValueError(
+                f"models must be among those of the recipe ({rows}) or registered ones ({', '.join(models.names())}), "
+                f"got {name!r}"
+            )
+        names |= dict.fromkeys(recipe.models if name == "all" else [name])
+    if not names:
+        raise ValueError(f"models must name at least one model, got {wanted!r}")
+    return tuple(names)
+
+
+def points_of_models(recipe: Recipe, rows: Sequence[str]) -> tuple[Point, ...]:
+    """A point per model."""
+    labels = {row: str(recipe.variants.get(row, {}).get("label", row)) for row in rows}
+    return tuple(Point({MODELS: row}, row, label) for row, label in labels.items())
+
+
+def recipes_of(
+    source: str | Path,
+    overrides: Sequence[str],
+    points: Sequence[Point],
+    methods: str | None = None,
+    headline: str = "",
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
+    """Folder of each point -> its recipe and the tuned values in it; see :func:`confed.studies.study.load_rows`."""
+    recipes: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
+    for point in points:
+        recipe, used = load_rows(source, [*overrides, *point.overrides], methods, headline, tuned)
+        if MODELS in point.settings:
+            recipe = _with_model(recipe, point.settings[MODELS])
+        recipes[point.folder] = recipe, used
+    every = [_settings(recipe) for recipe, _ in recipes.values()]
+    if len(every) > 1 and all(each == every[0] for each in every):
+        settings, rows = ", ".join(points[0].settings), [row for row, *_ in every[0]]
+        raise ValueError(
+            f"{settings} changes nothing: each of the rows {', '.join(rows)} has its own value there; sweep the row's, "
+            f"such as methods.{rows[0]}.{settings.removeprefix('algorithm.')}"
+        )
+    return recipes
+
+
+def _settings(recipe: Recipe) -> list[tuple[Any, ...]]:
+    """What each row would be run with."""
+    return [(row, recipe.method(row).sections, recipe.run) for row in recipe.methods]
+
+
+def open_sweep(
+    root: Path,
+    sweep: Sweep,
+    recipes: Mapping[str, tuple[Recipe, Mapping[str, Any]]],
+    *,
+    seeds: int = 1,
+    judged: Mapping[str, Any] | None = None,
+    models_from: Recipe | None = None,
+) -> Sweep:
+    """A new sweep with its studies, or an existing one with further values, models, methods and seeds.
+
+    All studies are opened before a run is started, so that what does not fit is said at once.
+    """
+    if kind_of(root) == "sweep":
+        before = read_sweep(root)
+        if (before.recipe, before.over, before.by) != (sweep.recipe, sweep.over, sweep.by):
+            sweep_before, wanted = (f"{s.recipe} over {s.over}{s.by and f' for each {s.by}'}" for s in (before, sweep))
+            raise ValueError(f"{root} holds a sweep of {sweep_before}, not of {wanted}; give another folder with --out")
+        if models_from is not None:
+            _check_models(models_from, [row for row in before.models if row not in recipes], root)
+        order = () if models_from is None else models_from.models
+        sweep = replace(sweep, points=_merged(root, before.points, sweep.points, sweep.by, order))
+    elif root.exists() and (not root.is_dir() or without_lock(root)):
+        raise ValueError(f"{root} exists already and is no sweep; give another folder with --out")
+    write_sweep_index(root, sweep)
+    for folder, (recipe, used) in recipes.items():
+        open_study(recipe, root / folder, range(recipe.run.seed, recipe.run.seed + seeds), used, judged)
+    return sweep
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of a recipe and seeds at each point of an axis, as a command asks for them; a study has one point."""
+
+    source: str | Path
+    overrides: Sequence[str]
+    methods: str | None
+    headline: str
+    tuned: Mapping[str, Mapping[str, Any]] | None
+    seeds: int
+    points: tuple[Point, ...] = (Point({}, ""),)
+    over: str = ""  # the swept setting, or MODELS; "" for a study
+    by: str = ""  # the setting that tells lines apart, if any
+    study: Recipe | None = None  # with all its models, over which this goes
+
+    @cached_property
+    def recipes(self) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
+        """Folder of each point -> its recipe and the tuned values in it."""
+        return recipes_of(self.source, self.overrides, self.points, self.methods, self.headline, self.tuned)
+
+    @property
+    def first(self) -> Recipe:
+        """The recipe at the first point."""
+        return self.recipes[self.points[0].folder][0]
+
+    def over_models(self, wanted: str) -> "Grid":
+        """The same study with each of the models that ``--models`` names."""
+        points = points_of_models(self.first, models_of(self.first, wanted))
+        return replace(self, points=points, over=MODELS, study=self.first)
+
+    def open(self, root: Path, judged: Mapping[str, Any]) -> None:
+        """Folder and index of its study or of its sweep, new or with more in it; no run is started."""
+        if not self.over:
+            recipe, used = self.recipes[""]
+            open_study(recipe, root, range(recipe.run.seed, recipe.run.seed + self.seeds), used, judged)
+            return
+        sweep = Sweep(self.first.name, self.over, self.points, judged["references"], judged["margin"], self.by)
+        open_sweep(root, sweep, self.recipes, seeds=self.seeds, judged=judged, models_from=self.study)
+
+
+def _with_model(recipe: Recipe, row: str) -> Recipe:
+    """The study of one model, with the recipe's rows."""
+    return recipe.with_model(row).with_rows(recipe.methods)
+
+
+def _check_models(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
+    """Check that models of earlier commands were run with the present settings, so that no table mixes data."""
+    for row in rows:
+        before = growing(root / row)
+        if before is None or (row not in recipe.models and row not in models.names()):
+            continue
+        now = _with_model(recipe, row)
+        for method in before.recipe.methods:
+            if method in now.methods:  # seeds may differ: runs are compared seed by seed
+                recipe_before, wanted = (one.method(method).with_run(seed=0, workers=1) for one in (before.recipe, now))
+                if differences := differing(recipe_before, wanted):
+                    raise ValueError(
+                        f"{root}: {row} there has {differences}; run all its models with the same settings, or give "
+                        "another "
+                        "folder with --out"
+                    )
+
+
+def _merged(
+    root: Path, before: Sequence[Point], now: Sequence[Point], by: str, order: Sequence[str]
+) -> tuple[Point, ...]:
+    """All points, line by line, in the order of their values where these are numbers, or of a recipe's models."""
+    points_before = {point.folder: point for point in before}
+    for point in now:
+        old = points_before.get(point.folder)
+        if old is not None and dict(old.settings) != dict(point.settings):
+            raise ValueError(
+                f"{root / point.folder} was begun with {old.title}, not {point.title}; give another folder with --out"
+            )
+    together = list((points_before | {point.folder: point for point in now}).values())
+    numbers = {point.folder: number_of(next(iter(point.settings.values()))) for point in together}
+    if None not in numbers.values():
+        together.sort(key=lambda point: numbers[point.folder] or 0.0)
+    elif set(numbers) <= set(order):
+        together.sort(key=lambda point: order.index(point.folder))
+    lines = list(dict.fromkeys(point.settings.get(by) for point in together))
+    return tuple(sorted(together, key=lambda point: lines.index(point.settings.get(by))))

@@ -28,6 +28,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,7 @@ LOOKED_AT = 1000
 
 
 def validation_scores(recipe: Recipe) -> Iterator[float]:
-    """Validation scores of a single-run recipe, one after every round of its training; nothing is stored.
-
-    A method that does something after the last round (fine-tuning) yields once more after it.
-    """
+    """Validation scores of a single-run recipe: after every round, and after fine-tuning if any; nothing is stored."""
     import torch
 
     from confed.data.label_tables import Both, LazyTables
@@ -106,8 +104,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
         population = setup.population if pooled else _looking_on(setup, clients)
         observers = clients if pooled else {}
     setup = replace(setup, population=population, observers=observers)
-    there = {} if pooled else clients
-    participation = Participation(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
+    participation = Participation(*(_rounds_of({} if pooled else clients, who) for who in (run.joins, run.leaves)))
     workspace = Workspace(setup.model(), setup.device)
     store, by_size = MemoryStore(), run.sampling == "size"
     cohort, buffered = cohorts_of(run, setup.algorithm)
@@ -130,6 +127,11 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
             yield sum(scores) / len(scores)
 
 
+def _rounds_of(clients: "Mapping[str, TableData]", rounds: Mapping[str, int]) -> dict[str, int]:
+    """The clients that are there -> the round in which each comes or goes."""
+    return {name: number for name, number in rounds.items() if name in clients}
+
+
 def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
     """Numbers of validation examples of the places that judge a configuration."""
     from confed.data.label_tables import LazyTables
@@ -137,7 +139,7 @@ def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
     if isinstance(run_data.clients, LazyTables):
         remaining = run_data.clients.without(without)
         # Counts of all clients' examples are added up before there is a metric: as one place with all of them.
-        sizes = [sum(len(data.tables[1]) for data, _ in zip(remaining.values(), range(LOOKED_AT), strict=False))]
+        sizes = [sum(len(data.tables[1]) for data in islice(remaining.values(), LOOKED_AT))]
         if not sizes[0] and VALIDATION in run_data.unseen:
             return [len(run_data.unseen[VALIDATION].tables[1])]
     else:
@@ -149,7 +151,7 @@ def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
 
 def _any_validation(clients: "Mapping[str, TableData]") -> bool:
     """Whether one of the first clients has validation examples."""
-    return any(len(data.tables[1]) for data, _ in zip(clients.values(), range(LOOKED_AT), strict=False))
+    return any(len(data.tables[1]) for data in islice(clients.values(), LOOKED_AT))
 
 
 def _without_test(data: "TableData") -> "TableData":
@@ -206,11 +208,10 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     return space
 
 
-def _with(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
+def _with(values: Sequence[Any], of_row: Any) -> tuple[Any, ...]:
     """The values, each once, the row's own among them; it takes the place of one that is equal but for rounding."""
-    taken = [own if _same(value, own) else value for value in values]
-    values_taken = tuple(dict.fromkeys(taken))
-    return values_taken if own in values_taken else (own, *values_taken)
+    distinct = tuple(dict.fromkeys(of_row if _same(value, of_row) else value for value in values))
+    return distinct if of_row in distinct else (of_row, *distinct)
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -229,10 +230,7 @@ def own_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]]) -> 
 
 
 def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], done: Sequence[Trial]) -> dict[str, int]:
-    """The next configuration: the recipe's own first, then what the estimator proposes and was not tried yet.
-
-    It depends on what was found, not on when it was found.
-    """
+    """The next configuration: the recipe's own first, then what the estimator proposes and was not tried yet."""
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution
     from optuna.trial import TrialState, create_trial
@@ -262,9 +260,8 @@ def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], do
     tried = [trial.choice for trial in done]
     if choice not in tried:
         return choice
-    points: list[dict[str, int]] = []
-    for at in itertools.product(*(range(len(v)) for v in space.values())):
-        points.append(dict(zip(space, at, strict=True)))
+    positions = itertools.product(*(range(len(values)) for values in space.values()))
+    points = [dict(zip(space, at, strict=True)) for at in positions]
     left = [point for point in points if point not in tried]
     return random.Random(json.dumps([*tried, choice])).choice(left)
 
@@ -296,25 +293,25 @@ def tune(
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     if prune and seeds > 1:
         raise ValueError(f"prune goes by the rounds of one seed; leave it out with seeds = {seeds}")
-    asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
+    wanted = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
     # Not times the seeds: where a dataset publishes its validation questions, all seeds have the same ones.
-    questions = effective_questions(validation_sizes(load_data(asked), asked.run.without))
-    errors, failed = refusals(asked, seed), set[str]()
+    questions = effective_questions(validation_sizes(load_data(wanted), wanted.run.without))
+    errors, failed = refusals(wanted, seed), set[str]()
     if workers > 1:
         load_run_data.cache_clear()  # the processes read the data themselves
     (root / "trials").mkdir(parents=True, exist_ok=True)
     with exclusive(root):
         file = root / "tuning.toml"  # not recipe.toml: this is no run folder
-        before = load_recipe(file) if file.is_file() else asked
-        recipe = joined(before, asked)
+        before = load_recipe(file) if file.is_file() else wanted
+        recipe = joined(before, wanted)
         _check_settings(before, recipe, root)
         terms = {"budget": budget, "stopping": "margin" if prune else "none", "seeds": seeds}
-        held = {row: _checked(recipe, row, root, terms, row in asked.methods) for row in recipe.methods}
+        held = {row: _checked(recipe, row, root, terms, row in wanted.methods) for row in recipe.methods}
         for row, lines in held.items():
             # Written anew, because what a kill left of a line would run into the next one.
             write_atomically(_file(root, row), b"".join(json.dumps(line).encode() + b"\n" for line in lines))
         write_atomically(file, recipe.to_toml().encode())
-        rows = [row for row in asked.methods if row not in errors]
+        rows = [row for row in wanted.methods if row not in errors]
         progress(JobsPlanned([recipe.label(row) for row in rows]))
 
         def note(event: Event) -> None:
@@ -401,7 +398,7 @@ def clearly_worse(scores: Sequence[float], earlier: Sequence[Trial], questions: 
     if len(finished) < RANDOM_FIRST - 1 or len(scores) < 2:
         return False
     for end in (len(scores) - 1, len(scores)):
-        middle = statistics.median(max(there[:end]) for there in finished)
+        middle = statistics.median(max(rounds[:end]) for rounds in finished)
         error = standard_error(middle, questions)
         if error is None or not max(scores[:end]) < middle - BELOW * error:
             return False
@@ -433,6 +430,7 @@ def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], aga
     head, *trials = read_jsonl(file) or [{"space": space}]
     # A folder of an earlier version says at least how much was tried, and does not name its rule.
     budget, stopping = head.get("budget", max(terms["budget"], len(trials))), head.get("stopping", "median")
+    seeds = head.get("seeds", 1)
     if trials and not again and budget != terms["budget"]:
         raise ValueError(
             f"{root}: {row} was tuned with a budget of {budget}, not {terms['budget']}; give --budget {budget}, name "
@@ -441,10 +439,10 @@ def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], aga
     if trials and stopping != terms["stopping"]:
         how = {"none": "without --prune", "margin": "with --prune"}.get(stopping, "by an earlier version's median rule")
         raise ValueError(f"{root}: {row} was tuned {how}; do so again, or give another folder with --out")
-    if trials and head.get("seeds", 1) != terms["seeds"]:
+    if trials and seeds != terms["seeds"]:
         raise ValueError(
-            f"{root}: {row} was tuned with {head.get('seeds', 1)} seeds each, not {terms['seeds']}; give --seeds "
-            f"{head.get('seeds', 1)}, or another folder with --out"
+            f"{root}: {row} was tuned with {seeds} seeds each, not {terms['seeds']}; give --seeds {seeds}, or another "
+            "folder with --out"
         )
     if head["space"] != json.loads(json.dumps(space)):
         raise ValueError(f"{file} holds trials of {head['space']}, not of {space}; give another folder with --out")
@@ -452,8 +450,8 @@ def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], aga
 
 
 def _trials(file: Path) -> list[Trial]:
-    lines = read_jsonl(file)[1:]
-    result: list[Trial] = []
-    for line in lines:
-        result.append(Trial(**{**line, **{key: tuple(line.get(key, ())) for key in ("scores", "by_seed")}}))
-    return result
+    trials: list[Trial] = []
+    for line in read_jsonl(file)[1:]:
+        sequences = {key: tuple(line.get(key, ())) for key in ("scores", "by_seed")}
+        trials.append(Trial(**{**line, **sequences}))
+    return trials

@@ -19,23 +19,15 @@ from confed.system.plain_text import cell_text
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of one row.
+    """One configuration of one row."""
 
-    Attributes:
-        choice: knob -> position among its values.
-        state: "complete", "pruned" (stopped early) or "failed".
-        scores: validation score after each round; with several seeds the mean over them.
-        seconds: how long it took.
-        by_seed: with several seeds, the last score of each.
-    """
-
-    choice: Mapping[str, int]
+    choice: Mapping[str, int]  # knob -> position among its values
     values: Mapping[str, Any]
-    state: str
-    scores: tuple[float, ...]
-    seconds: float
+    state: str  # "complete", "pruned" (stopped early) or "failed"
+    scores: tuple[float, ...]  # validation score after each round; with several seeds the mean over them
+    seconds: float  # how long it took
     error: str = ""
-    by_seed: tuple[float, ...] = ()
+    by_seed: tuple[float, ...] = ()  # with several seeds, the last score of each
 
     @property
     def score(self) -> float | None:
@@ -45,22 +37,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Result of tuning one row.
-
-    Attributes:
-        label: how tables write it.
-        trials: in order; the first is the recipe's own configuration.
-        error: why there are none, or no more.
-        failed: it broke on the way, instead of being refused beforehand.
-        questions: validation questions that a score is a mean over, see :func:`effective_questions`; 0 if unknown.
-    """
+    """Result of tuning one row."""
 
     row: str
-    label: str
-    trials: tuple[Trial, ...] = ()
-    error: str = ""
-    failed: bool = False
-    questions: float = 0.0
+    label: str  # how tables write it
+    trials: tuple[Trial, ...] = ()  # in order; the first is the recipe's own configuration
+    error: str = ""  # why there are none, or no more
+    failed: bool = False  # it broke on the way, instead of being refused beforehand
+    questions: float = 0.0  # that a score is a mean over, see effective_questions; 0 if unknown
 
     @property
     def best(self) -> Trial | None:
@@ -70,10 +54,7 @@ class Tuned:
 
     @property
     def lead(self) -> str:
-        """How far the choice lies ahead of the next configuration, and how many lie within noise, in a sentence.
-
-        Noise is one standard error of a validation score. Empty where nothing else was finished.
-        """
+        """How far the choice lies ahead of the next, and how many lie within noise; empty where there is none."""
         best = self.best
         others = [trial for trial in self.trials if trial.score is not None and trial is not best]
         if best is None or best.score is None or not others:
@@ -124,17 +105,17 @@ def merge(override: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
     return {**merged, "local": {**override.get("local", {}), **local}} if local else merged
 
 
-def scores_csv(found: Sequence[Tuned]) -> str:
+def scores_csv(rows: Sequence[Tuned]) -> str:
     """All scores as CSV, one line per configuration."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["method", "configuration", "values", "state", "score", "rounds", "seconds", "error", "seeds"])
-    for tuned in found:
+    for tuned in rows:
         for number, trial in enumerate(tuned.trials):
             score = "" if trial.score is None else f"{trial.score:.6f}"
-            rounds = " ".join(f"{score:.6f}" for score in trial.scores)
+            rounds, by_seed = _numbers(trial.scores), _numbers(trial.by_seed)
             row = [tuned.row, number, in_words(trial.values), trial.state, score, rounds, trial.seconds, trial.error]
-            row.append(" ".join(f"{score:.6f}" for score in trial.by_seed))
+            row.append(by_seed)
             table.writerow([cell_text(str(value)) for value in row])
         if tuned.error:
             state = "failed" if tuned.failed else "refused"
@@ -142,23 +123,27 @@ def scores_csv(found: Sequence[Tuned]) -> str:
     return out.getvalue()
 
 
+def _numbers(scores: Sequence[float]) -> str:
+    return " ".join(f"{score:.6f}" for score in scores)
+
+
 def in_words(values: Mapping[str, Any]) -> str:
     """Knobs and their values on one line."""
     return " ".join(f"{knob}={value}" for knob, value in values.items())
 
 
-def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int, seeds: int = 1) -> str:
+def tuned_toml(recipe: Recipe, rows: Sequence[Tuned], budget: int, seeds: int = 1) -> str:
     """The chosen values as a recipe's ``[methods.ROW]``, with comments on how they were found."""
     terms: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.run.seed, "budget": budget}
     content: dict[str, Any] = {"tuning": {**terms, "seeds": seeds} if seeds > 1 else terms}
     # TOML has no null: a setting that is left to the method is left out.
     chosen: dict[str, dict[str, Any]] = {}
-    for tuned in found:
+    for tuned in rows:
         if tuned.best:
             chosen[tuned.row] = {k: v for k, v in tuned.best.values.items() if v is not None}
     content["methods"] = {row: merge({}, values) for row, values in chosen.items()}
     head = "# Written by `confed tune`: chosen on the clients' validation data; test data had no part in it.\n"
-    leads = "".join(f"# {tuned.row}: {tuned.lead}\n" for tuned in found if tuned.lead)
+    leads = "".join(f"# {tuned.row}: {tuned.lead}\n" for tuned in rows if tuned.lead)
     return f"{head}{leads}\n{tomli_w.dumps(content)}"
 
 
