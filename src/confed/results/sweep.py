@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,16 +80,14 @@ def read_sweep(root: Path) -> Sweep:
     file = next((root / name for name in SWEEPS if (root / name).is_file()), root / SWEEPS[0])
     try:
         content = json.loads(read_bounded(file).decode())
-        points = _points(content)
         sweep = Sweep(
             str(content["recipe"]),
             str(content.get("over", MODELS)),
-            tuple(Point({str(k): str(v) for k, v in p["settings"].items()}, str(p["folder"]), str(p.get("label", "")))
-                  for p in points),
+            tuple(_points(content)),
             tuple(map(str, content["references"])),
             float(content["margin"]),
             str(content.get("by", "")),
-        )  # fmt: skip
+        )
     except FAULTS as error:
         raise ValueError(f"{file} is no index of a sweep: {type(error).__name__}: {error}") from error
     for point in sweep.points:
@@ -98,11 +96,13 @@ def read_sweep(root: Path) -> Sweep:
     return sweep
 
 
-def _points(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Entries of the points of an index; one of several models of version 0.1 has a mapping of rows to labels."""
-    if "models" not in content:
-        return content["points"]
-    return [{"settings": {MODELS: row}, "folder": row, "label": label} for row, label in content["models"].items()]
+def _points(content: Mapping[str, Any]) -> Iterator[Point]:
+    """Points of an index; one of several models of version 0.1 has a mapping of rows to labels."""
+    for row, label in content.get("models", {}).items():
+        yield Point({MODELS: str(row)}, str(row), str(label))
+    for point in () if "models" in content else content["points"]:
+        settings = {str(key): str(value) for key, value in point["settings"].items()}
+        yield Point(settings, str(point["folder"]), str(point.get("label", "")))
 
 
 def number_of(text: str) -> float | None:
