@@ -255,7 +255,8 @@ def _asked(
     top: int | None,
     attention: bool,
 ) -> dict[str, Any]:
-    from confed.runs.label_samples import AtLabels, rounded, words_of
+    from confed.runs.label_samples import AtLabels, words_of
+    from confed.runs.samples import rounded
 
     labels = trained.answers
     at = AtLabels(trained.model, run.workspace.model)

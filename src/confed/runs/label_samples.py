@@ -1,7 +1,7 @@
 """Gallery of a multi-label run: test examples with predicted labels and attention maps."""
 
 from collections.abc import Sequence
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from confed.data.labelled import LabelDataset, LabelExamples
-from confed.engines.local import Workspace
+from confed.engines.local import Setup, Workspace
 from confed.federation.protocols import Batch
-from confed.federation.specs import Attends, HasGrid
+from confed.federation.specs import Attends, HasGrid, task_spec
 from confed.models.tokenizer import HasVocabulary
 from confed.results.folder import RunFolder
 from confed.results.summary import VALIDATION
 from confed.runs.encode import RunData
-from confed.runs.samples import fill, png, written_models
+from confed.runs.evaluate import evenly
+from confed.runs.samples import by_view, png, rounded
 
 CLIENTS, UNSEEN = 6, 4
 """Places that samples are of: clients spread evenly over all with test examples, and the first unseen places."""
@@ -64,80 +65,65 @@ def look(
     at: AtLabels, batch: Batch, labels: Sequence[str], threshold: float, words: Sequence[Sequence[str]] | None = None
 ) -> list[dict[str, Any]]:
     """Predictions and attention of a model for each example of a batch."""
-    probabilities, maps = at.probabilities(batch), at.attention(batch)
-    found: list[dict[str, Any]] = []
-    for row, (own, truth) in enumerate(zip(probabilities.cpu(), batch["labels"].bool().cpu(), strict=True)):
-        chosen, others = _chosen(own, truth, threshold)
+    maps, examples = at.attention(batch), list[dict[str, Any]]()
+    rows = zip(at.probabilities(batch).cpu(), batch["labels"].bool().cpu(), strict=True)
+    for row, (probabilities, truth) in enumerate(rows):
+        chosen, others = _chosen(probabilities, truth, threshold)
         entries: list[dict[str, Any]] = []
         for number in chosen:
-            entry: dict[str, Any] = {
-                "label": labels[number], "probability": round(float(own[number]), 4), "there": bool(truth[number]),
-            }  # fmt: skip
+            probability = round(float(probabilities[number]), 4)
+            entry: dict[str, Any] = {"label": labels[number], "probability": probability, "there": bool(truth[number])}
             if maps is not None:
                 weights = maps[row, number]
                 entry["attention"] = rounded(weights if words is None else weights[: len(words[row])])
             entries.append(entry)
-        found.append({"labels": entries, "others": others})
-    return found
+        examples.append({"labels": entries, "others": others})
+    return examples
 
 
-def _chosen(own: Tensor, truth: Tensor, threshold: float) -> tuple[list[int], int]:
+def _chosen(probabilities: Tensor, truth: Tensor, threshold: float) -> tuple[list[int], int]:
     """The labels shown, most probable first, and how many that matter are left out."""
-    order = own.argsort(descending=True, stable=True).tolist()
-    matter = {number for number in order if own[number] >= threshold or truth[number]}
+    order = probabilities.argsort(descending=True, stable=True).tolist()
+    matter = {number for number in order if probabilities[number] >= threshold or truth[number]}
     first = [number for number in order if number in matter][:SHOWN]
     # What is there and not predicted must not be pushed out by what is predicted.
     missed = [number for number in order if truth[number] and number not in first]
     first = (first[: max(SHOWN - len(missed), SHOWN // 2)] + missed)[:SHOWN]
-    kept = set(first) | set(islice((number for number in order if number not in matter), max(0, LEAST - len(first))))
-    return [number for number in order if number in kept], len(matter - kept)
+    others = [number for number in order if number not in matter]
+    shown = {*first, *others[: max(0, LEAST - len(first))]}
+    return [number for number in order if number in shown], len(matter - shown)
 
 
 def gallery(
-    folder: RunFolder,
-    workspace: Workspace,
-    run_data: RunData,
-    count: int,
-    *,
-    threshold: float = 0.5,
-    network: nn.Module | None = None,
-    has_personal: bool = True,
+    folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
 ) -> list[dict[str, Any]]:
     """``count`` test examples of each of some places, spread over their rows, from the models the run has written."""
     dataset = run_data.dataset
     assert isinstance(dataset, LabelDataset)
-    at = AtLabels(network or workspace.model, workspace.model)
-    entries: list[dict[str, Any]] = []
+    at = AtLabels(setup.algorithm.deployed_model(workspace.model), workspace.model)
+    threshold, entries = task_spec(setup.task).threshold, list[dict[str, Any]]()
     for name, examples, seen in _places(dataset):
-        rows = [number * len(examples) // count for number in range(min(count, len(examples)))]
+        rows = evenly(range(len(examples)), count)
         data = (run_data.clients if seen else run_data.unseen)[name]
         batch = data.tables[2].batch(torch.tensor(rows))
         words = words_of(batch, run_data.tokenizer)
-        common, own = written_models(folder, name)
-        views: dict[str, list[dict[str, Any]] | None] = {}
-        for view, tensors in (("global", common), ("personal", own if has_personal and seen else None)):
-            if tensors is not None:
-                fill(workspace, tensors)
-            views[view] = None if tensors is None else look(at, batch, dataset.labels, threshold, words)
+        seeing = partial(look, at, batch, dataset.labels, threshold, words)
+        views = by_view(folder, workspace, setup.algorithm, name, seen, seeing)
         for position, row in enumerate(rows):
             entry = _example(examples, row, None if words is None else words[position])
-            said = {view: None if given is None else given[position] for view, given in views.items()}
-            entries.append({"place": name, "seen": seen, **entry, "threshold": threshold, **said})
-            for given in said.values():
-                for label in [] if given is None or not position else given["labels"]:
+            outputs = {view: None if given is None else given[position] for view, given in views.items()}
+            entries.append({"place": name, "seen": seen, **entry, "threshold": threshold, **outputs})
+            for output in filter(None, outputs.values() if position else ()):
+                for label in output["labels"]:
                     label.pop("attention", None)
     return entries
 
 
 def _places(dataset: LabelDataset) -> list[tuple[str, LabelExamples, bool]]:
-    names = list(dataset.clients)
-    spread = list(dict.fromkeys(names[number * len(names) // ASKED] for number in range(ASKED))) if names else []
-    there = [(name, test, True) for name in spread if len(test := dataset.clients[name].test)]
-    there = [there[number * len(there) // CLIENTS] for number in range(CLIENTS)] if len(there) > CLIENTS else there
-    unseen = [
-        (name, examples, False) for name, examples in dataset.unseen.items() if len(examples) and name != VALIDATION
-    ]
-    return there + unseen[:UNSEEN]
+    tests = [(name, dataset.clients[name].test, True) for name in evenly(list(dataset.clients), ASKED)]
+    unseen = [(name, examples, False) for name, examples in dataset.unseen.items() if name != VALIDATION]
+    tests, unseen = ([place for place in places if len(place[1])] for places in (tests, unseen))
+    return [*evenly(tests, CLIENTS), *unseen[:UNSEEN]]
 
 
 def _example(examples: LabelExamples, row: int, words: Sequence[str] | None) -> dict[str, Any]:
@@ -165,14 +151,7 @@ def words_of(batch: Batch, tokenizer: Any) -> list[list[str]] | None:
     """The tokens of each text; None of pictures, and where the tokenizer does not tell them."""
     if "text" not in batch or "image" in batch or not isinstance(tokenizer, HasVocabulary):
         return None
-    vocabulary = tokenizer.vocabulary
-    lengths = batch["text_mask"].sum(1).tolist()
-    result = []
-    for row, n in zip(batch["text"].tolist(), lengths, strict=True):
-        result.append([vocabulary[i] for i in row[:n]])
+    result: list[list[str]] = []
+    for row, length in zip(batch["text"].tolist(), batch["text_mask"].sum(1).tolist(), strict=True):
+        result.append([tokenizer.vocabulary[token] for token in row[:length]])
     return result
-
-
-def rounded(values: Tensor) -> Any:
-    """A tensor as lists of numbers with three decimals."""
-    return [rounded(part) if part.ndim else round(float(part), 3) for part in values]

@@ -5,7 +5,7 @@ owner's data taught it to read. Examples that lack one of a set's modalities hav
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 from torch import Tensor
 
@@ -31,29 +31,24 @@ def sets_at(data: TableData) -> list[Set]:
 
 def sets_tried(sets: Iterable[Set], tensors: Mapping[str, Tensor]) -> list[Set]:
     """Every set that a model can be shown of examples with the given sets, the smallest first."""
-    reads = modalities_of(tensors)
-    left: set[tuple[str, ...]] = set()
-    for own in sets:
-        left.add(tuple(name for name in own if name in reads))
-    every = {part for own in left for size in range(len(own)) for part in combinations(own, size + 1)}
-    return sorted(every, key=lambda part: (len(part), [MODALITIES.index(name) for name in part]))
+    reads, every = modalities_of(tensors), set[Set]()
+    for names in sets:
+        read = [name for name in names if name in reads]
+        for size in range(1, len(read) + 1):
+            every.update(combinations(read, size))
+    return sorted(every, key=lambda names: (len(names), list(map(MODALITIES.index, names))))
 
 
 def widest(places: Mapping[str, TableData]) -> list[str]:
     """The places whose test examples have sets that are part of no other place's."""
-    known = {name: sets_at(data) for name, data in places.items()}
+    sets_of = {name: sets_at(data) for name, data in places.items()}
 
-    def is_within(own: Set, others: Sequence[Set]) -> bool:
-        return any(set(own) < set(other) for other in others)
+    def is_within(name: str, other: str) -> bool:
+        pairs = product(sets_of[name], sets_of[other])
+        covered = {names for names, others in pairs if set(names) < set(others)}
+        return name != other and covered == set(sets_of[name])
 
-    def within(sets: Sequence[Set], others: Sequence[Set]) -> bool:
-        return all(is_within(own, others) for own in sets)
-
-    return [
-        name
-        for name, sets in known.items()
-        if sets and not any(within(sets, others) for other, others in known.items() if other != name)
-    ]
+    return [name for name in places if sets_of[name] and not any(is_within(name, other) for other in places)]
 
 
 def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] | None:
@@ -61,8 +56,8 @@ def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] |
 
     What its owner does not have its model has never learned to read.
     """
-    there = set(chain.from_iterable(sets_at(data)))
-    left = [name for name in MODALITIES if name in there and name in owned]
-    if not owned or len(left) == len(there):
+    present = set(chain.from_iterable(sets_at(data)))
+    left = [name for name in MODALITIES if name in present and name in owned]
+    if not owned or len(left) == len(present):
         return {}
     return {"modalities": written(left)} if left else None

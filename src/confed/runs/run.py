@@ -33,7 +33,6 @@ from confed.federation.checkpoint_writer import CheckpointWriter
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.measure import KEPT
-from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
@@ -459,8 +458,7 @@ class Runner:
     def _finish(
         self, examined: Examination, workspace: Workspace, peak: int, features: FeatureCounts | None
     ) -> dict[str, Any]:
-        from confed.runs import label_samples, similarity
-        from confed.runs.samples import gallery
+        from confed.runs import label_samples, samples, similarity
 
         correct: dict[str, Tensor] = {}
         for (view, model, place), (_, tensors) in examined.results.items():
@@ -470,29 +468,14 @@ class Runner:
                 correct |= {f"{view}/{place}/{name}": t for name, t in tensors.items() if name.startswith(KEPT)}
         tried = examples_tried(self.run_data, examined)
         self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
-        if self.settings.gallery and isinstance(self.run_data.dataset, FederatedDataset):
+        questions, similar = isinstance(self.run_data.dataset, FederatedDataset), None
+        if self.settings.gallery:
             workspace.set_task(self.setup.task)
-            samples = gallery(
-                self.folder, workspace, self.run_data, self.settings.gallery, self.setup.task_of,
-                network=self.setup.algorithm.deployed_model(workspace.model),
-                global_model=self.setup.algorithm.global_model,
-                has_personal=self.setup.algorithm.traits.has_personal,
-            )  # fmt: skip
-            self.folder.write_json(self.folder.gallery, samples)
-        elif self.settings.gallery:
-            samples = label_samples.gallery(
-                self.folder, workspace, self.run_data, self.settings.gallery,
-                threshold=task_spec(self.setup.task).threshold,
-                network=self.setup.algorithm.deployed_model(workspace.model),
-                has_personal=self.setup.algorithm.traits.has_personal,
-            )  # fmt: skip
-            self.folder.write_json(self.folder.gallery, samples)
-        questions = isinstance(self.run_data.dataset, FederatedDataset)
-        similar = (
-            similarity.measure(self.folder, workspace, self.run_data, self.setup.local.batch_size)
-            if questions
-            else None
-        )
+            gallery = samples.gallery if questions else label_samples.gallery
+            entries = gallery(self.folder, workspace, self.run_data, self.settings.gallery, self.setup)
+            self.folder.write_json(self.folder.gallery, entries)
+        if questions:
+            similar = similarity.measure(self.folder, workspace, self.run_data, self.setup.local.batch_size)
         if similar is not None:
             self.folder.write_json(self.folder.similarity, similar)
         cpu = cpu_seconds() - self.cpu + (0.0 if self.actors is None else self.actors.cpu_seconds)

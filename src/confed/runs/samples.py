@@ -5,6 +5,7 @@ Where the method filters answers (FedP³), training questions follow, with the a
 
 import base64
 import io
+import wave
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,7 +21,10 @@ from confed.data.chat import pictures_shown, transcript
 from confed.data.examples import Examples, presence
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
 from confed.data.picture_tables import NoPictures
-from confed.engines.local import Workspace
+from confed.data.sounds import Sounds
+from confed.data.table import Table
+from confed.data.time_series import Series
+from confed.engines.local import Setup, Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch, Output, Task
@@ -31,12 +35,15 @@ from confed.losses.preference import Filter, FiltersAnswers, forgotten
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.encode import RunData
-from confed.runs.media import kept_series, kept_sound
-
-# Answers that FedP3's filter ranks first, for the gallery -----------------------------------------------------
 
 SHOWN = 3
-"""Answers per question, as in the paper."""
+"""Answers per question that the filter of FedP³ ranks first, as in the paper."""
+
+LONGEST = 160_000
+"""Bytes of sound that a sample has, at most: 10 s at 8 kHz, 5 s at 16 kHz. The rest is left out and said so."""
+
+STEPS, CHANNELS = 128, 6
+"""Steps, evenly spread, and channels of a series that a sample has, at most."""
 
 
 def filter_of(algorithm: Algorithm) -> Filter | None:
@@ -48,20 +55,16 @@ def picked(student: Tensor, teacher: Tensor, mode: Filter, answers: Sequence[str
     """The answers that a filter ranks first, per example."""
     r = forgotten(student, teacher, mode).softmax(dim=1)
     best = r.topk(min(SHOWN, len(answers)), dim=1).indices
-    columns = {"r": r, "teacher": teacher.softmax(dim=1), "student": student.softmax(dim=1)}
-    chosen = {name: torch.gather(values, 1, best).tolist() for name, values in columns.items()}
-    result = []
-    for b, row in enumerate(best.tolist()):
-        result.append(
-            [
-                {"answer": answers[answer], **{name: float(f"{rows[b][n]:.3g}") for name, rows in chosen.items()}}
-                for n, answer in enumerate(row)
-            ]
-        )
+    columns = (r, teacher.softmax(dim=1), student.softmax(dim=1))
+    shares = torch.stack([torch.gather(column, 1, best) for column in columns], dim=2)
+    result: list[list[dict[str, Any]]] = []
+    for labels, rows in zip(best.tolist(), shares.tolist(), strict=True):
+        entries: list[dict[str, Any]] = []
+        for label, row in zip(labels, rows, strict=True):
+            named = zip(("r", "teacher", "student"), row, strict=True)
+            entries.append({"answer": answers[label], **{name: float(f"{share:.3g}") for name, share in named}})
+        result.append(entries)
     return result
-
-
-# Gallery of a run: sample questions with global and personal answers and --------------------------------------
 
 
 def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
@@ -115,16 +118,17 @@ def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
     Regions of padding, which are all zeros, are left out.
     """
     if maps.ndim == 3:
-        return [{"attention": _rounded(weights)} for weights in maps.tolist()]
+        return [{"attention": rounded(weights)} for weights in maps.cpu()]
     if "boxes" not in batch:
         return [{"attention": None}] * len(maps)
     has_region = batch["regions"].abs().sum(-1) > 0 if "regions" in batch else torch.ones_like(maps, dtype=torch.bool)
-    result = []
-    for weights, boxes, row in zip(maps, batch["boxes"], has_region, strict=True):
-        result.append(
-            {"attention": [round(v, 3) for v in weights[row].tolist()], "boxes": _rounded(boxes[row].tolist())}
-        )
-    return result
+    rows = zip(maps.cpu(), batch["boxes"].cpu(), has_region.cpu(), strict=True)
+    return [{"attention": rounded(weights[row]), "boxes": rounded(boxes[row])} for weights, boxes, row in rows]
+
+
+def rounded(values: Tensor) -> Any:
+    """A tensor as lists of numbers with three decimals."""
+    return [rounded(row) if row.ndim else round(float(row), 3) for row in values]
 
 
 def written_models(
@@ -138,57 +142,59 @@ def written_models(
     return shared, personal
 
 
+def by_view(
+    folder: RunFolder, workspace: Workspace, method: Algorithm, place: str, seen: bool,
+    look: Callable[[], list[dict[str, Any]]],
+) -> dict[str, list[dict[str, Any]] | None]:  # fmt: skip
+    """What a function sees with the global model at a place, and with the place's own; None where there is no such."""
+    common, personal = written_models(folder, place, method.global_model)
+    models = {
+        "global": common if seen or method.global_model == "alone" else None,
+        "personal": personal if seen and method.traits.has_personal else None,
+    }
+    views: dict[str, list[dict[str, Any]] | None] = {}
+    for view, tensors in models.items():
+        if tensors is not None:
+            fill(workspace, tensors)
+        views[view] = None if tensors is None else look()
+    return views
+
+
 def gallery(
-    folder: RunFolder,
-    workspace: Workspace,
-    run_data: RunData,
-    count: int,
-    task_of: Callable[[str], Task] | None = None,
-    *,
-    network: nn.Module | None = None,
-    global_model: GlobalModel = "alone",
-    has_personal: bool = True,
+    folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
 ) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
-    For a method that filters answers, training questions of every client follow; they carry "forgotten". Where clients
-    have answers or tasks of their own, ``task_of`` says which; ``network`` answers, where it is not the model alone.
+    For a method that filters answers, training questions of every client follow; they carry "forgotten".
     """
+    network = setup.algorithm.deployed_model(workspace.model)
     entries: list[dict[str, Any]] = []
     places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.questions.clients.items()]
     places += [(name, test, run_data.unseen[name], False) for name, test in run_data.questions.unseen.items()]
     usual = _usual(run_data)
     for number, (name, examples, data, seen) in enumerate(places):
-        task = None if task_of is None else task_of(name)
         rows = _spread(examples, count, first=number)
         if not rows:
             continue
-        groups = data.tables[2].groups(torch.tensor(rows))
-        rows = list(chain.from_iterable(group.tolist() for group in groups))
-        batches = list(map(data.tables[2].batch, groups))
-        answers = run_data.dataset.answers
-        if task is not None:
-            answers = run_data.dataset.answer_set(name)
-            workspace.set_task(task)
-        common, personal = written_models(folder, name, global_model)
-        common = common if seen or global_model == "alone" else None
-        personal = personal if has_personal else None
-        views = {
-            view: None
-            if tensors is None
-            else [given for batch in batches for given in _answers(tensors, workspace, batch, answers, network, task)]
-            for view, tensors in (("global", common), ("personal", personal))
-        }
+        rows, batches = _batches(data.tables[2], rows)
+        task, answers = setup.task_of(name), run_data.dataset.answer_set(name)
+        workspace.set_task(task)
+
+        def look(batches: list[Batch] = batches, answers: tuple[str, ...] = answers, task: Task = task) -> list[Any]:
+            return list(chain.from_iterable(answer(workspace, batch, answers, network, task) for batch in batches))
+
+        views = by_view(folder, workspace, setup.algorithm, name, seen, look)
         for position, row in enumerate(rows):
-            entries.append(
-                {
-                    **_question(name, examples, row),
-                    **_senses(examples, row, usual),
-                    "seen": seen,
-                    **{view: given and _named(given[position], examples, row) for view, given in views.items()},
-                }
-            )
+            entry = {**_question(name, examples, row), **_senses(examples, row, usual), "seen": seen}
+            entry |= {view: given and _named(given[position], examples, row) for view, given in views.items()}
+            entries.append(entry)
     return entries + _forgotten(folder, workspace, run_data, count)
+
+
+def _batches(table: Table, rows: Sequence[int]) -> tuple[list[int], list[Batch]]:
+    """Rows in the order of batches of what can be read together, and these batches."""
+    groups = table.groups(torch.tensor(rows))
+    return list(chain.from_iterable(group.tolist() for group in groups)), list(map(table.batch, groups))
 
 
 def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count: int) -> list[dict[str, Any]]:
@@ -203,13 +209,8 @@ def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count
         rows = _spread(split.train, min(count, 2), first=number)
         if not rows or not personal.exists():
             continue
-        table = run_data.clients[name].tables[0]
-        groups = table.groups(torch.tensor(rows))
-        rows, batches = list(chain.from_iterable(group.tolist() for group in groups)), list(map(table.batch, groups))
-        student, teacher = (
-            torch.cat([_logits(path, workspace, without_answers(batch)) for batch in batches])
-            for path in (personal, shared)
-        )
+        rows, batches = _batches(run_data.clients[name].tables[0], rows)
+        student, teacher = _logits(personal, workspace, batches), _logits(shared, workspace, batches)
         for row, answers in zip(rows, picked(student, teacher, mode, run_data.dataset.answers), strict=True):
             entries.append(
                 {**_question(name, split.train, row), "seen": True, "role": "train",
@@ -259,10 +260,31 @@ def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:
         "lacks": [name for name in MODALITIES if name in usual and not present[name]],
     }
     if present["audio"] and examples.sounds is not None and examples.sound_index is not None:
-        entry["sound"] = kept_sound(examples.sounds, int(examples.sound_index[row]))
+        entry["sound"] = _sound(examples.sounds, int(examples.sound_index[row]))
     if present["series"] and examples.series is not None and examples.series_index is not None:
-        entry["series"] = kept_series(examples.series, int(examples.series_index[row]))
+        entry["series"] = _series(examples.series, int(examples.series_index[row]))
     return entry
+
+
+def _sound(sounds: Sounds, row: int) -> dict[str, Any]:
+    """A shortened recording."""
+    clip, buffer = sounds.row(row), io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sounds.rate)
+        file.writeframes(clip[: LONGEST // 2].astype("<i2").tobytes())
+    return {"wav": base64.b64encode(buffer.getvalue()).decode(), "seconds": round(len(clip) / sounds.rate, 3)}
+
+
+def _series(series: Series, row: int) -> dict[str, Any]:
+    """A shortened series."""
+    values = series.row(row)
+    chosen = np.linspace(0, len(values) - 1, min(len(values), STEPS)).round().astype(int)
+    channels: list[list[float]] = []
+    for channel in values[chosen, :CHANNELS].T.tolist():
+        channels.append([float(f"{value:.4g}") for value in channel])
+    return {"channels": list(series.channels), "values": channels, "steps": len(values)}
 
 
 def _named(given: dict[str, Any], examples: Examples, row: int) -> dict[str, Any]:
@@ -272,22 +294,10 @@ def _named(given: dict[str, Any], examples: Examples, row: int) -> dict[str, Any
     return {**given, "answer": examples.choices[row][int(given["answer"])]}
 
 
-def _logits(path: Path, workspace: Workspace, batch: Batch) -> Tensor:
+def _logits(path: Path, workspace: Workspace, batches: Sequence[Batch]) -> Tensor:
     fill(workspace, load_file(path))
     with torch.no_grad():
-        return workspace.model(batch).logits
-
-
-def _answers(
-    tensors: Mapping[str, Tensor],
-    workspace: Workspace,
-    batch: Batch,
-    answers: tuple[str, ...],
-    network: nn.Module | None,
-    task: Task | None,
-) -> list[dict[str, Any]]:
-    fill(workspace, tensors)
-    return answer(workspace, batch, answers, network, task)
+        return torch.cat([workspace.model(without_answers(batch)).logits for batch in batches])
 
 
 def _spread(examples: Examples, count: int, first: int) -> list[int]:
@@ -300,10 +310,10 @@ def _spread(examples: Examples, count: int, first: int) -> list[int]:
     seen = presence(examples)[:, 0].tolist()
     for turn in range(count):
         kind = kinds[(first + turn * max(1, len(kinds) // count)) % len(kinds)]
-        for row, (own, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
+        for row, (row_kind, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
             # An example without a picture shares it with no other.
             first_picture = int(np.atleast_1d(picture)[0]) if seen[row] else -1 - row
-            if own == kind and first_picture not in pictures:
+            if row_kind == kind and first_picture not in pictures:
                 rows.append(row)
                 pictures.add(first_picture)
                 break
@@ -315,10 +325,3 @@ def png(pixels: Any) -> str:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _rounded(values: list[list[float]]) -> list[list[float]]:
-    result: list[list[float]] = []
-    for row in values:
-        result.append([round(v, 3) for v in row])
-    return result
