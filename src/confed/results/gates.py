@@ -32,18 +32,12 @@ _JUDGED = (View.PERSONAL, View.SEEN)
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a study that gates compare; an empty name where the study has none.
-
-    Attributes:
-        local: local training of the same model.
-        heads: a row that trains the head alone, and the same method with adapters.
-        everything: a row that trains all parameters, and the same method with adapters.
-    """
+    """Rows of a study that gates compare; an empty name where the study has none."""
 
     central: str = ""
-    local: str = ""
-    heads: tuple[str, str] = ("", "")
-    everything: tuple[str, str] = ("", "")
+    local: str = ""  # local training of the same model
+    heads: tuple[str, str] = ("", "")  # a row that trains the head alone, and the same method with adapters
+    everything: tuple[str, str] = ("", "")  # a row that trains all parameters, and the same method with adapters
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -53,19 +47,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate, judged.
-
-    Attributes:
-        found: what was found, or why it could not be judged.
-        passed: None where it could not be judged.
-        values: the numbers behind it, in points.
-    """
+    """One gate, judged."""
 
     key: str
     asked: str
-    found: str
-    passed: bool | None = None
-    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    found: str  # what was found, or why it could not be judged
+    passed: bool | None = None  # None where it could not be judged
+    values: Mapping[str, float] = field(default_factory=dict[str, float])  # the numbers behind it, in points
 
 
 def judge(
@@ -246,9 +234,11 @@ def _judged(run: RunResults) -> dict[str, float]:
 
 def _places(study: StudyResults, row: str) -> dict[str, float]:
     """Client -> mean over seeds."""
-    runs = [_judged(run) for run in study.of(row)]
-    places = dict.fromkeys(chain.from_iterable(runs))
-    return {place: _mean([run[place] for run in runs if place in run]) for place in places}
+    runs = list(map(_judged, study.of(row)))
+    values: dict[str, list[float]] = {}
+    for place, value in chain.from_iterable(run.items() for run in runs):
+        values.setdefault(place, []).append(value)
+    return {place: _mean(of_runs) for place, of_runs in values.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

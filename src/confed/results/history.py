@@ -158,5 +158,7 @@ def _added_up(lines: Sequence[Line], amount: Callable[[Line], float]) -> Curve:
 def over_seeds(curves: Sequence[Curve]) -> dict[int, float]:
     """Mean over the curves, for the rounds that all non-empty ones have."""
     curves = [curve for curve in curves if curve]
-    shared = set(curves[0]).intersection(*curves[1:]) if curves else set[int]()
-    return means({r: {str(i): curve[r] for i, curve in enumerate(curves)} for r in sorted(shared)})
+    means_of: dict[int, float] = {}
+    for r in sorted(set(curves[0]).intersection(*curves[1:]) if curves else ()):
+        means_of[r] = sum(curve[r] for curve in curves) / len(curves)
+    return means_of

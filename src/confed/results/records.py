@@ -35,16 +35,11 @@ MEANS_OF_VIEWS = {view.mean: view for view in View}
 
 @dataclass(frozen=True)
 class Further:
-    """A further measure (``run.measures``) on one view.
+    """A further measure (``run.measures``) on one view."""
 
-    Attributes:
-        name: of the measure.
-        stated: its declaration, as the run's summary has it.
-    """
-
-    name: str
+    name: str  # of the measure
     view: View
-    stated: Mapping[str, Any]
+    stated: Mapping[str, Any]  # its declaration, as the run's summary has it
 
     @property
     def title(self) -> str:

@@ -57,10 +57,8 @@ def provisional(
     """What is known of a run that did not write its summary; its test results are not."""
     section, tail = recipe.get("run", {}), folder.name.removeprefix("seed-")
     clients = dict.fromkeys(chain.from_iterable([*line.get("loss", {}), *line.get("errors", {})] for line in rounds))
-    personal, unseen = (
-        list(dict.fromkeys(chain.from_iterable(line.get(view, {}) for line in evaluations)))
-        for view in ("personal", "unseen")
-    )
+    personal = dict.fromkeys(chain.from_iterable(line.get("personal", {}) for line in evaluations))
+    unseen = dict.fromkeys(chain.from_iterable(line.get("unseen", {}) for line in evaluations))
     errors: list[dict[str, Any]] = []
     for line in rounds:
         for client, error in line.get("errors", {}).items():
@@ -71,8 +69,8 @@ def provisional(
         "seed": section.get("seed", int(tail) if tail.isdigit() else 0),
         "rounds": max((int(line["round"]) for line in rounds if line["event"] == "round"), default=0),
         "planned_rounds": section.get("rounds"),
-        "clients": personal or list(clients),
-        "scenes": unseen,
+        "clients": list(personal or clients),
+        "scenes": list(unseen),
         "bytes_up": {str(line["round"]): line.get("bytes_up", {}) for line in rounds},
         "bytes_down": {str(line["round"]): line.get("bytes_down", {}) for line in rounds},
         "errors": errors,

@@ -21,31 +21,22 @@ from confed.results.summary import Summary, average, check_headline, mapping, wi
 
 @dataclass(frozen=True)
 class RunResults:
-    """One run folder.
-
-    Attributes:
-        method: the method's key within a study; the algorithm's name for a run on its own.
-        label: the method's name as people write it.
-        summary: its results; of an interrupted run what its other files tell.
-        rounds: lines of ``metrics.jsonl`` about rounds.
-        evaluations: lines of ``metrics.jsonl`` about evaluations.
-        missing: files that are not there or cannot be read -> what is lacking without them.
-        tuned: setting -> the value that tuning chose for the method, from the study's index.
-        deploys: what the study says that the method deploys; see :func:`confed.results.summary.deploys`.
-    """
+    """One run folder."""
 
     folder: Path
-    method: str
-    label: str
+    method: str  # the method's key within a study; the algorithm's name for a run on its own
+    label: str  # the method's name as people write it
     seed: int
-    summary: Summary
+    summary: Summary  # its results; of an interrupted run what its other files tell
     recipe: Mapping[str, Any]
-    rounds: tuple[Mapping[str, Any], ...] = ()
-    evaluations: tuple[Mapping[str, Any], ...] = ()
+    rounds: tuple[Mapping[str, Any], ...] = ()  # lines of metrics.jsonl about rounds
+    evaluations: tuple[Mapping[str, Any], ...] = ()  # lines of metrics.jsonl about evaluations
     timings: tuple[Mapping[str, Any], ...] = ()
+    # Files that are not there or cannot be read -> what is lacking without them.
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Setting -> the value that tuning chose for the method, from the study's index.
     tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    deploys: str = ""
+    deploys: str = ""  # what the study says that the method deploys, as in results.summary.deploys
 
     @property
     def complete(self) -> bool:
@@ -98,25 +89,18 @@ class RunResults:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """Several methods with one or more seeds each; a run on its own is a study of one.
-
-    Attributes:
-        recipe: name of the recipe.
-        runs: the runs, methods in order and seeds in order within a method.
-        single: whether the folder is a run on its own.
-        remarks: what was odd about the folder.
-        rows: method -> its name as people write it, in the order of the index, also where no run was found.
-        failures: "method/seed-n" -> why that run is not there, from the index.
-        refused: those of ``failures`` that were refused beforehand, instead of breaking on the way.
-    """
+    """Several methods with one or more seeds each; a run on its own is a study of one."""
 
     folder: Path
-    recipe: str
-    runs: tuple[RunResults, ...]
-    single: bool = False
-    remarks: tuple[str, ...] = ()
+    recipe: str  # name of the recipe
+    runs: tuple[RunResults, ...]  # the runs, methods in order and seeds in order within a method
+    single: bool = False  # whether the folder is a run on its own
+    remarks: tuple[str, ...] = ()  # what was odd about the folder
+    # Method -> its name as people write it, in the order of the index, also where no run was found.
     rows: Mapping[str, str] = field(default_factory=dict[str, str])
+    # "method/seed-n" -> why that run is not there, from the index.
     failures: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Those of failures that were refused beforehand, instead of breaking on the way.
     refused: frozenset[str] = frozenset()
 
     @property

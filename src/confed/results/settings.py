@@ -57,8 +57,10 @@ def named_apart(runs: Sequence[RunResults]) -> list[RunResults]:
             for i, run in enumerate(runs)
             if run.method == method and run.recipe
         }
-        keys = dict.fromkeys(chain.from_iterable(settings.values()))
-        differing = [key for key in keys if len({repr(values.get(key)) for values in settings.values()}) > 1]
+        differing: list[str] = []
+        for key in dict.fromkeys(chain.from_iterable(settings.values())):
+            if len({repr(values.get(key)) for values in settings.values()}) > 1:
+                differing.append(key)
         for i, values in settings.items() if differing else ():
             named[i] = _suffixed(runs[i], ", ".join(f"{key}={values.get(key)}" for key in differing))
     taken = Counter((run.method, run.seed) for run in named)

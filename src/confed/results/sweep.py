@@ -19,17 +19,12 @@ MODELS = "models"
 
 @dataclass(frozen=True)
 class Point:
-    """One value of the swept setting, or one model.
+    """One value of the swept setting, or one model."""
 
-    Attributes:
-        settings: key -> value as TOML; first the swept one, then those that go with it, then the line's.
-        folder: of its study, within the sweep's folder.
-        label: how tables write a model.
-    """
-
+    # Key -> value as TOML; first the swept one, then those that go with it, then the line's.
     settings: Mapping[str, str]
-    folder: str
-    label: str = ""
+    folder: str  # of its study, within the sweep's folder
+    label: str = ""  # how tables write a model
 
     @property
     def overrides(self) -> list[str]:
@@ -44,22 +39,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep consists of; the content of its index.
+    """What a sweep consists of; the content of its index."""
 
-    Attributes:
-        recipe: name of the recipe.
-        over: the swept setting, or :data:`MODELS`.
-        points: one per value or model, in the order given.
-        references: the methods that the others are compared with; empty for the usual ones.
-        margin: differences smaller than this are taken not to matter, a fraction.
-        by: the setting that tells lines of one figure apart, or :data:`MODELS`; "" where there is one line per method.
-    """
-
-    recipe: str
-    over: str
-    points: tuple[Point, ...]
-    references: tuple[str, ...] = ()
-    margin: float = 0.01
+    recipe: str  # name of the recipe
+    over: str  # the swept setting, or MODELS
+    points: tuple[Point, ...]  # one per value or model, in the order given
+    references: tuple[str, ...] = ()  # the methods that the others are compared with; empty for the usual ones
+    margin: float = 0.01  # differences smaller than this are taken not to matter, a fraction
+    # The setting that tells lines of one figure apart, or MODELS; "" where there is one line per method.
     by: str = ""
 
     @property

@@ -22,31 +22,20 @@ ERROR = "error.txt"
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        name: of the run within its study or sweep.
-        round: the last finished one.
-        rounds: of the recipe; 0 where the run has none yet.
-        loss: mean training loss of the clients in that round.
-        metric: name of the task's metric; empty before the first evaluation.
-        value: mean of the metric over clients, a fraction: of a finished run the headline on test data, before on
-            validation data, of personal models where there are any.
-        seconds: of the last round, with its evaluation.
-        left: seconds until the last round, at the mean speed so far.
-        text: first line of an error; empty where there is none.
-    """
-
-    name: str
+    name: str  # of the run within its study or sweep
     state: State
-    round: int = 0
-    rounds: int = 0
-    loss: float | None = None
-    metric: str = ""
+    round: int = 0  # the last finished one
+    rounds: int = 0  # of the recipe; 0 where the run has none yet
+    loss: float | None = None  # mean training loss of the clients in that round
+    metric: str = ""  # name of the task's metric; empty before the first evaluation
+    # Mean of the metric over clients, a fraction: of a finished run the headline on test data, before on validation
+    # data, of personal models where there are any.
     value: float | None = None
-    seconds: float | None = None
-    left: float | None = None
-    text: str = ""
+    seconds: float | None = None  # of the last round, with its evaluation
+    left: float | None = None  # seconds until the last round, at the mean speed so far
+    text: str = ""  # first line of an error; empty where there is none
 
 
 def states_of(folder: Path) -> list[RunState]:

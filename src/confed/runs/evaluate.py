@@ -99,8 +99,8 @@ def examine(
             "the global model answers with parts that each client keeps to itself, so it is not tried in unseen places"
         )
     measured = {"measures": True} if setup.measures else {}
-    asked = [(key, "", tensors, {**shown, **measured}) for key, _, tensors, shown in jobs]
-    for key, _, message in _tried(simulation, asked, progress):
+    trials = [(key, "", tensors, {**shown, **measured}) for key, _, tensors, shown in jobs]
+    for key, _, message in _tried(simulation, trials, progress):
         values = summarise(read_tallies(message.scalars, "examined")) | values_of(setup.measures, message.tensors)
         examined.results[key] = values, message.tensors
     at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]

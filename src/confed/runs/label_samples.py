@@ -120,10 +120,11 @@ def gallery(
 
 
 def _places(dataset: LabelDataset) -> list[tuple[str, LabelExamples, bool]]:
-    tests = [(name, dataset.clients[name].test, True) for name in evenly(list(dataset.clients), ASKED)]
-    unseen = [(name, examples, False) for name, examples in dataset.unseen.items() if name != VALIDATION]
-    tests, unseen = ([place for place in places if len(place[1])] for places in (tests, unseen))
-    return [*evenly(tests, CLIENTS), *unseen[:UNSEEN]]
+    seen = {name: dataset.clients[name].test for name in evenly(list(dataset.clients), ASKED)}
+    unseen = {name: examples for name, examples in dataset.unseen.items() if name != VALIDATION}
+    seen_places = [(name, examples, True) for name, examples in seen.items() if len(examples)]
+    unseen_places = [(name, examples, False) for name, examples in unseen.items() if len(examples)]
+    return [*evenly(seen_places, CLIENTS), *unseen_places[:UNSEEN]]
 
 
 def _example(examples: LabelExamples, row: int, words: Sequence[str] | None) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def widest(places: Mapping[str, TableData]) -> list[str]:
         covered = {names for names, others in pairs if set(names) < set(others)}
         return name != other and covered == set(sets_of[name])
 
-    return [name for name in places if sets_of[name] and not any(is_within(name, other) for other in places)]
+    narrow = {name for name, other in product(places, places) if is_within(name, other)}
+    return [name for name in places if sets_of[name] and name not in narrow]
 
 
 def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] | None:

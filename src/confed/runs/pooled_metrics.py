@@ -199,15 +199,16 @@ def _together_counts(
 def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]], undefined: Any) -> dict[str, Any]:
     """The eight metrics of one view, those over classes by both conventions."""
     positives = np.array([row["positives"] for row in classes])
-    columns: dict[str, np.ndarray] = {}
-    for key in ("AP", "P", "R"):
-        columns[key] = np.array([row[key] for row in classes], dtype=np.float64)
 
     def over_classes(convention: Any) -> dict[str, float]:
-        ap, p, r = (mean_over_classes(values, positives, convention) for values in columns.values())
+        means: list[float] = []
+        for key in ("AP", "P", "R"):
+            values = np.array([row[key] for row in classes], dtype=np.float64)
+            means.append(mean_over_classes(values, positives, convention))
+        ap, p, r = means
         return {"C-AP": ap, "C-P": p, "C-R": r, "C-F1": 2 * p * r / (p + r) if p + r else 0.0}
 
-    hits, predicted = (sum(row[key] for row in classes) for key in ("true_positives", "predicted"))
+    hits, predicted = sum(row["true_positives"] for row in classes), sum(row["predicted"] for row in classes)
     positive_count = int(positives.sum())
     p, r = hits / predicted if predicted else 0.0, hits / positive_count if positive_count else 0.0
     overall = {"O-AP": overall_average_precision(scores, truth), "O-P": p, "O-R": r}

@@ -131,12 +131,10 @@ def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
 def examples_tried(run_data: RunData, examined: Examination) -> dict[str, Tensor]:
     """Names and right answers of the test examples that models were tried on, for ``predictions.safetensors``."""
     dataset, rows = run_data.dataset, dict[str, Tensor]()
-    kept = {
-        place: len(tensors["correct"])
-        for (_, model_owner, place), (_, tensors) in examined.results.items()
-        if model_owner == place
+    counts = {
+        place: len(tensors["correct"]) for (_, owner, place), (_, tensors) in examined.results.items() if owner == place
     }
-    for place, count in kept.items():
+    for place, count in counts.items():
         examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
         if len(examples) != count:
             continue
@@ -447,7 +445,7 @@ class Runner:
     def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
         if self.setup.algorithm.global_model != "none":
-            tensors = {name: t for server in servers.values() for name, t in server.params.items()}
+            tensors = dict(chain.from_iterable(server.params.items() for server in servers.values()))
             tensors |= self.setup.algorithm.initial_private(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if personal and not self.setup.algorithm.traits.centralised:
@@ -460,14 +458,12 @@ class Runner:
     ) -> dict[str, Any]:
         from confed.runs import label_samples, samples, similarity
 
-        correct: dict[str, Tensor] = {}
+        predictions = examples_tried(self.run_data, examined) | kept_probabilities(examined)
         for (view, model, place), (_, tensors) in examined.results.items():
-            if model == place:
-                correct[f"{view}/{place}/correct"] = tensors["correct"]
-                correct[f"{view}/{place}/prediction"] = tensors["prediction"]
-                correct |= {f"{view}/{place}/{name}": t for name, t in tensors.items() if name.startswith(KEPT)}
-        tried = examples_tried(self.run_data, examined)
-        self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
+            for name, tensor in tensors.items() if model == place else ():
+                if name in ("correct", "prediction") or name.startswith(KEPT):
+                    predictions[f"{view}/{place}/{name}"] = tensor
+        self.folder.write_tensors(self.folder.predictions, predictions)
         questions, similar = isinstance(self.run_data.dataset, FederatedDataset), None
         if self.settings.gallery:
             workspace.set_task(self.setup.task)

@@ -126,9 +126,9 @@ def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
     return [{"attention": rounded(weights[row]), "boxes": rounded(boxes[row])} for weights, boxes, row in rows]
 
 
-def rounded(values: Tensor) -> Any:
-    """A tensor as lists of numbers with three decimals."""
-    return [rounded(row) if row.ndim else round(float(row), 3) for row in values]
+def rounded(values: Tensor, decimals: int = 3) -> Any:
+    """A tensor as lists of rounded numbers."""
+    return [rounded(row, decimals) if row.ndim else round(float(row), decimals) for row in values]
 
 
 def written_models(

@@ -1,30 +1,28 @@
 """Similarity matrices of a test batch before and after training, for contrastive models."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from confed.engines.local import Workspace
-    from confed.results.folder import RunFolder
-    from confed.runs.encode import RunData
+import torch
+from safetensors.torch import load_file
 
+from confed.engines.local import Workspace
+from confed.models.contrastive import ContrastiveAnswerer
+from confed.results.folder import RunFolder
+from confed.runs.encode import RunData
+from confed.runs.samples import fill, rounded
+from confed.tasks.contrastive import same_answer_share
 
 EXAMPLES = 32
 """Examples of the batch; more could not be told apart in a drawing."""
 
 
 def measure(
-    folder: "RunFolder", workspace: "Workspace", run_data: "RunData", batch_size: int, count: int = EXAMPLES
+    folder: RunFolder, workspace: Workspace, run_data: RunData, batch_size: int, count: int = EXAMPLES
 ) -> dict[str, Any] | None:
     """Content of ``similarity.json`` for a run with stored models; None for models that are not contrastive.
 
     The examples are spread over the test data of the first client that has some.
     """
-    import torch
-    from safetensors.torch import load_file
-
-    from confed.models.contrastive import ContrastiveAnswerer
-    from confed.runs.samples import fill
-
     model = workspace.model
     if not isinstance(model, ContrastiveAnswerer):
         return None
@@ -48,21 +46,17 @@ def measure(
     summary: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
     summary["same"] = _same(run_data, batch_size)
     # What is global, with what the client keeps to itself where it does.
-    after = {name: tensor for tensors in trained.values() for name, tensor in tensors.items()}
+    after = trained.get("personal", {}) | trained.get("global", {})
     for when, tensors in (("before", {}), ("after", after)):
         fill(workspace, tensors)
         with torch.no_grad():
             similar = model(batch).logits[:, labels[rows]]
-        summary[when] = [[round(value, 4) for value in row] for row in similar.tolist()]
+        summary[when] = rounded(similar.cpu(), 4)
     return summary
 
 
-def _same(run_data: "RunData", batch_size: int) -> float:
+def _same(run_data: RunData, batch_size: int) -> float:
     """The share of same-answer negatives of an epoch, the mean over clients weighted by their examples."""
-    import torch
-
-    from confed.tasks.contrastive import same_answer_share
-
     total, examples = 0.0, 0
     for data in run_data.clients.values():
         labels = data.tables[0].columns["label"]

@@ -195,7 +195,8 @@ def _results(
         return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
 
     headlines, bleu4 = _read(views, headline), _read(views, lambda place, values: values.get("bleu4"))
-    personal, seen = ([v for p, v in headlines[view].items() if p not in left] for view in (View.PERSONAL, View.SEEN))
+    personal = [value for place, value in headlines[View.PERSONAL].items() if place not in left]
+    seen = [value for place, value in headlines[View.SEEN].items() if place not in left]
     return {
         **headlines,
         View.PERSONAL.mean: average(personal),
@@ -241,7 +242,8 @@ def _measures(recipe: Recipe, setup: Setup) -> dict[str, Any]:
 def _costs(setup: Setup, traffic: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Bytes of every round and wall-clock time."""
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
-    up, down = ({str(line["round"]): line[key] for line in traffic} for key in ("bytes_up", "bytes_down"))
+    up = {str(line["round"]): line["bytes_up"] for line in traffic}
+    down = {str(line["round"]): line["bytes_down"] for line in traffic}
     total = sum(sum(sent.values()) for sent in chain(up.values(), down.values()))
     return {
         "bytes_up": up,
