@@ -243,7 +243,7 @@ class Summary:
     """Name of a further measure (``run.measures``) -> its declaration: "title", "better", "mean" ..."""
 
     def measured(self, name: str, view: View) -> dict[str, float]:
-        """Place -> value of a further measure, of places that means are over."""
+        """Place -> value of a metric or further measure, of places that means are over."""
         places = self.metrics(view)
         return {place: of[name] for place, of in places.items() if name in of and place not in self.left}
 
@@ -256,8 +256,7 @@ class Summary:
 
     def calibration(self, view: View) -> dict[str, float]:
         """Place -> expected calibration error, of places that means are over."""
-        errors = numbers(mapping(self.content.get("ece")).get(self.view(view)))
-        return {place: error for place, error in errors.items() if place not in self.left}
+        return self._counted("ece", view)
 
     @property
     def captioned(self) -> bool:
@@ -265,8 +264,8 @@ class Summary:
         return "bleu4" in self.content
 
     def bleu4(self, view: View) -> dict[str, float]:
-        """Place -> BLEU-4 of its captions."""
-        return numbers(mapping(self.content.get("bleu4")).get(self.view(view)))
+        """Place -> BLEU-4 of its captions, of places that means are over."""
+        return self._counted("bleu4", view)
 
     matrix = _entry("matrix", table)
     """Owner of a personal model -> place -> value."""
@@ -383,6 +382,10 @@ class Summary:
         if "over clients" in words:
             return words.replace("over clients", f"over {self.membership}")
         return f"{words}, {self.membership}"
+
+    def _counted(self, key: str, view: View) -> dict[str, float]:
+        values = numbers(mapping(self.content.get(key)).get(self.view(view)))
+        return {place: value for place, value in values.items() if place not in self.left}
 
     def _by_place(self, key: str, view: View) -> dict[str, dict[str, float]]:
         return table(mapping(self.content.get(key)).get(self.view(view)))

@@ -93,12 +93,15 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
 
 
 def _value(run: RunResults) -> tuple[str, float | None]:
-    """Metric and its mean over clients."""
+    """Metric and its mean over clients; of a part of them it says of how many."""
     if run.complete:
         view = View.PERSONAL if run.summary.values(View.PERSONAL) else View.SEEN
-        return run.metric, run.summary.headline(view.mean)
+        return run.summary.over_clients(run.metric), run.summary.headline(view.mean)
+    silent = len(run.evaluations[-1].get("unanswered") or ()) if run.evaluations else 0
     for view in ("personal", "global"):
         curve_values = evaluations(run, view)
         if curve_values:
-            return run.metric, average(list(curve_values[max(curve_values)].values()))
+            values = curve_values[max(curve_values)]
+            over = f", {len(values)} of {len(values) + silent} clients" if silent else ""
+            return f"{run.metric}{over}", average(list(values.values()))
     return "", None

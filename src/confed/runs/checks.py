@@ -28,7 +28,6 @@ from confed.federation.model_contract import check_model_kept, on_trial, reading
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
-from confed.federation.reports import Measured
 from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
 from confed.federation.task_contract import task_faults
@@ -235,9 +234,9 @@ def check_own(recipe: Recipe, model: nn.Module, data: ClientData, task: Any, on_
 
 
 def check_measures(named: Mapping[str, Any]) -> None:
-    """Check that tasks declare what they score (:class:`confed.federation.reports.Measured`)."""
+    """Check that tasks declare what they score (:attr:`confed.federation.protocols.Task.measures`)."""
     for name, task in named.items():
-        if not isinstance(task, Measured):
+        if getattr(task, "measures", None) is None:
             raise ValueError(
                 f"the task {name!r} does not declare what it scores: give it measures, a mapping of each name in its "
                 'tally to its lowest and highest value, such as {"loss": (0.0, 1e12), "accuracy": (0.0, 1.0)}'

@@ -119,6 +119,7 @@ def _tracked(run: RunResults, state: RunState, names: Names, group: str, files: 
     tags = {
         "method": run.label, "algorithm": run.summary.algorithm, "seed": str(run.seed),
         "metric": run.metric, **{k: f"{v}" for k, v in run.summary.versions.items() if k == "confed"},
+        **({"means over": run.summary.membership} if run.summary.membership else {}),
     }  # fmt: skip
     return TrackedRun(
         _digest(run.folder, project, group, name),

@@ -256,7 +256,7 @@ def _recall(view: View, measure: str) -> Callable[[RunResults], float | None]:
     """A share of the task ``retrieval``, mean over the places of a view."""
 
     def value(run: RunResults) -> float | None:
-        return average([metrics.get(measure) for metrics in run.summary.metrics(view).values()])
+        return average([*run.summary.measured(measure, view).values()])
 
     return value
 
