@@ -46,7 +46,7 @@ from confed.results.views import View
 from confed.runs.build import tasks_of
 from confed.runs.dataset import Source, load_source
 from confed.runs.encode import RunData, encoded
-from confed.runs.modality_subsets import restriction
+from confed.runs.evaluate import restriction
 from confed.tasks.vqa import summarise
 
 _NAMED_PLACES = 5  # places that a note names

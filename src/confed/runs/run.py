@@ -91,38 +91,20 @@ def check_same_data(folder: RunFolder, run_data: RunData) -> None:
 def _left_out(run_data: RunData) -> dict[str, Any]:
     """Rows of all tables, and which pictures were left out of them; empty where no pictures were checked."""
     dataset = run_data.dataset
-    if not isinstance(dataset, LabelDataset):
-        return _questions_left_out(dataset)
-    if dataset.elsewhere is not None:
+    if isinstance(dataset, LabelDataset) and dataset.elsewhere is None:
+        parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
+        tables = list({id(examples.table): examples.table for examples in parts}.values())
+        names = list(chain.from_iterable(table.unreadable for table in tables))
+        rows, content = sum(map(len, tables)), [json.dumps([[*table.unreadable] for table in tables]).encode()]
+        content += [table.names.values.tobytes() for table in tables]
+    elif isinstance(dataset, FederatedDataset) and dataset.unreadable is not None:
+        parts = [*dataset.parts, *dataset.unseen.values()]
+        names = sorted(dataset.unreadable.pictures)
+        rows, content = sum(map(len, parts)), [json.dumps([names, [[*part.names] for part in parts]]).encode()]
+    else:
         return {}
-    parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
-    tables = list({id(examples.table): examples.table for examples in parts}.values())
-    names = list(chain.from_iterable(table.unreadable for table in tables))
-    digest = hashlib.sha256(json.dumps([[*table.unreadable] for table in tables]).encode())
-    for table in tables:
-        digest.update(table.names.values.tobytes())
-    return {
-        "rows": sum(map(len, tables)),
-        "unreadable": len(names),
-        "first": sorted(names)[:_MOST],
-        "digest": digest.hexdigest(),
-    }
-
-
-def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
-    """As :func:`_left_out`; the examples are told by their names, in the order of clients and roles."""
-    if dataset.unreadable is None:
-        return {}
-    parts = dataset.parts
-    parts += dataset.unseen.values()
-    names = sorted(dataset.unreadable.pictures)
-    content = [names, [[*examples.names] for examples in parts]]
-    return {
-        "rows": sum(map(len, parts)),
-        "unreadable": len(names),
-        "first": names[:_MOST],
-        "digest": hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-    }
+    digest = hashlib.sha256(b"".join(content)).hexdigest()
+    return {"rows": rows, "unreadable": len(names), "first": sorted(names)[:_MOST], "digest": digest}
 
 
 # Names and labels of test examples, for a run's stored predictions --------------------------------------------
@@ -456,7 +438,7 @@ class Runner:
     def _finish(
         self, examined: Examination, workspace: Workspace, peak: int, features: FeatureCounts | None
     ) -> dict[str, Any]:
-        from confed.runs import label_samples, samples, similarity
+        from confed.runs.samples import gallery, similarities
 
         predictions = examples_tried(self.run_data, examined) | kept_probabilities(examined)
         for (view, model, place), (_, tensors) in examined.results.items():
@@ -464,14 +446,10 @@ class Runner:
                 if name in ("correct", "prediction") or name.startswith(KEPT):
                     predictions[f"{view}/{place}/{name}"] = tensor
         self.folder.write_tensors(self.folder.predictions, predictions)
-        questions, similar = isinstance(self.run_data.dataset, FederatedDataset), None
         if self.settings.gallery:
-            workspace.set_task(self.setup.task)
-            gallery = samples.gallery if questions else label_samples.gallery
-            entries = gallery(self.folder, workspace, self.run_data, self.settings.gallery, self.setup)
-            self.folder.write_json(self.folder.gallery, entries)
-        if questions:
-            similar = similarity.measure(self.folder, workspace, self.run_data, self.setup.local.batch_size)
+            samples = gallery(self.folder, workspace, self.run_data, self.settings.gallery, self.setup)
+            self.folder.write_json(self.folder.gallery, samples)
+        similar = similarities(self.folder, workspace, self.run_data, self.setup.local.batch_size)
         if similar is not None:
             self.folder.write_json(self.folder.similarity, similar)
         cpu = cpu_seconds() - self.cpu + (0.0 if self.actors is None else self.actors.cpu_seconds)

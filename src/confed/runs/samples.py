@@ -1,12 +1,14 @@
-"""Gallery of a run: sample questions with global and personal answers and attention maps.
+"""Gallery of a run: test examples with the answers or labels of global and personal models, and attention maps.
 
-Where the method filters answers (FedP³), training questions follow, with the answers that the filter picks.
+Where the method filters answers (FedP³), training questions follow, with the answers that the filter picks. Of
+contrastive models also similarities of a test batch before and after training.
 """
 
 import base64
 import io
 import wave
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from confed.data.chat import pictures_shown, transcript
 from confed.data.examples import Examples, presence
+from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
 from confed.data.picture_tables import NoPictures
 from confed.data.sounds import Sounds
@@ -28,13 +31,18 @@ from confed.engines.local import Setup, Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch, Output, Task
-from confed.federation.specs import Attends, ComparesCaptions, model_spec
+from confed.federation.specs import Attends, ComparesCaptions, HasGrid, model_spec, task_spec
 from confed.federation.teacher import without_answers
 from confed.federation.traits import GlobalModel
 from confed.losses.preference import Filter, FiltersAnswers, forgotten
+from confed.models.contrastive import ContrastiveAnswerer
+from confed.models.tokenizer import HasVocabulary
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
+from confed.results.summary import VALIDATION
 from confed.runs.encode import RunData
+from confed.runs.evaluate import evenly
+from confed.tasks.contrastive import same_answer_share
 
 SHOWN = 3
 """Answers per question that the filter of FedP³ ranks first, as in the paper."""
@@ -44,6 +52,21 @@ LONGEST = 160_000
 
 STEPS, CHANNELS = 128, 6
 """Steps, evenly spread, and channels of a series that a sample has, at most."""
+
+CLIENTS, UNSEEN = 6, 4
+"""Places with samples of labels: clients spread evenly over those with test examples, and the first unseen places."""
+
+ASKED = 50
+"""Clients that are looked through for those with test examples."""
+
+SHOWN_LABELS, LEAST = 8, 5
+"""Labels of an example that are shown: those that it has or that are predicted, and the most probable ones."""
+
+SIDE = 256
+"""Pixels per side of a picture in a page."""
+
+COMPARED = 32
+"""Examples whose similarities are shown; more could not be told apart in a drawing."""
 
 
 def filter_of(algorithm: Algorithm) -> Filter | None:
@@ -163,7 +186,16 @@ def by_view(
 def gallery(
     folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
 ) -> list[dict[str, Any]]:
-    """``count`` test questions per place, spread over question types, from the models the run has written.
+    """``count`` test examples of each of some places, from the models that the run has written."""
+    workspace.set_task(setup.task)
+    entries_of = _of_labels if isinstance(run_data.dataset, LabelDataset) else _of_questions
+    return entries_of(folder, workspace, run_data, count, setup)
+
+
+def _of_questions(
+    folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
+) -> list[dict[str, Any]]:
+    """Test questions, spread over question types.
 
     For a method that filters answers, training questions of every client follow; they carry "forgotten".
     """
@@ -325,3 +357,181 @@ def png(pixels: Any) -> str:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+# Examples with labels ------------------------------------------------------------------------------------------
+
+
+class AtLabels:
+    """Probabilities of labels, and how each label's token looks at the picture or the text."""
+
+    def __init__(self, network: nn.Module, model: nn.Module | None = None) -> None:
+        self.network, self.model = network, network if model is None else model
+
+    @torch.no_grad()
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Probabilities of labels, (B, C); 0 where a logit is NaN, as in evaluations."""
+        return self.network(batch).logits.float().nan_to_num(-torch.inf, torch.inf, -torch.inf).sigmoid()
+
+    @torch.no_grad()
+    def attention(self, batch: Batch) -> Tensor | None:
+        """Attention of each label to each place, (B, C, rows, columns), or to each token (B, C, L).
+
+        The largest of each label is 1; None if the model does not say.
+        """
+        if not isinstance(self.model, Attends):
+            return None
+        maps = self.model.attention(batch)
+        maps = maps / maps.amax(-1, keepdim=True).clamp_min(1e-12)
+        if "image" not in batch:
+            return maps
+        return maps.unflatten(-1, self.model.grid) if isinstance(self.model, HasGrid) else None
+
+
+def look(
+    at: AtLabels, batch: Batch, labels: Sequence[str], threshold: float, words: Sequence[Sequence[str]] | None = None
+) -> list[dict[str, Any]]:
+    """Predictions and attention of a model for each example of a batch."""
+    maps, examples = at.attention(batch), list[dict[str, Any]]()
+    rows = zip(at.probabilities(batch).cpu(), batch["labels"].bool().cpu(), strict=True)
+    for row, (probabilities, truth) in enumerate(rows):
+        chosen, others = _chosen(probabilities, truth, threshold)
+        entries: list[dict[str, Any]] = []
+        for number in chosen:
+            probability = round(float(probabilities[number]), 4)
+            entry: dict[str, Any] = {"label": labels[number], "probability": probability, "there": bool(truth[number])}
+            if maps is not None:
+                weights = maps[row, number]
+                entry["attention"] = rounded(weights if words is None else weights[: len(words[row])])
+            entries.append(entry)
+        examples.append({"labels": entries, "others": others})
+    return examples
+
+
+def _chosen(probabilities: Tensor, truth: Tensor, threshold: float) -> tuple[list[int], int]:
+    """The labels shown, most probable first, and how many that matter are left out."""
+    order = probabilities.argsort(descending=True, stable=True).tolist()
+    matter = {number for number in order if probabilities[number] >= threshold or truth[number]}
+    first = [number for number in order if number in matter][:SHOWN_LABELS]
+    # What is there and not predicted must not be pushed out by what is predicted.
+    missed = [number for number in order if truth[number] and number not in first]
+    first = (first[: max(SHOWN_LABELS - len(missed), SHOWN_LABELS // 2)] + missed)[:SHOWN_LABELS]
+    others = [number for number in order if number not in matter]
+    shown = {*first, *others[: max(0, LEAST - len(first))]}
+    return [number for number in order if number in shown], len(matter - shown)
+
+
+def _of_labels(
+    folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
+) -> list[dict[str, Any]]:
+    """``count`` test examples of each of some places, spread over their rows, from the models the run has written."""
+    dataset = run_data.dataset
+    assert isinstance(dataset, LabelDataset)
+    at = AtLabels(setup.algorithm.deployed_model(workspace.model), workspace.model)
+    threshold, entries = task_spec(setup.task).threshold, list[dict[str, Any]]()
+    for name, examples, seen in _places(dataset):
+        rows = evenly(range(len(examples)), count)
+        data = (run_data.clients if seen else run_data.unseen)[name]
+        batch = data.tables[2].batch(torch.tensor(rows))
+        words = words_of(batch, run_data.tokenizer)
+        seeing = partial(look, at, batch, dataset.labels, threshold, words)
+        views = by_view(folder, workspace, setup.algorithm, name, seen, seeing)
+        for position, row in enumerate(rows):
+            entry = _example(examples, row, None if words is None else words[position])
+            outputs = {view: None if given is None else given[position] for view, given in views.items()}
+            entries.append({"place": name, "seen": seen, **entry, "threshold": threshold, **outputs})
+            for output in filter(None, outputs.values() if position else ()):
+                for label in output["labels"]:
+                    label.pop("attention", None)
+    return entries
+
+
+def _places(dataset: LabelDataset) -> list[tuple[str, LabelExamples, bool]]:
+    seen = {name: dataset.clients[name].test for name in evenly(list(dataset.clients), ASKED)}
+    unseen = {name: examples for name, examples in dataset.unseen.items() if name != VALIDATION}
+    seen_places = [(name, examples, True) for name, examples in seen.items() if len(examples)]
+    unseen_places = [(name, examples, False) for name, examples in unseen.items() if len(examples)]
+    return [*evenly(seen_places, CLIENTS), *unseen_places[:UNSEEN]]
+
+
+def _example(examples: LabelExamples, row: int, words: Sequence[str] | None) -> dict[str, Any]:
+    number = int(examples.rows[row])
+    entry: dict[str, Any] = {"name": examples.names[row], "labels": list(examples.table.labels_of(number))}
+    if examples.types is not None:
+        entry["type"] = str(examples.types[number])
+    if examples.pictures is not None:
+        entry["image"] = png(shrunk(examples.pictures[number]))
+    elif examples.table.texts is not None:
+        entry["text"] = examples.table.texts[number]
+    return entry | ({} if words is None else {"words": list(words)})
+
+
+def shrunk(pixels: np.ndarray) -> np.ndarray:
+    """A picture, uint8 (H, W, 3), with at most :data:`SIDE` pixels per side, as a page shows it."""
+    scale = SIDE / max(pixels.shape[:2])
+    if scale >= 1:
+        return pixels
+    height, width = (max(1, round(scale * side)) for side in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def words_of(batch: Batch, tokenizer: Any) -> list[list[str]] | None:
+    """The tokens of each text; None of pictures, and where the tokenizer does not tell them."""
+    if "text" not in batch or "image" in batch or not isinstance(tokenizer, HasVocabulary):
+        return None
+    result: list[list[str]] = []
+    for row, length in zip(batch["text"].tolist(), batch["text_mask"].sum(1).tolist(), strict=True):
+        result.append([tokenizer.vocabulary[token] for token in row[:length]])
+    return result
+
+
+# Similarities of contrastive models ----------------------------------------------------------------------------
+
+
+def similarities(
+    folder: RunFolder, workspace: Workspace, run_data: RunData, batch_size: int, count: int = COMPARED
+) -> dict[str, Any] | None:
+    """Content of ``similarity.json`` for a run with stored models; None for models that are not contrastive.
+
+    The examples are spread over the test data of the first client that has some.
+    """
+    model = workspace.model
+    if not isinstance(model, ContrastiveAnswerer):
+        return None
+    place = next((name for name, data in run_data.clients.items() if len(data.tables[2])), None)
+    if place is None:
+        return None
+    files = {"personal": folder.personal_model(place), "global": folder.models / "global" / "trained.safetensors"}
+    trained = {whose: load_file(path) for whose, path in files.items() if path.is_file()}
+    if not trained:
+        return None
+    table = run_data.clients[place].tables[2]
+    labels = table.columns["label"]
+    in_vocabulary = (labels >= 0).nonzero().flatten()  # an answer outside the vocabulary has no representation
+    if len(in_vocabulary) < 2:
+        return None
+    rows = in_vocabulary[torch.linspace(0, len(in_vocabulary) - 1, min(count, len(in_vocabulary))).round().long()]
+    names = run_data.dataset.answers
+    rows = torch.tensor(sorted(rows.tolist(), key=lambda row: (names[int(labels[row])], row)))
+    batch = table.batch(rows)
+    answers = [names[int(label)] for label in labels[rows]]
+    summary: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
+    summary["same"] = _same(run_data, batch_size)
+    # What is global, with what the client keeps to itself where it does.
+    after = trained.get("personal", {}) | trained.get("global", {})
+    for when, tensors in (("before", {}), ("after", after)):
+        fill(workspace, tensors)
+        with torch.no_grad():
+            similar = model(batch).logits[:, labels[rows]]
+        summary[when] = rounded(similar.cpu(), 4)
+    return summary
+
+
+def _same(run_data: RunData, batch_size: int) -> float:
+    """The share of same-answer negatives of an epoch, the mean over clients weighted by their examples."""
+    total, examples = 0.0, 0
+    for data in run_data.clients.values():
+        labels = data.tables[0].columns["label"]
+        total += len(labels) * same_answer_share(labels, batch_size, torch.Generator().manual_seed(0))
+        examples += len(labels)
+    return total / max(examples, 1)
