@@ -16,7 +16,7 @@ from confed.comparison.records import distinct_labels
 from confed.federation.file_names import name_of_file
 from confed.federation.reading import check_header
 from confed.results.run_files import EXPECTED, provisional, read_json, read_lines, read_toml
-from confed.results.summary import Summary, average, check_headline, mapping, with_deployed
+from confed.results.summary import Summary, average, check_headline, mapping, with_deployed, words
 
 
 @dataclass(frozen=True)
@@ -190,14 +190,9 @@ def _load(folder: Path) -> StudyResults:
 
 
 def _study(folder: Path, index: Mapping[str, Any]) -> StudyResults:
-    labels = index.get("labels", {})
-    errors = index.get("errors", {})
-    failures = (
-        {name_of_file(str(key)): str(text) for key, text in errors.items()} if isinstance(errors, Mapping) else {}
-    )
-    tuned = index.get("tuned")
+    labels, deploys = words(index.get("labels")), words(index.get("deploys"))
+    failures = {name_of_file(place): text for place, text in words(index.get("errors")).items()}
     order = [str(method) for method in index.get("methods", ())]
-    deploys = mapping(index.get("deploys"))
     runs: list[RunResults] = []
     remarks: list[str] = []
     read: set[str] = set()
@@ -209,8 +204,8 @@ def _study(folder: Path, index: Mapping[str, Any]) -> StudyResults:
         read.add(place)
         path = folder / place
         if _is_run(path):
-            run = _run(path, method, labels.get(method))
-            runs.append(replace(run, tuned=mapping(mapping(tuned).get(method)), deploys=str(deploys.get(method, ""))))
+            tuned = mapping(mapping(index.get("tuned")).get(method))
+            runs.append(replace(_run(path, method, labels.get(method)), tuned=tuned, deploys=deploys.get(method, "")))
         elif name_of_file(place) not in failures:
             remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
@@ -219,7 +214,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> StudyResults:
     order += [run.method for run in runs if run.method not in order]
     # What an error ended is told in a sentence; it is no method of the comparison, unless there is nothing else.
     runs = [run for run in runs if run.complete or run.place not in failures] or runs
-    rows = distinct_labels({method: str(labels.get(method, method)) for method in order})
+    rows = distinct_labels({method: labels.get(method, method) for method in order})
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
     runs = with_deployed_of(_labelled(runs, {method: label for method, label in rows.items() if method in labels}))
     refused = _refused(folder, index, failures)

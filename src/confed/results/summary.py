@@ -80,7 +80,7 @@ def texts(value: object) -> tuple[str, ...]:
 
 def words(value: object) -> dict[str, str]:
     """A mapping of texts."""
-    return {key: str(item) for key, item in mapping(value).items()}
+    return {str(key): str(item) for key, item in mapping(value).items()}
 
 
 def whole(value: Any) -> int:
