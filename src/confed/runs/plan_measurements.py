@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from confed.data.examples import TableData
@@ -134,15 +135,13 @@ def measure(
         rounds: list[Step] = []
         servers = simulation.start(workspace)
         began = clock()
-        for record in simulate(simulation, servers):
+        for record in islice(simulate(simulation, servers), 2):
             servers, step = record.servers, _taken(executor)
             step.totals = _totals(record)
             if recipe.run.checkpoint_every:
                 checkpoints.save(Checkpoint(record.round, servers, 0))
             step.serving = max(clock() - began - sum(step.seconds.values()), 0.0)
             rounds.append(step)
-            if len(rounds) == 2:
-                break
             began = clock()
         limit = recipe.run.evaluate_examples
         simulation.evaluate(servers, 2, split="validation", limit=limit)

@@ -93,27 +93,16 @@ def summarise_run(
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
     metrics = {place: setup.task_of(place).metric for place in (*run_data.clients, *run_data.unseen)}
-    several = len(set(metrics.values())) > 1
     lines, left, dataset = read_jsonl(folder.metrics), _left(recipe, run_data), run_data.dataset
     traffic = [line for line in lines if line["event"] in ("round", "finish")]
     ledger = ledger_of(setup.algorithm, recipe.run, lines)
     listed = list(islice(run_data.clients, LISTED))
     questions = dataset if isinstance(dataset, FederatedDataset) else None
-    method, traits = setup.algorithm, setup.algorithm.traits
-    cut, texts = run_data.texts_cut
+    method, (cut, texts) = setup.algorithm, run_data.texts_cut
     unreadable = None if questions is None else questions.unreadable
     examples = ({} if unreadable is None else unreadable.examples).items()
     return {
-        "algorithm": recipe.sections["algorithm"]["name"],
-        "label": method.title,
-        "recipe": recipe.name,
-        "seed": setup.seed,
-        "rounds": setup.rounds,
-        "metric": SEVERAL if several else next(iter(metrics.values())),
-        **_present(metric_of=metrics if several else {}),
-        "clients": listed,
-        **_present(more_clients=len(run_data.clients) - len(listed)),
-        "scenes": list(run_data.unseen),
+        **_what_was_run(recipe, setup, run_data, metrics),
         **_results(setup, examined, metrics, left, {} if questions is None else questions.type_names),
         "examples": {name: _sizes(run_data.clients[name]) for name in listed},
         **_costs(setup, traffic, read_jsonl(folder.timings)),
@@ -123,9 +112,9 @@ def summarise_run(
         **_device_data(setup, device_data),
         **_parameters(setup, workspace),
         "global_model": method.global_model,
-        "has_personal": traits.has_personal,
+        "has_personal": method.traits.has_personal,
         **({"public_place": method.public_place()} if isinstance(method, UsesPublicData) else {}),
-        "traits": traits.stated(),
+        "traits": method.traits.stated(),
         **_present(measures=_measures(recipe, setup)),
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": list(_errors(traffic)),
@@ -155,6 +144,23 @@ def summarise_run(
         ),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
         **spent_on_examples(setup, traffic, listed),
+    }
+
+
+def _what_was_run(recipe: Recipe, setup: Setup, run_data: RunData, metrics: Mapping[str, str]) -> dict[str, Any]:
+    several = len(set(metrics.values())) > 1
+    listed = list(islice(run_data.clients, LISTED))
+    return {
+        "algorithm": recipe.sections["algorithm"]["name"],
+        "label": setup.algorithm.title,
+        "recipe": recipe.name,
+        "seed": setup.seed,
+        "rounds": setup.rounds,
+        "metric": SEVERAL if several else next(iter(metrics.values())),
+        **_present(metric_of=metrics if several else {}),
+        "clients": listed,
+        **_present(more_clients=len(run_data.clients) - len(listed)),
+        "scenes": list(run_data.unseen),
     }
 
 
