@@ -100,7 +100,7 @@ def _left_out(run_data: RunData) -> dict[str, Any]:
     elif isinstance(dataset, FederatedDataset) and dataset.unreadable is not None:
         parts = [*dataset.parts, *dataset.unseen.values()]
         names = sorted(dataset.unreadable.pictures)
-        rows, content = sum(map(len, parts)), [json.dumps([names, [[*part.names] for part in parts]]).encode()]
+        rows, content = sum(map(len, parts)), [json.dumps([names, [[*examples.names] for examples in parts]]).encode()]
     else:
         return {}
     digest = hashlib.sha256(b"".join(content)).hexdigest()
