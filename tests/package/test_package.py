@@ -253,6 +253,8 @@ def test_what_records_and_views_replaced_is_gone() -> None:
     for path in [path for folder in ("results", "report", "api") for path in (SOURCE / folder).rglob("*.py")]:
         named = set(re.findall(r"^(?:def |class )?(\w+)", path.read_text(), re.MULTILINE))
         assert not gone & named, path
+    for path in FILES:  # a task declares its scores as part of its own protocol
+        assert not re.search(r"^class (Measured|Counted)\b", path.read_text(), re.MULTILINE), path
     for folder in ("results", "report"):
         for name in ("headline.py", "traits.py", "deployed.py", "statistics"):
             assert not (SOURCE / folder / name).exists()

@@ -15,7 +15,7 @@ from confed.runs.combinations import Combination, check_combination
 SETTING = re.compile(r'(model|task|data)\.name (?:= |to [^"]*?)"(\w+)"')
 ANSWERS = {"entailment": 3, "nlvr2": 2}
 DATA = [
-    *({"data": "questions", "targets": "answers", "own": own} for own in ("", "tasks", "answer sets")),
+    *({"data": "questions", "targets": "answers", "of_clients": own} for own in ("", "tasks", "answer sets")),
     {"data": "conversations", "targets": "answers", "conversed": True},
     {"data": "captions", "targets": "captions"},
     {"data": "labels", "targets": "labels"},
@@ -34,7 +34,7 @@ TASKS = {name: of_task(name) for name in tasks.names()}
 def combined(model: str, task: str, data: dict[str, object]) -> Combination:
     spec = model_spec(models[model])
     found, wraps = TASKS[task]
-    lacking = data.get("own") == "tasks" and "heads" not in signature(models[model]).parameters
+    lacking = data.get("of_clients") == "tasks" and "heads" not in signature(models[model]).parameters
     return Combination(
         model, task=task, model_spec=spec, task_spec=found, wraps=wraps, reads_answers=spec.writes == "answers",
         heads_missing="pairs (nlvr2)" if lacking else "", **data,

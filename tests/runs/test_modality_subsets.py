@@ -22,7 +22,7 @@ from confed.report.tables.cost import cost_table
 from confed.report.tables.write import write_tables
 from confed.results.runs import load
 from confed.runs.build import prepare
-from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest
+from confed.runs.evaluate import restriction, sets_at, sets_tried, widest
 from confed.runs.run import run
 from modal_examples import OWNED, Sums, examples, recipe_file, table
 

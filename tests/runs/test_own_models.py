@@ -84,7 +84,7 @@ class Declares(Forgets):
     name = "declares"
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
+    def measures(self) -> Mapping[str, tuple[float, float]]:
         return VQA(self.answers).measures
 
 

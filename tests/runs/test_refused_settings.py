@@ -6,10 +6,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from confed.algorithms.bicsl import BiCSL
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.fedrep import FedRep
+from confed.algorithms.split_learning import SplitLearning
+from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.evaluate import evaluate
+from confed.federation.local import Local
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
+from confed.runs.checks import check_local
 from confed.runs.run import load_run, prepare, run
 from confed.runs.samples import fill
 from confed.tasks.vqa import summarise
@@ -48,12 +55,23 @@ def test_methods_without_a_global_model_need_personal_ones(method: str, name: st
     prepare(_tiny("fedavg", "run.keep_personal=false"))
 
 
-def test_gradients_are_not_accumulated_across_a_cut() -> None:
-    small = ["data.train=20", "data.validation=8", "data.test=8", "local.accumulate=4"]
-    with pytest.raises(
-        ValueError, match=r"local\.accumulate must be 1 for Split learning, got 4: client and server step"
-    ):
-        prepare(load_recipe("bicsl_scenes", small).method("split_learning"))
+@pytest.mark.parametrize(
+    ("method", "local", "message"),
+    [
+        (FedRep(), Local(iterations=5), "iterations must be 0 for FedRep, got 5: its rounds are made of epochs"),
+        (BiCSL(), Local(iterations=5), "iterations must be 0 for BiCSL, got 5: its rounds are made of epochs"),
+        (BiCSL(), Local(schedule="linear", horizon=5), "horizon must be 0 for BiCSL, got 5: client and server step"),
+        (
+            SplitLearning(),
+            Local(accumulate=4),
+            "accumulate must be 1 for Split learning, got 4: client and",
+        ),
+    ],
+)
+def test_settings_of_local_training_that_a_method_cannot_have(method: Algorithm, local: Local, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^local.{message}"):
+        check_local(method, local)
+    check_local(FedAvg(), local)  # others may have each of them
 
 
 def test_optimizer_whose_library_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

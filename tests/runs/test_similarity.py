@@ -15,7 +15,7 @@ from confed.report.report import render
 from confed.report.sections.similarity import Similarity, read, section
 from confed.results.folder import RunFolder
 from confed.results.runs import load
-from confed.runs.similarity import measure
+from confed.runs.samples import similarities
 from confed.testing.toy import ANSWERS, toy_clients, toy_contrastive_model, toy_model
 from synthetic_study import make_run
 
@@ -46,7 +46,7 @@ def test_the_measurement_is_that_of_the_initial_and_of_the_trained_values(tmp_pa
     first = next(iter(clients))
     folder.write_tensors(folder.models / "global" / "trained.safetensors", shared)
     folder.write_tensors(folder.models / "personal" / first / "trained.safetensors", own)
-    found = measure(folder, Workspace(toy_contrastive_model()), run_data(**clients), 4, count=5)
+    found = similarities(folder, Workspace(toy_contrastive_model()), run_data(**clients), 4, count=5)
     assert found is not None
     assert found["place"] == first
     assert found["answers"] == sorted(found["answers"])
@@ -63,8 +63,8 @@ def test_the_measurement_is_that_of_the_initial_and_of_the_trained_values(tmp_pa
 
 
 def test_nothing_is_measured_of_models_that_answer_otherwise_or_left_nothing(tmp_path: Path) -> None:
-    assert measure(RunFolder(tmp_path), Workspace(toy_model()), run_data(), 4) is None
-    assert measure(RunFolder(tmp_path), Workspace(toy_contrastive_model()), run_data(), 4) is None
+    assert similarities(RunFolder(tmp_path), Workspace(toy_model()), run_data(), 4) is None
+    assert similarities(RunFolder(tmp_path), Workspace(toy_contrastive_model()), run_data(), 4) is None
 
 
 def test_means_are_of_positives_equal_answers_and_negatives() -> None:

@@ -1,4 +1,4 @@
-"""A measure of somebody else's, outside of the package: one that is no mean and of which small values are good."""
+"""Measures of somebody else's, outside of the package: one is no mean, one not in per cent; small values are good."""
 
 import torch
 from torch import Tensor
@@ -21,6 +21,21 @@ class Unsure(confed.Measure):
     def combine(self, kept: Tensor) -> float:
         """1 minus the share of answers that are given."""
         return 1 - len(kept[:, 0].unique()) / float(kept[0, 1])
+
+
+@confed.register_measure
+class Rank(confed.Measure):
+    """Rank of the right answer."""
+
+    name = "rank"
+    unit = "places"
+    low, high = 1.0, 1e6
+    better = "lower"
+
+    def per_example(self, output: confed.Output, batch: confed.Batch) -> Tensor:
+        """1 for the best; shape (B,)."""
+        right = output.logits.gather(1, batch["label"].unsqueeze(1))
+        return 1.0 + (output.logits > right).sum(1)
 
 
 class Wrong(confed.Measure):

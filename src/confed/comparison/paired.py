@@ -135,10 +135,10 @@ class Difference:
         return len(self.seeds) >= MIN_SEEDS and p is not None and p <= LEVEL
 
 
-def baseline_methods(methods: Methods, asked: str | Sequence[str] | None = None) -> tuple[str, ...]:
+def baseline_methods(methods: Methods, wanted: str | Sequence[str] | None = None) -> tuple[str, ...]:
     """The methods that the others are compared with."""
-    if asked is not None:
-        names = tuple(dict.fromkeys([asked] if isinstance(asked, str) else asked))
+    if wanted is not None:
+        names = tuple(dict.fromkeys([wanted] if isinstance(wanted, str) else wanted))
         for name in names:
             if name not in methods:
                 raise ValueError(f"reference must be one of {', '.join(methods)}, got {name!r}")
@@ -180,7 +180,7 @@ def all_pairs(methods: Methods, measures: Outcomes, margin: float = MARGIN) -> l
         for reference, method in combinations(values, 2):
             seeds = tuple(seed for seed in values[method] if seed in values[reference])
             if seeds:
-                a, b = ([values[row][seed] for seed in seeds] for row in (method, reference))
+                a, b = [values[method][seed] for seed in seeds], [values[reference][seed] for seed in seeds]
                 points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
                 pair = Difference(reference, measure, method, seeds, points)
                 family.append(_tested(pair, measures[measure], a, b, methods, margin))
@@ -206,18 +206,21 @@ def _tested(
     if refused := refusal_of(records) or other_places(records, pair.measure) or blind:
         return replace(pair, refused=refused)
     if len(records) > 1:
-        pair = replace(pair, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
+        pair = replace(pair, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin) if measure.is_share else None)
+    seed = _sign_seed(pair)
     if measure.combine is not None:
-        swap = swapped(records, pair.measure, measure.combine, _sign_seed(pair))
-        return _without(pair, swap) if isinstance(swap, str) else replace(pair, over_examples=swap)
-    if not measure.is_mean:
-        bootstrap = paired_bootstrap(records, pair.measure)
-        return _without(pair, bootstrap) if isinstance(bootstrap, str) else replace(pair, over_examples=bootstrap)
-    strata = paired_differences(records, pair.measure)
-    if isinstance(strata, str):
-        return _without(pair, strata)
-    differences, seed = [*strata.values()], _sign_seed(pair)
-    signs, interval = sign_flip(differences, seed), flip_interval(differences, seed)
+        tested = swapped(records, pair.measure, measure.combine, seed)
+    elif not measure.is_mean:
+        tested = paired_bootstrap(records, pair.measure)
+    else:
+        tested = paired_differences(records, pair.measure)
+    if isinstance(tested, OtherExamples):  # means of other examples are not tested over seeds either
+        return Difference(pair.reference, pair.measure, pair.method, pair.seeds, pair.points, refused=tested)
+    if isinstance(tested, str):
+        return replace(pair, unpaired=tested)
+    if not isinstance(tested, dict):
+        return replace(pair, over_examples=tested)
+    signs, interval = sign_flip([*tested.values()], seed), flip_interval([*tested.values()], seed)
     return replace(pair, over_examples=interval, signs=signs, by_position=by_position(records, pair.measure))
 
 
@@ -242,14 +245,6 @@ def _records(pair: Difference, methods: Methods) -> list[tuple[Record, Record]]:
 def _sign_seed(pair: Difference) -> int:
     """The seed of random signs, the same for a pair and its mirror image."""
     return zlib.crc32(" ".join([pair.measure, *sorted([pair.method, pair.reference])]).encode())
-
-
-def _without(difference: Difference, reason: str) -> Difference:
-    """The same difference without tests over examples; of other examples, without any test."""
-    if isinstance(reason, OtherExamples):
-        d = difference
-        return Difference(d.reference, d.measure, d.method, d.seeds, d.points, refused=reason)
-    return replace(difference, unpaired=reason)
 
 
 def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,14 @@ class Outcome:
         is_mean: whether it is the mean over places of means over their examples.
         combine: where it is the mean over places of something else: scores of a place's examples -> its value. Without,
             what is no mean is of all examples together, and records have it resampled.
+        is_share: whether it is a share, so that differences within a margin of points are tested to be none. Values in
+            another unit are given in hundredths of it.
     """
 
     words: str
     is_mean: bool = True
     combine: Callable[[np.ndarray], float] | None = None
+    is_share: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,8 @@ class Record:
         """Whether all scores of test examples are known and 0 or 1."""
         if self.are_strict is not None:
             return self.are_strict()
-        every = [rows.scores for places in self.examples.values() for rows in places.values()]
-        return bool(every) and all(bool(np.isin(scores, (0, 1)).all()) for scores in every)
+        every = list(chain.from_iterable(places.values() for places in self.examples.values()))
+        return bool(every) and all(bool(np.isin(rows.scores, (0, 1)).all()) for rows in every)
 
 
 Methods = Mapping[str, Mapping[int, Record]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from confed.comparison.paired import (
     LEVEL,
@@ -150,8 +151,8 @@ def compare(
     for record in records:
         methods.setdefault(record.method, {})[record.seed] = record
     if measures is None:
-        names = dict.fromkeys(name for record in records for name in (*record.values, *record.examples))
-        measures = {name: Outcome(name) for name in names}
+        names = chain.from_iterable((*record.values, *record.examples) for record in records)
+        measures = {name: Outcome(name) for name in dict.fromkeys(names)}
     values = {measure: values_of(methods, measure) for measure in measures}
     present = {measure: of_methods for measure, of_methods in values.items() if of_methods}
     pairs = tuple(all_pairs(methods, measures, margin))

@@ -11,6 +11,9 @@ from confed.federation.protocols import Batch, Output
 KEPT = "measure/"
 """Start of the names of what is kept of each test example."""
 
+PER_CENT = "%"
+"""Unit of measures that are shares."""
+
 
 class Measure:
     """A number by which models are judged on test examples; a subclass declares it.
@@ -21,8 +24,10 @@ class Measure:
     Attributes:
         name: in recipes, files and frames, such as "top-5".
         title: in tables and figures; the name by default.
-        low: smallest value, a fraction.
-        high: largest value; values are shown in per cent.
+        unit: of values in tables and figures, where they have one decimal; shares, which are fractions, are shown in
+            per cent.
+        low: smallest value.
+        high: largest value.
         better: which values are better.
 
     Example:
@@ -36,6 +41,7 @@ class Measure:
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
+    unit: ClassVar[str] = PER_CENT
     low: ClassVar[float] = 0.0
     high: ClassVar[float] = 1.0
     better: ClassVar[Literal["higher", "lower"]] = "higher"
@@ -55,13 +61,14 @@ class Measure:
 
     def stated(self) -> dict[str, Any]:
         """Its declaration, as ``summary.json`` has it."""
-        keys = ("low", "high", "better")
-        return {"title": self.title or self.name, **{key: getattr(self, key) for key in keys}, "mean": self.is_mean}
+        stated: dict[str, Any] = {"title": self.title or self.name, "low": self.low, "high": self.high}
+        stated |= {"better": self.better, "mean": self.is_mean}
+        return stated if self.unit == PER_CENT else {**stated, "unit": self.unit}
 
 
 def kept_of(measures: Sequence[Measure], output: Output, batch: Batch) -> dict[str, Tensor]:
     """Name -> what each measure keeps of the examples of a batch, float32 on the CPU; a fault is a ValueError."""
-    kept: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for measure in measures:
         rows = measure.per_example(output, batch)
         if rows.ndim not in (1, 2) or len(rows) != len(output.logits) or not torch.isfinite(rows.float()).all():
@@ -69,15 +76,15 @@ def kept_of(measures: Sequence[Measure], output: Output, batch: Batch) -> dict[s
                 f"the measure {measure.name!r} must keep finite numbers of each example, of shape "
                 f"({len(output.logits)},) or ({len(output.logits)}, K), got shape {tuple(rows.shape)}"
             )
-        kept[f"{KEPT}{measure.name}"] = rows.float().cpu()
-    return kept
+        tensors[f"{KEPT}{measure.name}"] = rows.float().cpu()
+    return tensors
 
 
-def values_of(measures: Sequence[Measure], kept: Mapping[str, Tensor]) -> dict[str, float]:
+def values_of(measures: Sequence[Measure], tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Name -> value of each measure at one place with examples; a value outside its declared range is a ValueError."""
     values: dict[str, float] = {}
     for measure in measures:
-        rows = kept.get(f"{KEPT}{measure.name}")
+        rows = tensors.get(f"{KEPT}{measure.name}")
         if rows is None or not len(rows):
             continue
         value = measure.combine(rows.double())

@@ -46,6 +46,11 @@ class Task(Protocol):
         """Name of the headline metric in the tally."""
         ...
 
+    @property
+    def measures(self) -> Mapping[str, tuple[float, float]]:
+        """Name in a tally -> the smallest and the largest value of sum over weight."""
+        ...
+
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """Training loss, a scalar: the mean over the batch."""
         ...
@@ -107,6 +112,11 @@ class LossPerExample(Protocol):
 @runtime_checkable
 class Counting(Protocol):
     """Protocol of tasks whose headline metrics are no means over examples, such as means over classes."""
+
+    @property
+    def count_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name of a count -> its shape; all are int64 and not negative."""
+        ...
 
     def counts(self, output: Output, batch: Batch) -> Mapping[str, Tensor]:
         """Counts for the metrics, on the host; those of batches, clients and processes add up."""

@@ -6,13 +6,12 @@ A server checks replies of other machines against these declarations before anyt
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple
 
 from confed.federation.params import Scalar
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A number, whole or not, within a range.
 
     Attributes:
@@ -44,23 +43,5 @@ class Flag:
 Report = Mapping[str, Number | Flag]  # name of a scalar -> what it must be
 LOSS = Number(-1e12, 1e12)
 """A mean loss. Far above what any training reaches, and far enough below infinity for sums over clients."""
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """Protocol of tasks that declare the metrics of their tallies."""
-
-    @property
-    def measures(self) -> Mapping[str, tuple[float, float]]:
-        """Name in a tally -> the smallest and the largest value of sum over weight."""
-        ...
-
-
-@runtime_checkable
-class Counted(Protocol):
-    """Protocol of tasks with counts (:class:`confed.federation.protocols.Counting`) that declare their shapes."""
-
-    @property
-    def count_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name of a count -> its shape; all are int64 and not negative."""
-        ...
+SHARE = Number(0.0, 1.0)
+"""A share of examples, or a score that is one."""

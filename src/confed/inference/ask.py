@@ -18,8 +18,7 @@ from confed.losses.label_states import UNKNOWN
 from confed.report.html import page
 from confed.report.html.image_store import ImageStore
 from confed.report.html.label_cards import attention, bar, words
-from confed.runs.label_samples import shrunk
-from confed.runs.samples import png
+from confed.runs.samples import png, shrunk
 
 # Conversations with a finished run's models about pictures ----------------------------------------------------
 
@@ -255,7 +254,7 @@ def _asked(
     top: int | None,
     attention: bool,
 ) -> dict[str, Any]:
-    from confed.runs.label_samples import AtLabels, rounded, words_of
+    from confed.runs.samples import AtLabels, rounded, words_of
 
     labels = trained.answers
     at = AtLabels(trained.model, run.workspace.model)

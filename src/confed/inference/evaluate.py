@@ -26,6 +26,7 @@ from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import InProcess, Setup
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
+from confed.federation.measure import Measure, values_of
 from confed.federation.messages import Call, Message
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore
@@ -45,7 +46,7 @@ from confed.results.views import View
 from confed.runs.build import tasks_of
 from confed.runs.dataset import Source, load_source
 from confed.runs.encode import RunData, encoded
-from confed.runs.modality_subsets import restriction
+from confed.runs.evaluate import restriction
 from confed.tasks.vqa import summarise
 
 _NAMED_PLACES = 5  # places that a note names
@@ -65,6 +66,12 @@ class Tried:
     names: Tensor  # hashes of the examples' names, int64 (N,)
     # positions of the right answers, -1 for one that the model cannot give, int64 (N,); None of labels
     truth: Tensor | None
+    further: tuple[Measure, ...] = ()  # of the run, as far as they have a value here
+
+    @property
+    def metrics(self) -> dict[str, Measure | None]:
+        """Names of the headline metric and of further measures -> the measure."""
+        return {self.metric: None, **{measure.name: measure for measure in self.further}}
 
 
 Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
@@ -189,34 +196,42 @@ class Evaluation:
                 "notes": [*self.notes]}  # fmt: skip
 
     def means(self) -> list[dict[str, Any]]:
-        """Of every model, the mean over places of the headline metric."""
-        groups: dict[tuple[str, str], list[float]] = {}
+        """Of every model, the mean over places of the headline metric, then of each further measure by its name."""
+        groups: dict[tuple[str, str, str], list[float]] = {}
         for one in self.tried:
-            groups.setdefault((one.run, one.model), []).append(one.values[one.metric])
-        return [{"run": r, "model": m, "places": len(v), "mean": sum(v) / len(v)} for (r, m), v in groups.items()]
+            for name, measure in one.metrics.items():
+                key = one.run, one.model, "" if measure is None else name
+                groups.setdefault(key, []).append(one.values[name])
+        means: list[dict[str, Any]] = []
+        for (run, model, metric), values in groups.items():
+            mean = {"run": run, "model": model, "places": len(values), "mean": sum(values) / len(values)}
+            means.append({**mean, "metric": metric} if metric else mean)
+        return means
 
     def table(self) -> Table:
         """A row per run, model and place; then the means over places."""
         words = [Column(name, words=True) for name in ("run", "model", "place")]
-        columns = (*words, Column("examples"), Column("metric", words=True), Column("value", unit="%"))
-        rows = tuple(
-            (Cell(t.run), Cell(t.model), Cell(t.place), Cell(str(len(t.correct)), len(t.correct)), Cell(t.metric),
-             _percent(t.values[t.metric]))
-            for t in self.tried
-        )  # fmt: skip
+        further: dict[str, Measure] = {}
+        rows: list[tuple[Cell, ...]] = []
+        for t in self.tried:
+            start = (Cell(t.run), Cell(t.model), Cell(t.place), Cell(str(len(t.correct)), len(t.correct)))
+            further |= {measure.name: measure for measure in t.further}
+            rows += [(*start, *_value(name, t.values[name], measure)) for name, measure in t.metrics.items()]
+        unit = "%" if all(measure.unit == "%" for measure in further.values()) else ""
+        columns = (*words, Column("examples"), Column("metric", words=True), Column("value", unit=unit))
         metrics = {(t.run, t.model): t.metric for t in self.tried}
-        means = tuple(
-            (Cell(m["run"]), Cell(m["model"]), Cell("mean over places"), Cell(""), Cell(metrics[m["run"], m["model"]]),
-             _percent(m["mean"]))
-            for m in self.means()
-        )  # fmt: skip
+        means: list[tuple[Cell, ...]] = []
+        for m in self.means():
+            name = m.get("metric", metrics[m["run"], m["model"]])
+            start = (Cell(m["run"]), Cell(m["model"]), Cell("mean over places"), Cell(""))
+            means.append((*start, *_value(name, m["mean"], further.get(m.get("metric", "")))))
         tests = tuple(
             f"{t['a']} minus {t['b']}: {100 * t['difference']:+.1f} points on {_places(t['places'])} ({_interval(t)}"
             f"sign flips within places, p = {t['p']:.2g}"
             + (f", after Holm's correction over {self.family} pairs {t['p_holm']:.2g})." if self.family > 1 else ").")
             for t in self.tests
         )
-        return Table("Finished models on new data", columns, (rows, means), (*tests, *self.notes))
+        return Table("Finished models on new data", columns, (tuple(rows), tuple(means)), (*tests, *self.notes))
 
 
 def evaluate(
@@ -319,7 +334,8 @@ class _Trial:
             if shown is None:
                 notes.append(f"{model} reads nothing of what the examples of {place!r} have")
                 continue
-            message = Message(self._tensors(model, place), shown)
+            measured = {"measures": True} if setup.measures else {}
+            message = Message(self._tensors(model, place), {**shown, **measured})
             (reply,) = ask([Call(ClientInfo(place, 0), "examine", message)], MemoryStore(), setup.rounds + 2)
             if reply.error is not None:
                 raise ValueError(f"{model} of {self.folder} cannot be tried on {place!r}: {reply.error}")
@@ -330,7 +346,8 @@ class _Trial:
         self, model: str, place: str, named: Iterable[str], data: TableData, said: Message, setup: Setup
     ) -> Tried:
         metric, table = setup.task_of(place).metric, data.tables[2]
-        values = summarise(read_tallies(said.scalars, "examined"))
+        further = values_of(setup.measures, said.tensors)
+        values = summarise(read_tallies(said.scalars, "examined")) | further
         if "probabilities" in said.tensors:
             undefined = task_spec(self.setup.task).undefined
             truth = said.tensors["labels"]
@@ -342,6 +359,7 @@ class _Trial:
         return Tried(
             str(self.folder), model, place, metric, values, said.tensors["correct"], said.tensors["prediction"],
             names if whole else names[:0], table.columns.get("label") if whole else None,
+            tuple(measure for measure in setup.measures if measure.name in further),
         )  # fmt: skip
 
     def _models(self, asked: Sequence[str]) -> list[str]:
@@ -580,5 +598,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + more if names else "none"
 
 
-def _percent(value: float) -> Cell:
-    return Cell(f"{100 * value:.1f}", 100 * value)
+def _value(name: str, value: float, measure: Measure | None) -> tuple[Cell, Cell]:
+    """A metric's name, with its unit where that is not per cent, and its value."""
+    if measure is None or measure.unit == "%":
+        return Cell(name), Cell(f"{100 * value:.1f}", 100 * value)
+    return Cell(f"{name} ({measure.unit})"), Cell(f"{value:.1f}", value)

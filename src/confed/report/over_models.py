@@ -11,9 +11,8 @@ from confed.comparison.paired import baseline_methods
 from confed.comparison.records import Record
 from confed.comparison.refusals import fails, refusals
 from confed.metrics.statistics import PairedT, UnpairedT, Wilcoxon, holm, paired_t, unpaired_t, wilcoxon
-from confed.report.tables.columns import COLUMNS, RunColumn
 from confed.results.metric import types_in_order
-from confed.results.records import MEANS_OF_VIEWS, record_of
+from confed.results.records import MEANS_OF_VIEWS, Further, further_of, record_of
 from confed.results.runs import RunResults, StudyResults, with_deployed_of
 from confed.results.summary import average
 from confed.results.views import View
@@ -60,11 +59,12 @@ class ModelStudies:
         studies: label of a model -> its study.
         labels: method -> its name as people write it, in order.
         view: what is judged at the clients: deployed or personal models.
-        measures: measure -> values; first :data:`OVERALL`, then a measure per type of question.
+        measures: measure -> values; first :data:`OVERALL`, then one per type of question and one per further measure.
         absent: label of a model without any run -> why.
         refused: method -> other method -> why the two are not tested against each other.
         blind: label of a model -> methods whose models at the clients do not beat their controls there
             (:mod:`confed.report.tables.control_marks`); between two of them the model does not count.
+        further: measure -> what it is of, where it is a further one (``run.measures``).
     """
 
     studies: Mapping[str, StudyResults]
@@ -74,6 +74,13 @@ class ModelStudies:
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     blind: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    further: Mapping[str, Further] = field(default_factory=dict[str, Further])
+
+    def subject(self, measure: str) -> str:
+        """What a table of a measure is of, as the end of its title; "" of all questions' headline metric."""
+        if measure == OVERALL:
+            return ""
+        return f", {measure}" if measure in self.further else f", questions of type {measure}"
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -114,7 +121,8 @@ def model_studies(studies: Mapping[str, StudyResults], headline_key: str = "") -
     runs = list(chain.from_iterable(study.runs for study in found.values()))
     view = View.DEPLOYED if any(run.summary.deploys is not None for run in runs) else View.PERSONAL
     types = types_in_order(chain.from_iterable(_types(run, view) for run in runs))
-    measures = {measure: _cells(found, list(labels), view, measure) for measure in (OVERALL, *types, *_declared())}
+    further = further_of(runs)
+    measures = {name: _cells(found, list(labels), view, name, further) for name in (OVERALL, *types, *further)}
     refused: dict[str, dict[str, str]] = {}
     for study in found.values():
         records = {method: {run.seed: record_of(run) for run in study.of(method)} for method in study.methods}
@@ -125,7 +133,7 @@ def model_studies(studies: Mapping[str, StudyResults], headline_key: str = "") -
         for method in labels:
             if fails([record_of(run) for run in study.of(method) if run.complete], view.mean):
                 blind.setdefault(model, []).append(method)
-    return ModelStudies(found, labels, view, measures, refused=refused, blind=blind)
+    return ModelStudies(found, labels, view, measures, refused=refused, blind=blind, further=further)
 
 
 def pairs_over_models(
@@ -173,27 +181,26 @@ def _common(
     return a, b
 
 
-def _cells(studies: Mapping[str, StudyResults], methods: Sequence[str], view: View, measure: str) -> Cells:
+def _cells(
+    studies: Mapping[str, StudyResults],
+    methods: Sequence[str],
+    view: View,
+    measure: str,
+    further: Mapping[str, Further],
+) -> Cells:
     cells: dict[str, dict[str, dict[int, float]]] = {method: {} for method in methods}
     for model, study in studies.items():
         for run in study.runs:
-            value = _value(run, view, measure) if run.complete else None
+            value = _value(run, view, measure, further) if run.complete else None
             if value is not None:
                 cells[run.method].setdefault(model, {})[run.seed] = value
     return cells
 
 
-def _value(run: RunResults, view: View, measure: str) -> float | None:
+def _value(run: RunResults, view: View, measure: str, further: Mapping[str, Further]) -> float | None:
     if measure == OVERALL:
         return run.summary.headline(view.mean)
-    if measure in (declared := _declared()):
-        return declared[measure].value(run)
-    return _types(run, view).get(measure)
-
-
-def _declared() -> dict[str, RunColumn]:
-    """Name -> column that :mod:`confed.report.tables.columns` declares for several models."""
-    return {column.heading.full_title: column for column in COLUMNS if "models" in column.tables}
+    return further[measure].mean(run.summary) if measure in further else _types(run, view).get(measure)
 
 
 def _types(run: RunResults, view: View) -> dict[str, float]:

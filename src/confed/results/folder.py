@@ -7,7 +7,7 @@ data), ``metrics.jsonl`` (the same bytes however often the run was killed and wi
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,15 +103,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with faults_of(path, "lines of JSON"):
-        return list(_whole_lines(path.read_bytes()))
-
-
-def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.split(b"\n")[:-1]:
-        entry = json.loads(line)
-        if not isinstance(entry, dict):
-            raise ValueError(f"expected an object in every line, got {str(entry)[:40]}")
-        yield entry  # pyright: ignore[reportUnknownVariableType]
+        entries: list[Any] = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+        for entry in entries:
+            if not isinstance(entry, dict):
+                raise ValueError(f"expected an object in every line, got {str(entry)[:40]}")
+        return entries
 
 
 def kind_of(folder: Path) -> Kind:

@@ -12,7 +12,7 @@ Values are accuracies in points (%), of the model that a row deploys, means over
 multi-label data they are C-AP, the mean average precision over labels, of the view that heads a run's summary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -32,18 +32,12 @@ _JUDGED = (View.PERSONAL, View.SEEN)
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a study that gates compare; an empty name where the study has none.
-
-    Attributes:
-        local: local training of the same model.
-        heads: a row that trains the head alone, and the same method with adapters.
-        everything: a row that trains all parameters, and the same method with adapters.
-    """
+    """Rows of a study that gates compare; an empty name where the study has none."""
 
     central: str = ""
-    local: str = ""
-    heads: tuple[str, str] = ("", "")
-    everything: tuple[str, str] = ("", "")
+    local: str = ""  # local training of the same model
+    heads: tuple[str, str] = ("", "")  # a row that trains the head alone, and the same method with adapters
+    everything: tuple[str, str] = ("", "")  # a row that trains all parameters, and the same method with adapters
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -53,19 +47,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate, judged.
-
-    Attributes:
-        found: what was found, or why it could not be judged.
-        passed: None where it could not be judged.
-        values: the numbers behind it, in points.
-    """
+    """One gate, judged."""
 
     key: str
     asked: str
-    found: str
-    passed: bool | None = None
-    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    found: str  # what was found, or why it could not be judged
+    passed: bool | None = None  # None where it could not be judged
+    values: Mapping[str, float] = field(default_factory=dict[str, float])  # the numbers behind it, in points
 
 
 def judge(
@@ -82,38 +70,39 @@ def judge(
 
 
 def _pooling(study: StudyResults, rows: Rows) -> Gate:
-    asked = f"centralised at least {POOLING:g} points over local training"
+    demand = f"centralised at least {POOLING:g} points over local training"
     lacking = _lacking(study, rows, "centralised local") or _apart(study, rows.central, rows.local)
-    return _at_least("a", asked, _over(study, rows.central, rows.local), POOLING, lacking)
+    return _at_least("a", demand, _over(study, rows.central, rows.local), POOLING, lacking)
 
 
 def _headroom(study: StudyResults, rows: Rows, ceilings: Mapping[str, float]) -> Gate:
-    asked = f"Bayes ceiling at least {HEADROOM:g} points over local training"
+    demand = f"Bayes ceiling at least {HEADROOM:g} points over local training"
     if not ceilings:
-        return Gate("d", asked, "not judged: the data set does not state a ceiling")
+        return Gate("d", demand, "not judged: the data set does not state a ceiling")
     local = _places(study, rows.local) if rows.local else {}
     common = [place for place in local if place in ceilings]
     if not common:
-        return Gate("d", asked, f"not judged: {_lacking(study, rows, 'local') or 'no ceiling for a client'}")
-    ceiling, local_mean = (100 * _mean(values[place] for place in common) for values in (ceilings, local))
-    measured = {"ceiling": ceiling, "local": local_mean, "difference": ceiling - local_mean}
-    return _at_least("d", asked, measured, HEADROOM, "")
+        return Gate("d", demand, f"not judged: {_lacking(study, rows, 'local') or 'no ceiling for a client'}")
+    ceiling = 100 * _mean([ceilings[place] for place in common])
+    reached = 100 * _mean([local[place] for place in common])
+    measured = {"ceiling": ceiling, "local": reached, "difference": ceiling - reached}
+    return _at_least("d", demand, measured, HEADROOM, "")
 
 
 def _converged(study: StudyResults, longer: StudyResults | None) -> Gate:
-    asked = f"every row within {LEVEL:g} points of its value at {LONGER:g} times the rounds"
+    demand = f"every row within {LEVEL:g} points of its value at {LONGER:g} times the rounds"
     if longer is None:
-        return Gate("b", asked, "not judged: no runs with more rounds")
+        return Gate("b", demand, "not judged: no runs with more rounds")
     values: dict[str, float] = {}
     for row in study.methods:
-        seeds = {run.seed for run in study.of(row)} & {run.seed for run in longer.of(row)}
+        seeds = _seeds(study, row) & _seeds(longer, row)
         before, after = (_value(each, row, seeds) for each in (study, longer))
         if before is not None and after is not None:
             values[study.labels[row]] = after - before
     # A row of which no run came to its end is one of the benchmark too.
     missing = [label for label in {**study.rows, **study.labels}.values() if label not in values]
     if not values:
-        return Gate("b", asked, "not judged: no row has runs of one seed with either number of rounds")
+        return Gate("b", demand, "not judged: no row has runs of one seed with either number of rounds")
     worst = sorted(values, key=lambda row: -abs(values[row]))
     failed = [row for row in worst if _exact(abs(values[row])) > LEVEL]
     sentence = f"{len(values) - len(failed)} of {len(values)} rows; changes: "
@@ -121,11 +110,11 @@ def _converged(study: StudyResults, longer: StudyResults | None) -> Gate:
     sentence += f"; not run: {', '.join(missing)}" if missing else ""
     # One row that moves fails the gate, and a row that was not looked at leaves it open.
     passed = None if missing else True
-    return Gate("b", asked, sentence, False if failed else passed, values)
+    return Gate("b", demand, sentence, False if failed else passed, values)
 
 
 def _ordered(study: StudyResults, rows: Rows) -> Gate:
-    asked = f"a head alone at least {ADAPTED:g} points under adapters, everything at least level with adapters"
+    demand = f"a head alone at least {ADAPTED:g} points under adapters, everything at least level with adapters"
     parts: list[str] = []
     verdicts: list[bool | None] = []
     values: dict[str, float] = {}
@@ -134,30 +123,30 @@ def _ordered(study: StudyResults, rows: Rows) -> Gate:
             parts.append(f"{what}: no such pair of rows")
             verdicts.append(None)
             continue
-        found = _over(study, one, adapters)
-        if found is None:
+        compared = _over(study, one, adapters)
+        if compared is None:
             has_both = all(map(study.of, (one, adapters)))
             why = f": {_apart(study, one, adapters)}" if has_both else " not run"
             parts.append(f"{what}: {one} {'and' if has_both else 'or'} {adapters}{why}")
             verdicts.append(None)
             continue
-        difference = _exact(found["difference"])
+        difference = _exact(compared["difference"])
         values[f"{one} - {adapters}"] = difference
         parts.append(f"{study.labels[one]} {difference:+.1f} to {study.labels[adapters]}")
         verdicts.append(difference <= -ADAPTED if least is None else difference >= least)
     verdict = None if None in verdicts else True
     verdict = False if False in verdicts else verdict
     text = "; ".join(parts)
-    return Gate("c", asked, text if values else f"not judged: {text}", verdict, values)
+    return Gate("c", demand, text if values else f"not judged: {text}", verdict, values)
 
 
 def _floors(study: StudyResults, rows: Rows, modal: bool) -> Gate:
-    asked = (
+    demand = (
         f"floors (majority, words alone, permuted inputs) at least {OVER_FLOORS:g} points under centralised training"
     )
     runs = study.of(rows.central) if rows.central else ()
     if not runs:
-        return Gate("e", asked, f"not judged: {_lacking(study, rows, 'centralised')}")
+        return Gate("e", demand, f"not judged: {_lacking(study, rows, 'centralised')}")
     values: dict[str, float] = {}
     for name in dict.fromkeys(chain.from_iterable(_controls(run) for run in runs)):
         if name == "words" and modal:
@@ -166,47 +155,42 @@ def _floors(study: StudyResults, rows: Rows, modal: bool) -> Gate:
         if margins:
             values[name] = _mean(margins)
     if not values:
-        return Gate("e", asked, 'not judged: the runs have no control conditions (run.controls = "all")')
+        return Gate("e", demand, 'not judged: the runs have no control conditions (run.controls = "all")')
     sentence = "over " + ", ".join(f"{name.replace('_', ' ')} {value:+.1f}" for name, value in values.items())
-    return Gate("e", asked, sentence, all(_exact(value) >= OVER_FLOORS for value in values.values()), values)
+    return Gate("e", demand, sentence, all(_exact(value) >= OVER_FLOORS for value in values.values()), values)
 
 
 def _controls(run: RunResults) -> Mapping[str, Mapping[str, float]]:
     """Floor -> place -> value, of the model that a run is judged by; empty without controls."""
     view_controls = next(filter(None, map(run.summary.controls, _JUDGED)), {})
     names = [name for name in view_controls if name in ("constant", "words") or name.startswith("permuted_")]
-    return (
-        {"right": numbers(view_controls.get("right")), **{name: numbers(view_controls[name]) for name in names}}
-        if names
-        else {}
-    )
+    return {name: numbers(view_controls.get(name)) for name in ("right", *names)} if names else {}
 
 
 def _margin(run: RunResults, name: str) -> float | None:
     """How far a floor lies under the model, in points, over the places that have this floor."""
     controls = _controls(run)
-    places = controls.get(name, {})
-    right = controls.get("right", {})
+    places, right = controls.get(name, {}), controls.get("right", {})
     if name == "right" or not places:
         return None
-    return 100 * _mean(right[place] - value for place, value in places.items() if place in right)
+    return 100 * _mean([right[place] - value for place, value in places.items() if place in right])
 
 
 def _over(study: StudyResults, one: str, other: str) -> dict[str, float] | None:
     """Two rows and their difference, over the seeds that both have; None where there are none."""
-    seeds = {run.seed for run in study.of(one)} & {run.seed for run in study.of(other)}
+    seeds = _seeds(study, one) & _seeds(study, other)
     first, second = (_value(study, row, seeds) for row in (one, other))
     if first is None or second is None:
         return None
     return {one: first, other: second, "difference": first - second}
 
 
-def _at_least(key: str, asked: str, found: Mapping[str, float] | None, least: float, lacking: str) -> Gate:
-    if found is None:
-        return Gate(key, asked, f"not judged: {lacking}")
-    named = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "difference")
-    passed = _exact(found["difference"]) >= least
-    return Gate(key, asked, f"{named}: {found['difference']:+.1f}", passed, dict(found))
+def _at_least(key: str, demand: str, values: Mapping[str, float] | None, least: float, lacking: str) -> Gate:
+    if values is None:
+        return Gate(key, demand, f"not judged: {lacking}")
+    named = ", ".join(f"{name} {value:.1f}" for name, value in values.items() if name != "difference")
+    passed = _exact(values["difference"]) >= least
+    return Gate(key, demand, f"{named}: {values['difference']:+.1f}", passed, values)
 
 
 def _exact(points: float) -> float:
@@ -223,23 +207,23 @@ def _lacking(study: StudyResults, rows: Rows, wanted: str) -> str:
 
 def _apart(study: StudyResults, one: str, other: str) -> str:
     """Why two rows with runs cannot be compared."""
-    seeds: list[set[int]] = []
-    for row in (one, other):
-        seeds.append({run.seed for run in study.of(row)})
-    return "no value in the seeds that both rows have" if seeds[0] & seeds[1] else "no seed that both rows have"
+    shared = _seeds(study, one) & _seeds(study, other)
+    return "no value in the seeds that both rows have" if shared else "no seed that both rows have"
 
 
-def _value(study: StudyResults, row: str, seeds: Iterable[int]) -> float | None:
+def _seeds(study: StudyResults, row: str) -> set[int]:
+    return {run.seed for run in study.of(row)}
+
+
+def _value(study: StudyResults, row: str, seeds: Collection[int]) -> float | None:
     """Mean over seeds and clients, in points."""
-    run_values = [_of_run(run) for run in study.of(row) if run.seed in set(seeds)]
-    value = average(run_values)
+    values: list[float | None] = []
+    for run in study.of(row):
+        if run.seed in seeds:
+            labelled = run.summary.is_labelled
+            values.append(run.summary.label_value("C-AP") if labelled else average([*_judged(run).values()]))
+    value = average(values)
     return None if value is None else 100 * value
-
-
-def _of_run(run: RunResults) -> float | None:
-    if run.summary.is_labelled:
-        return run.summary.label_value("C-AP")
-    return average(list(_judged(run).values()))
 
 
 def _judged(run: RunResults) -> dict[str, float]:
@@ -250,14 +234,12 @@ def _judged(run: RunResults) -> dict[str, float]:
 
 def _places(study: StudyResults, row: str) -> dict[str, float]:
     """Client -> mean over seeds."""
-    runs = [_judged(run) for run in study.of(row)]
-    result: dict[str, float] = {}
-    for run in runs:
-        for place in run:
-            result[place] = _mean(run[place] for run in runs if place in run)
-    return result
+    runs = list(map(_judged, study.of(row)))
+    values: dict[str, list[float]] = {}
+    for place, value in chain.from_iterable(run.items() for run in runs):
+        values.setdefault(place, []).append(value)
+    return {place: _mean(of_runs) for place, of_runs in values.items()}
 
 
-def _mean(values: Iterable[float]) -> float:
-    value_list: Sequence[float] = list(values)
-    return sum(value_list) / len(value_list)
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

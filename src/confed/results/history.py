@@ -1,10 +1,11 @@
 """What happened during a run, round by round."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from confed.results.metric import metric_of, place_metric
 from confed.results.runs import RunResults, StudyResults
-from confed.results.summary import average, number, numbers
+from confed.results.summary import VALIDATION, average, number, numbers
 from confed.results.views import View
 
 POOLED = "C-AP-binned"
@@ -12,6 +13,9 @@ POOLED = "C-AP-binned"
 
 Curve = Mapping[int, float]
 """Round -> value; round 0 is before training."""
+
+Line = Mapping[str, Any]
+"""A line of ``metrics.jsonl`` or ``timings.jsonl``."""
 
 Rounds = Mapping[int, Mapping[str, float]]
 """Round -> place -> value."""
@@ -31,11 +35,10 @@ def evaluations(run: RunResults, view: str) -> dict[int, dict[str, float]]:
     scores_by_round: dict[int, dict[str, float]] = {}
     for line in run.evaluations:
         if line.get("split") == split or view == "unseen":
-            places = line.get(view) or {}
-            values = {str(p): number(metrics.get(place_metric(run, str(p), metrics))) for p, metrics in places.items()}
-            present = {place: value for place, value in values.items() if value is not None}
-            if present:
-                scores_by_round[int(line["round"])] = present
+            places = (line.get(view) or {}).items()
+            values = numbers({place: metrics.get(place_metric(run, str(place), metrics)) for place, metrics in places})
+            if values:
+                scores_by_round[int(line["round"])] = values
     return scores_by_round
 
 
@@ -94,14 +97,14 @@ def _pooled(run: RunResults, view: str) -> Curve:
     for line in run.evaluations:
         views = {name: numbers(values).get(POOLED) for name, values in (line.get("pooled") or {}).items()}
         unseen = {name.partition("/")[2]: value for name, value in views.items() if name.startswith("unseen/")}
-        kept = [value for name, value in unseen.items() if name != "validation"] or list(unseen.values())
-        value = average(kept) if view == "unseen" else views.get(view)
+        tests = [value for name, value in unseen.items() if name != VALIDATION] or list(unseen.values())
+        value = average(tests) if view == "unseen" else views.get(view)
         if value is not None:
             pooled[int(line["round"])] = value
     return pooled
 
 
-def means(rounds: Rounds) -> Curve:
+def means(rounds: Rounds) -> dict[int, float]:
     """Mean over places."""
     return {r: sum(places.values()) / len(places) for r, places in rounds.items()}
 
@@ -131,29 +134,31 @@ def validation_loss(run: RunResults) -> Curve:
 
 def sent_until(run: RunResults) -> Curve:
     """Bytes sent by all clients and the server up to each round, and 0 before the first."""
-    total, totals = 0.0, {0: 0.0}
-    for line in sorted(run.rounds, key=lambda line: int(line["round"])):
-        total += sum(sum(numbers(line.get(key)).values()) for key in ("bytes_up", "bytes_down"))
-        totals[int(line["round"])] = total
-    return totals
+
+    def sent(line: Line) -> float:
+        return sum(sum(numbers(line.get(key)).values()) for key in ("bytes_up", "bytes_down"))
+
+    return _added_up(run.rounds, sent)
 
 
 def seconds_until(run: RunResults) -> Curve:
     """Seconds of training up to each round (evaluation is not counted), and 0 before the first; empty if unknown."""
+    return _added_up(run.timings, lambda line: number(line.get("seconds")) or 0.0) if run.timings else {}
+
+
+def _added_up(lines: Sequence[Line], amount: Callable[[Line], float]) -> Curve:
+    """Round -> what the lines up to it amount to."""
     total, totals = 0.0, {0: 0.0}
-    for line in sorted(run.timings, key=lambda line: int(line["round"])):
-        total += number(line.get("seconds")) or 0.0
+    for line in sorted(lines, key=lambda line: int(line["round"])):
+        total += amount(line)
         totals[int(line["round"])] = total
-    return totals if len(totals) > 1 else {}
+    return totals
 
 
 def over_seeds(curves: Sequence[Curve]) -> dict[int, float]:
     """Mean over the curves, for the rounds that all non-empty ones have."""
     curves = [curve for curve in curves if curve]
-    if not curves:
-        return {}
-    shared = set(curves[0]).intersection(*curves[1:])
-    result: dict[int, float] = {}
-    for r in sorted(shared):
-        result[r] = sum(curve[r] for curve in curves) / len(curves)
-    return result
+    means_of: dict[int, float] = {}
+    for r in sorted(set(curves[0]).intersection(*curves[1:]) if curves else ()):
+        means_of[r] = sum(curve[r] for curve in curves) / len(curves)
+    return means_of

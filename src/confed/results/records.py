@@ -14,9 +14,10 @@ import torch
 from confed.comparison.records import Examples, Outcome, Record, Resampled, Role
 from confed.comparison.refusals import SEVERAL
 from confed.data.imputation import missing_of
-from confed.federation.measure import KEPT
+from confed.federation.measure import KEPT, PER_CENT
 from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
 from confed.registry import measures
+from confed.results.run_files import ANSWERS, NAMES, TRUTH
 from confed.results.runs import RunResults
 from confed.results.summary import LABELS, VALIDATION, Summary, average, mapping
 from confed.results.views import OF_EVALUATED, View
@@ -34,38 +35,57 @@ MEANS_OF_VIEWS = {view.mean: view for view in View}
 
 @dataclass(frozen=True)
 class Further:
-    """A further measure (``run.measures``) on one view.
+    """A further measure (``run.measures``) on one view."""
 
-    Attributes:
-        name: of the measure.
-        stated: its declaration, as the run's summary has it.
-    """
-
-    name: str
+    name: str  # of the measure
     view: View
-    stated: Mapping[str, Any]
+    stated: Mapping[str, Any]  # its declaration, as the run's summary has it
 
     @property
     def title(self) -> str:
-        """The measure's name as people read it."""
-        return str(self.stated.get("title", self.name))
+        """The measure's name as people read it, with its unit where that is not per cent."""
+        title = str(self.stated.get("title", self.name))
+        return title if self.unit == PER_CENT else f"{title} ({self.unit})"
+
+    @property
+    def unit(self) -> str:
+        """Unit of the values in tables and figures."""
+        return str(self.stated.get("unit", PER_CENT))
+
+    @property
+    def scale(self) -> float:
+        """Factor that makes hundredths of the unit of a value, as tables, figures and tests take values."""
+        return 1.0 if self.unit == PER_CENT else 0.01
+
+    @property
+    def words(self) -> str:
+        """The measure and its view as people read them."""
+        return f"{self.title}, {self.view.words}"
 
     @property
     def outcome(self) -> Outcome:
         """What methods are compared by."""
-        words = f"{self.title}, {self.view.words}"
+        is_share = self.unit == PER_CENT
         if self.stated.get("mean", True):
-            return Outcome(words)
+            return Outcome(self.words, is_share=is_share)
         try:
             combine = measures[str(self.stated.get("of", self.name))]().combine
-            return Outcome(words, False, lambda kept: combine(torch.from_numpy(kept)))
         except ValueError:  # a measure of somebody's own, which this process may not import
-            return Outcome(words, False, None)
+            return Outcome(self.words, is_mean=False, is_share=is_share)
+        return Outcome(self.words, False, lambda rows: self.scale * combine(torch.from_numpy(rows)), is_share)
 
     @property
     def lower_is_better(self) -> bool:
         """Whether small values are good."""
         return self.stated.get("better") == "lower"
+
+    def values(self, summary: Summary) -> dict[str, float]:
+        """Place -> value in hundredths of the unit, of places that means are over."""
+        return {place: self.scale * value for place, value in summary.measured(self.name, self.view).items()}
+
+    def mean(self, summary: Summary) -> float | None:
+        """Mean of :meth:`values` over places."""
+        return average([*self.values(summary).values()])
 
 
 def further_of(runs: Sequence[RunResults]) -> dict[str, Further]:
@@ -74,12 +94,9 @@ def further_of(runs: Sequence[RunResults]) -> dict[str, Further]:
     for run in runs:
         declared |= run.summary.measures
     deployed = any(run.summary.deploys is not None for run in runs)
-    further = [
-        Further(name, view, stated)
-        for (name, stated), view in product(declared.items(), View)
-        if deployed or view is not View.DEPLOYED
-    ]
-    return {f"{one.title}, {one.view.words}": one for one in further}
+    views = [view for view in View if deployed or view is not View.DEPLOYED]
+    further = [Further(name, view, stated) for (name, stated), view in product(declared.items(), views)]
+    return {one.words: one for one in further}
 
 
 def outcomes_of(runs: Sequence[RunResults]) -> dict[str, Outcome]:
@@ -111,35 +128,30 @@ def is_blind(summary: Summary, view: View) -> bool | None:
 
 def record_of(run: RunResults) -> Record:
     """A run's results as a record."""
-    summary = run.summary
-    traits = summary.traits
-    values = {measure: value for measure in OUTCOMES if (value := summary.headline(measure)) is not None}
+    summary, further = run.summary, further_of([run])
+    traits, order = summary.traits, (*run.clients, *run.scenes)
+    values = {measure: summary.headline(measure) for measure in OUTCOMES}
+    values |= {measure: one.mean(summary) for measure, one in further.items()}
     views = {**MEANS_OF_VIEWS, **{name: label_view([summary], view) for name, (view, _) in LABELS.items()}}
-    blind = {measure: found for measure, view in views.items() if (found := is_blind(summary, view)) is not None}
-    declared, order = summary.metrics_of_places, (*run.clients, *run.scenes)
+    blind = {measure: is_blind(summary, view) for measure, view in views.items()}
     places = {measure: summary.counted(view) for measure, view in views.items()}
-    further = further_of([run])
-    for measure, one in further.items():
-        places[measure] = summary.measured(one.name, one.view)
-        value = average([*places[measure].values()])
-        values |= {} if value is None else {measure: value}
     examples = _Predictions(run, further)
     return Record(
         run.method,
         run.seed,
         examples,
-        values,
-        places,
+        {measure: value for measure, value in values.items() if value is not None},
+        places | {measure: one.values(summary) for measure, one in further.items()},
         examples.resampled,
         run.label,
         Role(traits.reference, traits.centralised, not traits.communicates, summary.trainable, summary.algorithm),
-        {place: declared.get(place, run.metric) for place in order},
+        {place: summary.metrics_of_places.get(place, run.metric) for place in order},
         run.metric == SEVERAL,
         run.recipe.get("data"),
         _loses_in_tests(run),
         order,
         run.clients,
-        blind,
+        {measure: is_so for measure, is_so in blind.items() if is_so is not None},
         examples.strict,
     )
 
@@ -148,34 +160,32 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
     """Test examples of a run's outcomes, read when they are first asked for; clients that left are in none."""
 
     def __init__(self, run: RunResults, further: Mapping[str, Further]) -> None:
-        self._run, self._further = run, further
+        self._run = run
         self._resampled: dict[str, Resampled | None] = {}
         self._read: dict[str, dict[str, Examples]] = {}
-        summary = run.summary
-        # Outcome -> view of the predictions, and what ends the name of its scores there.
-        self._kept = {measure: (summary.view(view).evaluated, "/correct") for measure, view in MEANS_OF_VIEWS.items()}
+        # Outcome -> view of the predictions, what ends the name of its scores there, and their factor.
+        self._stored = {measure: (view, "correct", 1.0) for measure, view in MEANS_OF_VIEWS.items()}
         for measure, one in further.items():
-            self._kept[measure] = summary.view(one.view).evaluated, f"/{KEPT}{one.name}"
+            is_mean = one.stated.get("mean", True)
+            self._stored[measure] = one.view, f"{KEPT}{one.name}", one.scale if is_mean else 1.0
 
     def __getitem__(self, measure: str) -> Mapping[str, Examples]:
         if measure not in self._read:
-            self._read[measure] = self._examples(*self._kept[measure])
+            self._read[measure] = self._examples(*self._stored[measure])
         if not self._read[measure]:
             raise KeyError(measure)
         return self._read[measure]
 
-    def _examples(self, view: str, ending: str) -> dict[str, Examples]:
-        places: dict[str, Examples] = {}
-        for key, scores in self._arrays.items():
-            start, _, rest = key.partition("/")
-            place = rest.removesuffix(ending)
-            if start == view and rest.endswith(ending) and place not in self._run.left:
-                names, truth, answers = (self._arrays.get(f"{what}/{place}") for what in ("names", "truth", "answers"))
-                places[place] = Examples(scores.astype(np.float64), names, truth, answers)
-        return places
+    def _examples(self, view: View, name: str, scale: float) -> dict[str, Examples]:
+        arrays, examples = self._arrays, dict[str, Examples]()
+        for place, scores in _by_place(arrays, self._run.summary.view(view).evaluated, name).items():
+            if place not in self._run.left:
+                names, truth, answers = (arrays.get(f"{what}/{place}") for what in (NAMES, TRUTH, ANSWERS))
+                examples[place] = Examples(scale * scores.astype(np.float64), names, truth, answers)
+        return examples
 
     def __iter__(self) -> Iterator[str]:
-        return (measure for measure in self._kept if measure in self)
+        return (measure for measure in self._stored if measure in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -196,9 +206,15 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
         return self._resampled[measure]
 
 
+def _by_place(arrays: Mapping[str, np.ndarray], view: str, name: str) -> dict[str, np.ndarray]:
+    """Place -> rows of one name and view of predictions."""
+    start, end = f"{view}/", f"/{name}"
+    keys = [key for key in arrays if key.startswith(start) and key.endswith(end)]
+    return {key.removeprefix(start).removesuffix(end): arrays[key] for key in keys}
+
+
 def _resampled(run: RunResults, view: str, metric: str) -> Resampled | None:
-    settings = run.summary.labelled
-    value = run.summary.label_value(metric, view)
+    settings, value = run.summary.labelled, run.summary.label_value(metric, view)
     together = _together(run, view or run.summary.label_view)
     if value is None or together is None:
         return None
@@ -218,20 +234,16 @@ def _together(run: RunResults, view: str) -> tuple[np.ndarray, np.ndarray, list[
 
     Places are in the order of their names; the result is None for a run that did not keep these everywhere.
     """
-    kept = run.predictions()
-    ending, places = "/probabilities", list[str]()
-    for key in sorted(kept):
-        start, _, rest = key.partition("/")
-        place = rest.removesuffix(ending)
-        shown = place not in run.left and not (view == "unseen" and place == VALIDATION)
-        if start == view and rest.endswith(ending) and shown and f"labels/{place}" in kept:
-            places.append(place)
+    arrays = run.predictions()
+    left = {*run.left, *([VALIDATION] if view == "unseen" else [])}
+    probabilities = _by_place(arrays, view, "probabilities")
+    places = [place for place in sorted(probabilities) if place not in left and f"labels/{place}" in arrays]
     if not places:
         return None
-    names = [kept[f"names/{place}"] for place in places if f"names/{place}" in kept]
+    names = [arrays[f"{NAMES}/{place}"] for place in places if f"{NAMES}/{place}" in arrays]
     return (
-        np.concatenate([kept[f"{view}/{place}{ending}"] for place in places]),
-        np.concatenate([kept[f"labels/{place}"] for place in places]),
+        np.concatenate([probabilities[place] for place in places]),
+        np.concatenate([arrays[f"labels/{place}"] for place in places]),
         names if len(names) == len(places) else [],
     )
 

@@ -18,11 +18,8 @@ import numpy as np
 
 from confed.federation.reading import MOST_JSON, read_bounded
 
-# Which test example each row of a run's predictions is: hashes of names ---------------------------------------
-
-NAMES = "names"
-TRUTH = "truth"
-ANSWERS = "answers"
+NAMES, TRUTH, ANSWERS = "names", "truth", "answers"
+"""Starts of the names of predictions that say which test example each row is."""
 
 
 def name_hashes(names: Iterable[str]) -> np.ndarray:
@@ -34,8 +31,6 @@ def name_hashes(names: Iterable[str]) -> np.ndarray:
     digests = (hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
 
-
-# Files of a run folder, read as far as they are there and whole -----------------------------------------------
 
 MOST_HISTORY = 2**30
 """Bytes of a history; one of 100,000 clients has about 10 MB a round."""
@@ -60,27 +55,25 @@ def provisional(
     folder: Path,
 ) -> dict[str, Any]:
     """What is known of a run that did not write its summary; its test results are not."""
-    section = recipe.get("run", {})
-    tail = folder.name.removeprefix("seed-")
+    section, tail = recipe.get("run", {}), folder.name.removeprefix("seed-")
     clients = dict.fromkeys(chain.from_iterable([*line.get("loss", {}), *line.get("errors", {})] for line in rounds))
-    places: dict[str, dict[Any, Any | None]] = {}
-    for view in ("personal", "unseen"):
-        places[view] = dict.fromkeys(p for e in evaluations for p in e.get(view, {}))
+    personal = dict.fromkeys(chain.from_iterable(line.get("personal", {}) for line in evaluations))
+    unseen = dict.fromkeys(chain.from_iterable(line.get("unseen", {}) for line in evaluations))
+    errors: list[dict[str, Any]] = []
+    for line in rounds:
+        for client, error in line.get("errors", {}).items():
+            errors.append({"round": line["round"], "client": client, "error": error})
     return {
         "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
         "recipe": recipe.get("name", ""),
         "seed": section.get("seed", int(tail) if tail.isdigit() else 0),
         "rounds": max((int(line["round"]) for line in rounds if line["event"] == "round"), default=0),
         "planned_rounds": section.get("rounds"),
-        "clients": list(places["personal"] or clients),
-        "scenes": list(places["unseen"]),
+        "clients": list(personal or clients),
+        "scenes": list(unseen),
         "bytes_up": {str(line["round"]): line.get("bytes_up", {}) for line in rounds},
         "bytes_down": {str(line["round"]): line.get("bytes_down", {}) for line in rounds},
-        "errors": [
-            {"round": line["round"], "client": client, "error": error}
-            for line in rounds
-            for client, error in line.get("errors", {}).items()
-        ],
+        "errors": errors,
     }
 
 

@@ -16,36 +16,27 @@ from confed.comparison.records import distinct_labels
 from confed.federation.file_names import name_of_file
 from confed.federation.reading import check_header
 from confed.results.run_files import EXPECTED, provisional, read_json, read_lines, read_toml
-from confed.results.summary import Summary, average, check_headline, mapping, with_deployed
+from confed.results.summary import Summary, average, check_headline, mapping, with_deployed, words
 
 
 @dataclass(frozen=True)
 class RunResults:
-    """One run folder.
-
-    Attributes:
-        method: the method's key within a study; the algorithm's name for a run on its own.
-        label: the method's name as people write it.
-        summary: its results; of an interrupted run what its other files tell.
-        rounds: lines of ``metrics.jsonl`` about rounds.
-        evaluations: lines of ``metrics.jsonl`` about evaluations.
-        missing: files that are not there or cannot be read -> what is lacking without them.
-        tuned: setting -> the value that tuning chose for the method, from the study's index.
-        deploys: what the study says that the method deploys; see :func:`confed.results.summary.deploys`.
-    """
+    """One run folder."""
 
     folder: Path
-    method: str
-    label: str
+    method: str  # the method's key within a study; the algorithm's name for a run on its own
+    label: str  # the method's name as people write it
     seed: int
-    summary: Summary
+    summary: Summary  # its results; of an interrupted run what its other files tell
     recipe: Mapping[str, Any]
-    rounds: tuple[Mapping[str, Any], ...] = ()
-    evaluations: tuple[Mapping[str, Any], ...] = ()
+    rounds: tuple[Mapping[str, Any], ...] = ()  # lines of metrics.jsonl about rounds
+    evaluations: tuple[Mapping[str, Any], ...] = ()  # lines of metrics.jsonl about evaluations
     timings: tuple[Mapping[str, Any], ...] = ()
+    # Files that are not there or cannot be read -> what is lacking without them.
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Setting -> the value that tuning chose for the method, from the study's index.
     tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    deploys: str = ""
+    deploys: str = ""  # what the study says that the method deploys, as in results.summary.deploys
 
     @property
     def complete(self) -> bool:
@@ -98,25 +89,18 @@ class RunResults:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """Several methods with one or more seeds each; a run on its own is a study of one.
-
-    Attributes:
-        recipe: name of the recipe.
-        runs: the runs, methods in order and seeds in order within a method.
-        single: whether the folder is a run on its own.
-        remarks: what was odd about the folder.
-        rows: method -> its name as people write it, in the order of the index, also where no run was found.
-        failures: "method/seed-n" -> why that run is not there, from the index.
-        refused: those of ``failures`` that were refused beforehand, instead of breaking on the way.
-    """
+    """Several methods with one or more seeds each; a run on its own is a study of one."""
 
     folder: Path
-    recipe: str
-    runs: tuple[RunResults, ...]
-    single: bool = False
-    remarks: tuple[str, ...] = ()
+    recipe: str  # name of the recipe
+    runs: tuple[RunResults, ...]  # the runs, methods in order and seeds in order within a method
+    single: bool = False  # whether the folder is a run on its own
+    remarks: tuple[str, ...] = ()  # what was odd about the folder
+    # Method -> its name as people write it, in the order of the index, also where no run was found.
     rows: Mapping[str, str] = field(default_factory=dict[str, str])
+    # "method/seed-n" -> why that run is not there, from the index.
     failures: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Those of failures that were refused beforehand, instead of breaking on the way.
     refused: frozenset[str] = frozenset()
 
     @property
@@ -206,14 +190,9 @@ def _load(folder: Path) -> StudyResults:
 
 
 def _study(folder: Path, index: Mapping[str, Any]) -> StudyResults:
-    labels = index.get("labels", {})
-    errors = index.get("errors", {})
-    failures = (
-        {name_of_file(str(key)): str(text) for key, text in errors.items()} if isinstance(errors, Mapping) else {}
-    )
-    tuned = index.get("tuned")
+    labels, deploys = words(index.get("labels")), words(index.get("deploys"))
+    failures = {name_of_file(place): text for place, text in words(index.get("errors")).items()}
     order = [str(method) for method in index.get("methods", ())]
-    deploys = mapping(index.get("deploys"))
     runs: list[RunResults] = []
     remarks: list[str] = []
     read: set[str] = set()
@@ -225,8 +204,8 @@ def _study(folder: Path, index: Mapping[str, Any]) -> StudyResults:
         read.add(place)
         path = folder / place
         if _is_run(path):
-            run = _run(path, method, labels.get(method))
-            runs.append(replace(run, tuned=mapping(mapping(tuned).get(method)), deploys=str(deploys.get(method, ""))))
+            tuned = mapping(mapping(index.get("tuned")).get(method))
+            runs.append(replace(_run(path, method, labels.get(method)), tuned=tuned, deploys=deploys.get(method, "")))
         elif name_of_file(place) not in failures:
             remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
@@ -235,7 +214,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> StudyResults:
     order += [run.method for run in runs if run.method not in order]
     # What an error ended is told in a sentence; it is no method of the comparison, unless there is nothing else.
     runs = [run for run in runs if run.complete or run.place not in failures] or runs
-    rows = distinct_labels({method: str(labels.get(method, method)) for method in order})
+    rows = distinct_labels({method: labels.get(method, method) for method in order})
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
     runs = with_deployed_of(_labelled(runs, {method: label for method, label in rows.items() if method in labels}))
     refused = _refused(folder, index, failures)

@@ -1,7 +1,9 @@
 """Telling runs apart by their resolved recipes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from confed.comparison.records import distinct_labels
@@ -17,7 +19,10 @@ _FAIR = (
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted keys: ``{"local": {"lr": 0.1}}`` becomes ``{"local.lr": 0.1}``."""
-    return dict(_items(section, prefix))
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values
 
 
 def differing_keys(run: RunResults, reference: RunResults) -> dict[str, str]:
@@ -36,7 +41,7 @@ def differing_keys(run: RunResults, reference: RunResults) -> dict[str, str]:
         keys = [key for key in keys if key.rpartition(".")[2] != "seed"]
     # A key that an older run did not have yet, and that is empty in a newer one, is the same setting.
     differ = [key for key in keys if _stated(mine, key) != _stated(other, key)]
-    return {key: f"{_value(mine, key)}, not {_value(other, key)}" for key in differ}
+    return {key: f"{mine.get(key, 'unset')}, not {other.get(key, 'unset')}" for key in differ}
 
 
 def named_apart(runs: Sequence[RunResults]) -> list[RunResults]:
@@ -47,20 +52,18 @@ def named_apart(runs: Sequence[RunResults]) -> list[RunResults]:
     """
     named = list(runs)
     for method in dict.fromkeys(run.method for run in runs):
-        settings_of_runs = [
-            flat(run.recipe.get("algorithm", {})) for run in runs if run.method == method and run.recipe
-        ]
-        keys: list[str] = []
-        for k in dict.fromkeys(k for x in settings_of_runs for k in x):
-            if len({repr(x.get(k)) for x in settings_of_runs}) > 1:
-                keys.append(k)
-        for i, run in enumerate(named):
-            if run.method == method and keys and run.recipe:
-                values = flat(run.recipe.get("algorithm", {}))
-                named[i] = _suffixed(run, ", ".join(f"{key}={values.get(key)}" for key in keys))
-    taken: dict[tuple[str, int], int] = {}
-    for run in named:
-        taken[run.method, run.seed] = taken.get((run.method, run.seed), 0) + 1
+        settings = {
+            i: flat(run.recipe.get("algorithm", {}))
+            for i, run in enumerate(runs)
+            if run.method == method and run.recipe
+        }
+        differing: list[str] = []
+        for key in dict.fromkeys(chain.from_iterable(settings.values())):
+            if len({repr(values.get(key)) for values in settings.values()}) > 1:
+                differing.append(key)
+        for i, values in settings.items() if differing else ():
+            named[i] = _suffixed(runs[i], ", ".join(f"{key}={values.get(key)}" for key in differing))
+    taken = Counter((run.method, run.seed) for run in named)
     clashing = {method for (method, _), times in taken.items() if times > 1}
     return [_suffixed(run, _place(run)) if run.method in clashing else run for run in named]
 
@@ -91,15 +94,3 @@ def _place(run: RunResults) -> str:
 def _stated(settings: Mapping[str, Any], key: str) -> Any:
     value = settings.get(key)
     return None if value == "" else value
-
-
-def _value(settings: Mapping[str, Any], key: str) -> str:
-    return str(settings[key]) if key in settings else "unset"
-
-
-def _items(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _items(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

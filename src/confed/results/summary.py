@@ -5,14 +5,18 @@ are not finite are missing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, get_args
+from itertools import product
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from confed.federation.traits import GlobalModel, Traits
 from confed.results.views import View
 from confed.system import format as formats
+
+if TYPE_CHECKING:
+    from confed.federation.algorithm import Algorithm
 
 VALIDATION = "validation"
 """An unseen place of this name is looked at while training; it counts in no test result over several places."""
@@ -27,11 +31,11 @@ WORST = "personal_worst"
 """Key of the lowest value among personal models."""
 
 LABELS: Mapping[str, tuple[str, str]] = {
-    f"{view} {metric}".strip(): (view, metric) for view in ("", "unseen", "personal") for metric in ("C-AP", "O-F1")
+    f"{view} {metric}".strip(): (view, metric) for view, metric in product(("", "unseen", "personal"), ("C-AP", "O-F1"))
 }
 """Means of multi-label runs -> view and metric; the empty view is the one that heads a run's results."""
 
-LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
+LABEL_METRICS = ("C-AP", "C-P", "C-R", "C-F1", "O-AP", "O-P", "O-R", "O-F1")
 
 _OLDER_TRAITS: Mapping[str, str] = {
     "has_personal": "has_personal",
@@ -50,11 +54,13 @@ def number(value: object) -> float | None:
 
 def numbers(value: object) -> dict[str, float]:
     """The finite numbers of a mapping; anything else is an empty one."""
-    finite: dict[str, float] = {}
-    for key, item in mapping(value).items():
-        if (read := number(item)) is not None:
-            finite[str(key)] = read
-    return finite
+    read = {str(key): number(item) for key, item in mapping(value).items()}
+    return {key: item for key, item in read.items() if item is not None}
+
+
+def table(value: object) -> dict[str, dict[str, float]]:
+    """A mapping of mappings of numbers."""
+    return {str(key): numbers(row) for key, row in mapping(value).items()}
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -62,15 +68,42 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def text(value: object) -> str:
+    """A value as a text; empty where there is none."""
+    return str(value or "")
+
+
 def texts(value: object) -> tuple[str, ...]:
     """The entries of a list as texts; anything else is empty."""
     return tuple(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def words(value: object) -> dict[str, str]:
+    """A mapping of texts."""
+    return {str(key): str(item) for key, item in mapping(value).items()}
+
+
+def whole(value: Any) -> int:
+    """A whole number; 0 where there is none."""
+    return int(value or 0)
 
 
 def average(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are there, None if none is."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
+
+
+Read = TypeVar("Read")
+
+
+def _entry(key: str, read: Callable[[Any], Read]) -> Read:
+    """A property: what a function reads of the entry under a key, None where it is missing."""
+
+    def value(summary: "Summary") -> Read:
+        return read(summary.content.get(key))
+
+    return cast("Read", property(value))
 
 
 @dataclass(frozen=True)
@@ -87,84 +120,50 @@ class Summary:
 
     # What was run ---------------------------------------------------------------------------------------------
 
-    @property
-    def algorithm(self) -> str:
-        """The method's registered name."""
-        return str(self.content.get("algorithm", ""))
+    algorithm = _entry("algorithm", text)
+    """The method's registered name."""
 
     @property
     def label(self) -> str:
         """The method's name as people write it."""
         return str(self.content.get("label", self.algorithm))
 
-    @property
-    def recipe(self) -> str:
-        """Name of the recipe."""
-        return str(self.content.get("recipe", ""))
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return int(self.content.get("seed", 0))
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that were done."""
-        return int(self.content.get("rounds", 0))
-
-    @property
-    def planned_rounds(self) -> int:
-        """Rounds of the recipe of an interrupted run; 0 of a finished one."""
-        return int(self.content.get("planned_rounds") or 0)
+    recipe = _entry("recipe", text)
+    """Name of the recipe."""
+    seed = _entry("seed", whole)
+    """The run's seed."""
+    rounds = _entry("rounds", whole)
+    """Rounds that were done."""
+    planned_rounds = _entry("planned_rounds", whole)
+    """Rounds of the recipe of an interrupted run; 0 of a finished one."""
 
     @property
     def metric(self) -> str:
         """Name of the headline metric; :data:`SEVERAL` where places have several."""
         return str(self.content.get("metric", "accuracy"))
 
-    @property
-    def metrics_of_places(self) -> Mapping[str, str]:
-        """Place -> its headline metric, where places have several."""
-        return {place: str(name) for place, name in mapping(self.content.get("metric_of")).items()}
-
-    @property
-    def trainable(self) -> str:
-        """Which part of the model is trained; empty where unknown."""
-        return str(self.content.get("trainable") or "")
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """Clients in the federation's order; of very many the first ones."""
-        return texts(self.content.get("clients"))
-
-    @property
-    def more_clients(self) -> int:
-        """Clients besides :attr:`clients`."""
-        return int(number(self.content.get("more_clients")) or 0)
-
-    @property
-    def scenes(self) -> tuple[str, ...]:
-        """Unseen places: they took no part in training."""
-        return texts(self.content.get("scenes"))
-
-    @property
-    def left(self) -> tuple[str, ...]:
-        """Clients that left before the end; they are in no mean."""
-        return texts(self.content.get("left"))
-
-    @property
-    def sites(self) -> Mapping[str, Any]:
-        """Client -> its site, of a federation across machines."""
-        return mapping(self.content.get("federation"))
+    metrics_of_places = _entry("metric_of", words)
+    """Place -> its headline metric, where places have several."""
+    trainable = _entry("trainable", text)
+    """Which part of the model is trained; empty where unknown."""
+    clients = _entry("clients", texts)
+    """Clients in the federation's order; of very many the first ones."""
+    more_clients = _entry("more_clients", whole)
+    """Clients besides :attr:`clients`."""
+    scenes = _entry("scenes", texts)
+    """Unseen places: they took no part in training."""
+    left = _entry("left", texts)
+    """Clients that left before the end; they are in no mean."""
+    sites = _entry("federation", mapping)
+    """Client -> its site, of a federation across machines."""
 
     @cached_property
     def traits(self) -> Traits:
         """What the run states of its method; of older runs, what the registered method says."""
-        stated = self.content.get("traits")
-        traits = Traits() if isinstance(stated, Mapping) else _registered_traits(self.algorithm)
-        values = {
-            trait: self.content[key] for key, trait in _OLDER_TRAITS.items() if isinstance(self.content.get(key), bool)
-        }
+        stated, method = self.content.get("traits"), _registered(self.algorithm)
+        traits = Traits() if isinstance(stated, Mapping) or method is None else method.traits
+        older = {trait: self.content.get(key) for key, trait in _OLDER_TRAITS.items()}
+        values: dict[str, Any] = {trait: value for trait, value in older.items() if isinstance(value, bool)}
         for name, default in traits.stated().items():
             value = mapping(stated).get(name)
             if type(value) is type(default):
@@ -240,13 +239,11 @@ class Summary:
         """Place -> every metric of the task."""
         return self._by_place("test_metrics", view)
 
-    @property
-    def measures(self) -> Mapping[str, Mapping[str, Any]]:
-        """Name of a further measure (``run.measures``) -> its declaration: "title", "better", "mean" ..."""
-        return mapping(self.content.get("measures"))
+    measures = _entry("measures", mapping)
+    """Name of a further measure (``run.measures``) -> its declaration: "title", "better", "mean" ..."""
 
     def measured(self, name: str, view: View) -> dict[str, float]:
-        """Place -> value of a further measure, of places that means are over."""
+        """Place -> value of a metric or further measure, of places that means are over."""
         places = self.metrics(view)
         return {place: of[name] for place, of in places.items() if name in of and place not in self.left}
 
@@ -254,15 +251,12 @@ class Summary:
         """Place -> type of question -> headline value."""
         return self._by_place("types", view)
 
-    @property
-    def type_names(self) -> dict[str, str]:
-        """Type of question -> how people write it."""
-        return {kind: str(text) for kind, text in mapping(self.content.get("type_names")).items()}
+    type_names = _entry("type_names", words)
+    """Type of question -> how people write it."""
 
     def calibration(self, view: View) -> dict[str, float]:
         """Place -> expected calibration error, of places that means are over."""
-        errors = numbers(mapping(self.content.get("ece")).get(self.view(view)))
-        return {place: error for place, error in errors.items() if place not in self.left}
+        return self._counted("ece", view)
 
     @property
     def captioned(self) -> bool:
@@ -270,18 +264,13 @@ class Summary:
         return "bleu4" in self.content
 
     def bleu4(self, view: View) -> dict[str, float]:
-        """Place -> BLEU-4 of its captions."""
-        return numbers(mapping(self.content.get("bleu4")).get(self.view(view)))
+        """Place -> BLEU-4 of its captions, of places that means are over."""
+        return self._counted("bleu4", view)
 
-    @property
-    def matrix(self) -> dict[str, dict[str, float]]:
-        """Owner of a personal model -> place -> value."""
-        return {owner: numbers(places) for owner, places in mapping(self.content.get("matrix")).items()}
-
-    @property
-    def has_modality_matrix(self) -> bool:
-        """Whether models were tried with sets of modalities."""
-        return bool(self.content.get("modality_matrix"))
+    matrix = _entry("matrix", table)
+    """Owner of a personal model -> place -> value."""
+    has_modality_matrix = _entry("modality_matrix", bool)
+    """Whether models were tried with sets of modalities."""
 
     def modality_matrix(self, view: View) -> dict[str, dict[str, float]]:
         """Place -> set of modalities -> value."""
@@ -298,10 +287,8 @@ class Summary:
 
     # Labels ---------------------------------------------------------------------------------------------------
 
-    @property
-    def labelled(self) -> Mapping[str, Any]:
-        """Results of multi-label data (:mod:`confed.runs.pooled_metrics`); empty for other data."""
-        return mapping(self.content.get("multilabel"))
+    labelled = _entry("multilabel", mapping)
+    """Results of multi-label data (:mod:`confed.runs.pooled_metrics`); empty for other data."""
 
     @property
     def is_labelled(self) -> bool:
@@ -324,29 +311,19 @@ class Summary:
 
     # Data, costs and circumstances -----------------------------------------------------------------------------
 
-    @property
-    def examples(self) -> dict[str, dict[str, float]]:
-        """Client -> role ("train", "validation", "test") -> number of examples."""
-        return {client: numbers(roles) for client, roles in mapping(self.content.get("examples")).items()}
-
-    @property
-    def left_out(self) -> Mapping[str, Mapping[str, int]]:
-        """Client or unseen place -> role -> examples whose pictures cannot be read."""
-        return mapping(self.content.get("left_out"))
+    examples = _entry("examples", table)
+    """Client -> role ("train", "validation", "test") -> number of examples."""
+    left_out = _entry("left_out", mapping)
+    """Client or unseen place -> role -> examples whose pictures cannot be read."""
 
     def cost(self, key: str) -> float | None:
         """A number that is stated once: "bytes_total", "seconds", "seconds_per_round", "cpu_seconds" ..."""
         return number(self.content.get(key))
 
-    @property
-    def parameters(self) -> dict[str, float]:
-        """Values of one client's model: "total", "trained", "sent" and "stored"."""
-        return numbers(self.content.get("parameters"))
-
-    @property
-    def parameters_of(self) -> dict[str, dict[str, float]]:
-        """Client -> the same, where clients differ."""
-        return {client: numbers(counts) for client, counts in mapping(self.content.get("parameters_of")).items()}
+    parameters = _entry("parameters", numbers)
+    """Values of one client's model: "total", "trained", "sent" and "stored"."""
+    parameters_of = _entry("parameters_of", table)
+    """Client -> the same, where clients differ."""
 
     @property
     def is_site(self) -> bool:
@@ -358,50 +335,28 @@ class Summary:
         rounds = self.content.get(direction)
         return [numbers(line) for line in rounds.values()] if isinstance(rounds, Mapping) else None
 
-    @property
-    def actions(self) -> dict[str, dict[str, float]]:
-        """Action of a split method -> "calls", "up" and "down"."""
-        return {action: numbers(counts) for action, counts in mapping(self.content.get("traffic")).items()}
-
-    @property
-    def features(self) -> Mapping[str, Any]:
-        """What keeping features of frozen layers saved."""
-        return mapping(self.content.get("features"))
+    actions = _entry("traffic", table)
+    """Action of a split method -> "calls", "up" and "down"."""
+    features = _entry("features", mapping)
+    """What keeping features of frozen layers saved."""
 
     @property
     def errors(self) -> Sequence[Mapping[str, Any]]:
         """Calls that failed: "round", "client" and "error"."""
         return self.content.get("errors", ())
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the numbers must know."""
-        return texts(self.content.get("notes"))
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Sizes and floors of the data."""
-        return mapping(self.content.get("facts"))
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Package -> version."""
-        return mapping(self.content.get("versions"))
-
-    @property
-    def packages(self) -> Mapping[str, str]:
-        """Every installed package -> version."""
-        return mapping(self.content.get("packages"))
-
-    @property
-    def machine(self) -> Mapping[str, Any]:
-        """Processor and system."""
-        return mapping(self.content.get("machine"))
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """What -> SHA-256 of it."""
-        return mapping(self.content.get("digests"))
+    notes = _entry("notes", texts)
+    """What a reader of the numbers must know."""
+    facts = _entry("facts", mapping)
+    """Sizes and floors of the data."""
+    versions = _entry("versions", mapping)
+    """Package -> version."""
+    packages = _entry("packages", mapping)
+    """Every installed package -> version."""
+    machine = _entry("machine", mapping)
+    """Processor and system."""
+    digests = _entry("digests", mapping)
+    """What -> SHA-256 of it."""
 
     def privacy(self, key: str) -> Mapping[str, Any]:
         """A guarantee, :data:`PRIVACY` or :data:`EXAMPLE_PRIVACY`; empty where none is given."""
@@ -428,9 +383,12 @@ class Summary:
             return words.replace("over clients", f"over {self.membership}")
         return f"{words}, {self.membership}"
 
+    def _counted(self, key: str, view: View) -> dict[str, float]:
+        values = numbers(mapping(self.content.get(key)).get(self.view(view)))
+        return {place: value for place, value in values.items() if place not in self.left}
+
     def _by_place(self, key: str, view: View) -> dict[str, dict[str, float]]:
-        places = mapping(mapping(self.content.get(key)).get(self.view(view)))
-        return {str(place): numbers(values) for place, values in places.items()}
+        return table(mapping(self.content.get(key)).get(self.view(view)))
 
 
 # Which model a method deploys at a client ---------------------------------------------------------------------
@@ -501,28 +459,23 @@ def global_note(firsts: Mapping[str, Summary]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _needs_own_parts(name: str) -> bool:
-    """Whether the registered method needs parts of clients' own on a model with a head, as all early ones had."""
-    from confed.registry import algorithms
-
-    try:
-        method = algorithms[name]
-    except ValueError:
-        return False
-    try:
-        return method().global_model == "with own parts"
-    except ValueError:  # it keeps the model's head private, and was not told which one that is
-        return True
-
-
-@lru_cache(maxsize=256)
-def _registered_traits(name: str) -> Traits:
-    """Those of the method of that name; the defaults where none is registered here."""
+def _registered(name: str) -> "type[Algorithm] | None":
+    """The method of that name; None where none is registered here."""
     from confed.federation.algorithm import Algorithm
     from confed.registry import algorithms
 
     try:
         method = algorithms[name]
     except ValueError:
-        return Traits()
-    return method.traits if isinstance(method, type) and issubclass(method, Algorithm) else Traits()
+        return None
+    return method if isinstance(method, type) and issubclass(method, Algorithm) else None
+
+
+@lru_cache(maxsize=256)
+def _needs_own_parts(name: str) -> bool:
+    """Whether the registered method needs parts of clients' own on a model with a head, as all early ones had."""
+    method = _registered(name)
+    try:
+        return method is not None and method().global_model == "with own parts"
+    except ValueError:  # it keeps the model's head private, and was not told which one that is
+        return True

@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,12 @@ MODELS = "models"
 
 @dataclass(frozen=True)
 class Point:
-    """One value of the swept setting, or one model.
+    """One value of the swept setting, or one model."""
 
-    Attributes:
-        settings: key -> value as TOML; first the swept one, then those that go with it, then the line's.
-        folder: of its study, within the sweep's folder.
-        label: how tables write a model.
-    """
-
+    # Key -> value as TOML; first the swept one, then those that go with it, then the line's.
     settings: Mapping[str, str]
-    folder: str
-    label: str = ""
+    folder: str  # of its study, within the sweep's folder
+    label: str = ""  # how tables write a model
 
     @property
     def overrides(self) -> list[str]:
@@ -44,22 +39,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep consists of; the content of its index.
+    """What a sweep consists of; the content of its index."""
 
-    Attributes:
-        recipe: name of the recipe.
-        over: the swept setting, or :data:`MODELS`.
-        points: one per value or model, in the order given.
-        references: the methods that the others are compared with; empty for the usual ones.
-        margin: differences smaller than this are taken not to matter, a fraction.
-        by: the setting that tells lines of one figure apart, or :data:`MODELS`; "" where there is one line per method.
-    """
-
-    recipe: str
-    over: str
-    points: tuple[Point, ...]
-    references: tuple[str, ...] = ()
-    margin: float = 0.01
+    recipe: str  # name of the recipe
+    over: str  # the swept setting, or MODELS
+    points: tuple[Point, ...]  # one per value or model, in the order given
+    references: tuple[str, ...] = ()  # the methods that the others are compared with; empty for the usual ones
+    margin: float = 0.01  # differences smaller than this are taken not to matter, a fraction
+    # The setting that tells lines of one figure apart, or MODELS; "" where there is one line per method.
     by: str = ""
 
     @property
@@ -80,16 +67,14 @@ def read_sweep(root: Path) -> Sweep:
     file = next((root / name for name in SWEEPS if (root / name).is_file()), root / SWEEPS[0])
     try:
         content = json.loads(read_bounded(file).decode())
-        points = _points(content)
         sweep = Sweep(
             str(content["recipe"]),
             str(content.get("over", MODELS)),
-            tuple(Point({str(k): str(v) for k, v in p["settings"].items()}, str(p["folder"]), str(p.get("label", "")))
-                  for p in points),
+            tuple(_points(content)),
             tuple(map(str, content["references"])),
             float(content["margin"]),
             str(content.get("by", "")),
-        )  # fmt: skip
+        )
     except FAULTS as error:
         raise ValueError(f"{file} is no index of a sweep: {type(error).__name__}: {error}") from error
     for point in sweep.points:
@@ -98,11 +83,13 @@ def read_sweep(root: Path) -> Sweep:
     return sweep
 
 
-def _points(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Entries of the points of an index; one of several models of version 0.1 has a mapping of rows to labels."""
-    if "models" not in content:
-        return content["points"]
-    return [{"settings": {MODELS: row}, "folder": row, "label": label} for row, label in content["models"].items()]
+def _points(content: Mapping[str, Any]) -> Iterator[Point]:
+    """Points of an index; one of several models of version 0.1 has a mapping of rows to labels."""
+    for row, label in content.get("models", {}).items():
+        yield Point({MODELS: str(row)}, str(row), str(label))
+    for point in () if "models" in content else content["points"]:
+        settings = {str(key): str(value) for key, value in point["settings"].items()}
+        yield Point(settings, str(point["folder"]), str(point.get("label", "")))
 
 
 def number_of(text: str) -> float | None:

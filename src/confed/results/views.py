@@ -1,30 +1,31 @@
 """Views: which model is tested, and on whose examples."""
 
 from enum import StrEnum
+from typing import Self
 
 
 class View(StrEnum):
-    """A model and the examples it is tested on; the value is its key in ``summary.json``."""
+    """A model and the examples it is tested on; the value is its key in ``summary.json``.
 
-    DEPLOYED = "deployed"
-    PERSONAL = "personal"
-    SEEN = "global_seen"
-    UNSEEN = "global_unseen"
+    Attributes:
+        heading: its name in tables and pages.
+        words: its name where no heading explains it.
+        evaluated: its name in histories and predictions; empty for what is deployed, which is one of the others.
+    """
 
-    @property
-    def heading(self) -> str:
-        """Its name in tables and pages."""
-        return _HEADINGS[self]
+    heading: str
+    words: str
+    evaluated: str
 
-    @property
-    def words(self) -> str:
-        """Its name where no heading explains it."""
-        return {View.DEPLOYED: "deployed at each client", View.PERSONAL: "personal on own data"}.get(self, self.heading)
+    DEPLOYED = "deployed", "deployed", "deployed at each client", ""
+    PERSONAL = "personal", "personal", "personal on own data", "personal"
+    SEEN = "global_seen", "global on seen", "global on seen", "global"
+    UNSEEN = "global_unseen", "global on unseen", "global on unseen", "unseen"
 
-    @property
-    def evaluated(self) -> str:
-        """Its name in histories and predictions."""
-        return _EVALUATED[self]
+    def __new__(cls, key: str, heading: str = "", words: str = "", evaluated: str = "") -> Self:
+        view = str.__new__(cls, key)
+        view._value_, view.heading, view.words, view.evaluated = key, heading, words, evaluated
+        return view
 
     @property
     def mean(self) -> str:
@@ -32,19 +33,11 @@ class View(StrEnum):
         return f"{self}_mean"
 
 
-_HEADINGS = {
-    View.DEPLOYED: "deployed",
-    View.PERSONAL: "personal",
-    View.SEEN: "global on seen",
-    View.UNSEEN: "global on unseen",
-}
-_EVALUATED = {View.PERSONAL: "personal", View.SEEN: "global", View.UNSEEN: "unseen"}
-
 TESTED = (View.PERSONAL, View.SEEN, View.UNSEEN)
 """The views that a run itself tests; what is deployed is one of the first two."""
 
-EVALUATED = tuple(_EVALUATED.values())
-"""Their names in histories and predictions."""
-
 OF_EVALUATED = {view.evaluated: view for view in TESTED}
 """Name in histories and predictions -> view."""
+
+EVALUATED = tuple(OF_EVALUATED)
+"""Their names in histories and predictions."""

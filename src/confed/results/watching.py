@@ -22,31 +22,20 @@ ERROR = "error.txt"
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        name: of the run within its study or sweep.
-        round: the last finished one.
-        rounds: of the recipe; 0 where the run has none yet.
-        loss: mean training loss of the clients in that round.
-        metric: name of the task's metric; empty before the first evaluation.
-        value: mean of the metric over clients, a fraction: of a finished run the headline on test data, before on
-            validation data, of personal models where there are any.
-        seconds: of the last round, with its evaluation.
-        left: seconds until the last round, at the mean speed so far.
-        text: first line of an error; empty where there is none.
-    """
-
-    name: str
+    name: str  # of the run within its study or sweep
     state: State
-    round: int = 0
-    rounds: int = 0
-    loss: float | None = None
-    metric: str = ""
+    round: int = 0  # the last finished one
+    rounds: int = 0  # of the recipe; 0 where the run has none yet
+    loss: float | None = None  # mean training loss of the clients in that round
+    metric: str = ""  # name of the task's metric; empty before the first evaluation
+    # Mean of the metric over clients, a fraction: of a finished run the headline on test data, before on validation
+    # data, of personal models where there are any.
     value: float | None = None
-    seconds: float | None = None
-    left: float | None = None
-    text: str = ""
+    seconds: float | None = None  # of the last round, with its evaluation
+    left: float | None = None  # seconds until the last round, at the mean speed so far
+    text: str = ""  # first line of an error; empty where there is none
 
 
 def states_of(folder: Path) -> list[RunState]:
@@ -104,12 +93,15 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
 
 
 def _value(run: RunResults) -> tuple[str, float | None]:
-    """Metric and its mean over clients."""
+    """Metric and its mean over clients; of a part of them it says of how many."""
     if run.complete:
         view = View.PERSONAL if run.summary.values(View.PERSONAL) else View.SEEN
-        return run.metric, run.summary.headline(view.mean)
+        return run.summary.over_clients(run.metric), run.summary.headline(view.mean)
+    silent = len(run.evaluations[-1].get("unanswered") or ()) if run.evaluations else 0
     for view in ("personal", "global"):
         curve_values = evaluations(run, view)
         if curve_values:
-            return run.metric, average(list(curve_values[max(curve_values)].values()))
+            values = curve_values[max(curve_values)]
+            over = f", {len(values)} of {len(values) + silent} clients" if silent else ""
+            return f"{run.metric}{over}", average(list(values.values()))
     return "", None

@@ -182,10 +182,8 @@ def _configured(recipe: Recipe, build: "_Models", task: Any, tasks: Mapping[str,
         on_cpu = _device(recipe.run.device) == "cpu"
         check_own(recipe, build.first, run_data.clients[client], tasks.get(client, task), on_cpu)
     known_share = task_spec(task).known or 0.0
-    looks = model_spec(models[name]).converses
-    if (
-        not known_share and not looks and type(algorithm).configure is Algorithm.configure
-    ):  # a model may take long to read
+    configures = type(algorithm).configure is not Algorithm.configure
+    if not (known_share or configures or model_spec(models[name]).converses):  # a model may take long to read
         return algorithm
     built = build.first
     if isinstance(built, ChecksPictures) and "picture_size" in run_data.shapes:
@@ -287,13 +285,13 @@ def _check_several_gpus(run: RunSection) -> None:
         )
 
 
-def _everyone(run_data: RunData, known: float) -> TableData:
+def _everyone(run_data: RunData, known_share: float) -> TableData:
     """All clients' training examples as one client's."""
     tables = [data.tables[0] for data in run_data.clients.values()]
     labelled = [table for table in tables if isinstance(table, LabelTable)]
     if labelled:
         train = pool_labels(labelled)
-        return LabelData(train, train.take(0), train.take(0), known)
+        return LabelData(train, train.take(0), train.take(0), known_share)
     rows = with_turns(concatenate_tables([_without_labels(table, run_data.questions) for table in tables]))
     mixture = run_data.questions.mixture
     if mixture and isinstance(rows, ModalTable):
@@ -312,9 +310,7 @@ def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...] | d
 
 def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The modalities that any client has."""
-    if isinstance(owned, tuple):
-        return owned
-    return sort_modalities(chain.from_iterable(owned.values()), "a client")
+    return owned if isinstance(owned, tuple) else sort_modalities(chain.from_iterable(owned.values()), "a client")
 
 
 def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
@@ -322,12 +318,12 @@ def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
     dataset = run_data.dataset
     if not dataset.tasks and (run_data.answer_tokens is None or not dataset.answer_sets):
         return {}
-    return {
-        name: registered_tasks[dataset.tasks[name]]()
-        if name in dataset.tasks
-        else _task(recipe, run_data, None if run_data.answer_tokens is None else dataset.answer_set(name))
-        for name in (*run_data.clients, *run_data.unseen)
-    }
+    tasks: dict[str, Any] = {}
+    for name in (*run_data.clients, *run_data.unseen):
+        answers = None if run_data.answer_tokens is None else dataset.answer_set(name)
+        own_task = dataset.tasks.get(name)
+        tasks[name] = registered_tasks[own_task]() if own_task else _task(recipe, run_data, answers)
+    return tasks
 
 
 def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -> Any:
@@ -351,9 +347,8 @@ def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -
 def _reading(task: ComparesCaptions, run_data: RunData) -> Any:
     """A task that compares what a model writes with what people wrote of all validation and test examples."""
     dataset = run_data.questions
-    asked = list(chain.from_iterable((split.validation, split.test) for split in dataset.clients.values()))
-    parts = [*asked, *dataset.unseen.values()]
-    captions = list(chain.from_iterable(right_answers(examples) for examples in parts))
+    asked_about = chain.from_iterable((split.validation, split.test) for split in dataset.clients.values())
+    captions = list(chain.from_iterable(map(right_answers, chain(asked_about, dataset.unseen.values()))))
     # Where all examples are at other sites, texts are compared with captions there.
     return task.reading(run_data.tokenizer, [("nothing",) * 10] if dataset.elsewhere is not None else captions)
 
@@ -375,23 +370,16 @@ def _without(run_data: RunData, names: Sequence[str]) -> RunData:
             raise ValueError(f"run.without names no client {name!r}; there are {listed(list(run_data.clients))}")
     if set(names) == set(run_data.clients):
         raise ValueError(f"run.without must leave at least one client, got all of them: {listed(names)}")
-    if isinstance(run_data.clients, LazyTables):
-        return _fewer_labelled(run_data, names)
+    if isinstance(run_data.clients, LazyTables) and isinstance(run_data.dataset, LabelDataset):
+        selected = Selected(run_data.dataset.clients, names)  # no client's data are made for it
+        return replace(
+            run_data, dataset=replace(run_data.dataset, clients=selected), clients=run_data.clients.without(names)
+        )
+
+    def others(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in names}
+
     data = run_data.questions
-    dataset = replace(
-        data,
-        clients={name: split for name, split in data.clients.items() if name not in names},
-        facts={name: fact for name, fact in data.facts.items() if name not in names},
-        tasks={name: task for name, task in data.tasks.items() if name not in names},
-        modalities={name: owned for name, owned in data.modalities.items() if name not in names},
-    )
-    clients = {name: rows for name, rows in run_data.clients.items() if name not in names}
-    return replace(run_data, dataset=dataset, clients=clients)
-
-
-def _fewer_labelled(run_data: RunData, names: Sequence[str]) -> RunData:
-    """Multi-label data without the named clients; no client's data are made for it."""
-    if not isinstance(run_data.clients, LazyTables) or not isinstance(run_data.dataset, LabelDataset):
-        raise ValueError(f"expected multi-label data, got {type(run_data.dataset).__name__}")
-    dataset = replace(run_data.dataset, clients=Selected(run_data.dataset.clients, names))
-    return replace(run_data, dataset=dataset, clients=run_data.clients.without(names))
+    clients, facts, tasks, modalities = map(others, (data.clients, data.facts, data.tasks, data.modalities))
+    dataset = replace(data, clients=clients, facts=facts, tasks=tasks, modalities=modalities)
+    return replace(run_data, dataset=dataset, clients=others(run_data.clients))

@@ -28,7 +28,6 @@ from confed.federation.model_contract import check_model_kept, on_trial, reading
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
-from confed.federation.reports import Measured
 from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
 from confed.federation.task_contract import task_faults
@@ -50,22 +49,19 @@ LOOKED_AT = 1000
 def warn_of_ignored(data: Mapping[str, Any], run: RunSection, run_data: "RunData") -> None:
     """Warnings of an ineffective number of clients, of a cohort beyond it, and of missing test data."""
     client_count = len(run_data.clients)
-    asked, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
+    number, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
     default = Parameter.empty if usual is None else usual.default
     made = client_count + len(run.without)
     # A card puts a site's data in the terms of all; whose examples these are is another matter.
-    if isinstance(asked, int) and asked not in (made, default) and run_data.dataset.elsewhere is None:
-        _say(f"data.clients = {asked} has no effect: who the {made} clients are follows from other keys of [data]")
+    if isinstance(number, int) and number not in (made, default) and run_data.dataset.elsewhere is None:
+        _say(f"data.clients = {number} has no effect: who the {made} clients are follows from other keys of [data]")
     if run.cohort >= 1 and run.cohort > client_count:
-        _say(f"run.cohort = {run.cohort:g} is more than the {_counted(client_count)}: all take part in every round")
+        clients = "one client there is" if client_count == 1 else f"{client_count} clients there are"
+        _say(f"run.cohort = {run.cohort:g} is more than the {clients}: all take part in every round")
     # Unseen places first: clients' examples may be made only when they are asked for.
     places = chain(run_data.unseen.values(), islice(run_data.clients.values(), LOOKED_AT))
     if run_data.dataset.elsewhere is None and not any(len(data.tables[2]) for data in places):
         _say("there are no test examples, of clients or unseen places: nothing is measured at the end of the run")
-
-
-def _counted(clients: int) -> str:
-    return "one client there is" if clients == 1 else f"{clients} clients there are"
 
 
 def _say(text: str) -> None:
@@ -76,10 +72,9 @@ def warn_of_long_texts(run_data: "RunData") -> None:
     """Warning that counts truncated texts."""
     cut, texts = run_data.texts_cut
     if cut and isinstance(run_data.tokenizer, CountsShortened):
-        warnings.warn(
+        _say(
             f"{cut} of {texts} different texts of {run_data.dataset.name!r} are longer than model.max_length = "
-            f"{run_data.tokenizer.max_length} tokens and lose their end",
-            stacklevel=3,
+            f"{run_data.tokenizer.max_length} tokens and lose their end"
         )
 
 
@@ -138,20 +133,16 @@ def check_method(algorithm: Algorithm, run: RunSection, clients: Collection[str]
 
 def check_local(algorithm: Algorithm, local: Local) -> None:
     """Check that a method can train as the recipe's section ``[local]`` says."""
-    if local.accumulate > 1 and (algorithm.traits.splits or algorithm.traits.in_sessions):
-        raise ValueError(
-            f"local.accumulate must be 1 for {algorithm.title}, got {local.accumulate}: client and server step after "
-            "every batch"
-        )
-    if local.iterations and (algorithm.traits.splits or algorithm.traits.in_epochs):
-        raise ValueError(
-            f"local.iterations must be 0 for {algorithm.title}, got {local.iterations}: its rounds are made of epochs"
-        )
-    if local.horizon and algorithm.traits.splits:
-        raise ValueError(
-            f"local.horizon must be 0 for {algorithm.title}, got {local.horizon}: client and server step by one "
-            "schedule over the whole run"
-        )
+    traits = algorithm.traits
+    refused = (
+        ("accumulate", 1, traits.splits or traits.in_sessions, "client and server step after every batch"),
+        ("iterations", 0, traits.splits or traits.in_epochs, "its rounds are made of epochs"),
+        ("horizon", 0, traits.splits, "client and server step by one schedule over the whole run"),
+    )
+    for name, only, applies, why in refused:
+        value = getattr(local, name)
+        if applies and value > only:
+            raise ValueError(f"local.{name} must be {only} for {algorithm.title}, got {value}: {why}")
     if local.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
         raise ValueError(
             "local.optimizer = 'adamw8bit' needs the library bitsandbytes: install confed with the extra 'quantised'"
@@ -207,13 +198,13 @@ def public_data(
     table = data.tables[0] if isinstance(data, TableData) else None
     sets = table.sets() if isinstance(table, ModalTable) else []
     for client, client_modalities in ({} if isinstance(owned, tuple) else owned).items():
-        strange = next((alternatives for alternatives in sets if not set(alternatives) & set(client_modalities)), None)
+        strange = next((names for names in sets if not set(names) & set(client_modalities)), None)
         if strange is not None:
             raise ValueError(
                 f"algorithm.public must name a place whose every example each client can see: {place!r} has some with "
                 f"{'+'.join(strange)} only, and client {client!r} has {'+'.join(client_modalities)}"
             )
-    return data, {other: kept for other, kept in unseen.items() if other != place}
+    return data, {other: examples for other, examples in unseen.items() if other != place}
 
 
 # Models and tasks of one's own -----------------------------------------------------------------------------------
@@ -243,9 +234,9 @@ def check_own(recipe: Recipe, model: nn.Module, data: ClientData, task: Any, on_
 
 
 def check_measures(named: Mapping[str, Any]) -> None:
-    """Check that tasks declare what they score (:class:`confed.federation.reports.Measured`)."""
+    """Check that tasks declare what they score (:attr:`confed.federation.protocols.Task.measures`)."""
     for name, task in named.items():
-        if not isinstance(task, Measured):
+        if getattr(task, "measures", None) is None:
             raise ValueError(
                 f"the task {name!r} does not declare what it scores: give it measures, a mapping of each name in its "
                 'tally to its lowest and highest value, such as {"loss": (0.0, 1e12), "accuracy": (0.0, 1.0)}'
@@ -310,34 +301,29 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
             f"the model {model['name']!r} reads pictures and texts, of which {listed(blind)} have neither: leave these "
             "clients out (run.without), or take a model that reads other modalities"
         )
-    nobodys: list[str] = []
-    for name in reads:
-        if not any(name in client_modalities for client_modalities in owned.values()):
-            nobodys.append(name)
+    present = set(chain.from_iterable(owned.values()))
+    nobodys = [name for name in reads if name not in present]
     if nobodys and gaps:
-        warnings.warn(
-            f"model.modalities names {', '.join(nobodys)}, which no client of {data!r} has: what reads it never learns",
-            stacklevel=3,
+        _say(
+            f"model.modalities names {', '.join(nobodys)}, which no client of {data!r} has: what reads it never learns"
         )
 
 
 def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
     """Check of the lengths of sounds and series against what the model reads."""
-    if (
-        not isinstance(dataset, FederatedDataset)
-        or not model_spec(models[recipe.sections["model"]["name"]]).reads_absent
-    ):
+    model = recipe.sections["model"]
+    if not isinstance(dataset, FederatedDataset) or not model_spec(models[model["name"]]).reads_absent:
         return
     options = {"audio": ("audio_seconds", "sounds"), "series": ("series_steps", "series")}
     longest_of = longest(dataset)
-    if "series" in (recipe.sections["model"].get("modalities") or ()) and "series" not in longest_of:
+    if "series" in (model.get("modalities") or ()) and "series" not in longest_of:
         raise ValueError(
             f"model.modalities names series, of which {dataset.name!r} has none, so nothing tells how many channels "
             "to read"
         )
     for modality, (length, unit) in longest_of.items():
         key, what = options[modality]
-        most = recipe.sections["model"].get(key)
+        most = model.get(key)
         if most is not None and length > round(most * unit):
             raise ValueError(
                 f"model.{key} must be at least {ceil(100 * length / unit) / 100:g}, as long as the longest of the "

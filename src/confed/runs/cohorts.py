@@ -17,19 +17,23 @@ from confed.results.folder import RunFolder
 def pinned(recipe: Recipe) -> Recipe:
     """The same recipe with ``model.revision``, where a model by name on a hub leaves it out."""
     model = recipe.sections["model"]
-    if model.get("revision") != "" or not (commit := commit_of(str(model.get("source", "")))):
+    if model.get("revision") != "":
         return recipe
-    return replace(recipe, sections={**recipe.sections, "model": {**model, "revision": commit}})
+    return _at_revision(recipe, commit_of(str(model.get("source", ""))))
 
 
 def pinned_as(folder: RunFolder, recipe: Recipe) -> Recipe:
     """The same recipe with the commit that its run began with, where it leaves it out."""
-    model = recipe.sections["model"]
     file = folder.begun if folder.begun.is_file() else folder.recipe
-    if model.get("revision") != "" or not file.is_file():
+    if recipe.sections["model"].get("revision") != "" or not file.is_file():
         return recipe
-    revision = load_recipe(file).sections["model"].get("revision", "")
-    return replace(recipe, sections={**recipe.sections, "model": {**model, "revision": revision}})
+    return _at_revision(recipe, load_recipe(file).sections["model"].get("revision", ""))
+
+
+def _at_revision(recipe: Recipe, revision: str | None) -> Recipe:
+    if not revision:
+        return recipe
+    return replace(recipe, sections={**recipe.sections, "model": {**recipe.sections["model"], "revision": revision}})
 
 
 # Clients that train in a round of a run -----------------------------------------------------------------------
@@ -37,7 +41,8 @@ def pinned_as(folder: RunFolder, recipe: Recipe) -> Recipe:
 
 def participation_of(run: RunSection, clients: Collection[str]) -> Participation:
     """Participation of clients: late arrivals and departures."""
-    return Participation(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
+    joins = {name: round for name, round in run.joins.items() if name in clients}
+    return Participation(joins, {name: round for name, round in run.leaves.items() if name in clients})
 
 
 def cohorts_of(run: RunSection, algorithm: Algorithm) -> tuple[Callable[[int], int], Buffered | None]:

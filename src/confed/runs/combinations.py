@@ -22,28 +22,20 @@ _MODEL_FOR = {
 
 @dataclass(frozen=True)
 class Combination:
-    """Facts of a recipe's combination that rules ask for; "task" is empty before the task is known.
-
-    Attributes:
-        targets: what the examples of the data have.
-        own: "tasks" or "answer sets" where clients have such of their own; empty where these are the same for all.
-        reads_answers: whether the model's tokenizer makes tokens of answers, which the model writes then.
-        wraps: whether the task replaces the model's answer head.
-        conversed: whether answers end conversations of several turns, or with any number of pictures.
-        heads_missing: tasks of clients that the model has no head for, with the clients.
-    """
+    """Facts of a recipe's combination that rules ask for; "task" is empty before the task is known."""
 
     model: str
     data: str
     task: str = ""
     model_spec: ModelSpec = field(default_factory=ModelSpec)
     task_spec: TaskSpec = field(default_factory=TaskSpec)
-    targets: Targets = "answers"
-    own: Literal["", "tasks", "answer sets"] = ""
-    reads_answers: bool = False
-    wraps: bool = False
-    conversed: bool = False
-    heads_missing: str = ""
+    targets: Targets = "answers"  # what the examples of the data have
+    # "tasks" or "answer sets" where clients have such of their own; empty where these are the same for all.
+    of_clients: Literal["", "tasks", "answer sets"] = ""
+    reads_answers: bool = False  # whether the model's tokenizer makes tokens of answers, which the model writes then
+    wraps: bool = False  # whether the task replaces the model's answer head
+    conversed: bool = False  # whether answers end conversations of several turns, or with any number of pictures
+    heads_missing: str = ""  # tasks of clients that the model has no head for, with the clients
 
     @property
     def writes(self) -> str:
@@ -130,9 +122,9 @@ RULES = (
         "dataset {c.data!r} has {c.targets}, not labels: {c.instead}, got {c.task!r}",
     ),
     Rule(
-        lambda c: c.wraps and bool(c.own),
+        lambda c: c.wraps and bool(c.of_clients),
         'task.name = "{c.task}" needs the same answers and the same task for all clients, and those of dataset '
-        "{c.data!r} have {c.own} of their own: {c.instead}",
+        "{c.data!r} have {c.of_clients} of their own: {c.instead}",
     ),
     # Model x task.
     Rule(

@@ -46,8 +46,8 @@ from confed.runs.evaluate import Examination
 _ROWS = 4096
 """Examples whose answers are scored at a time."""
 
-Kept = Mapping[str, Mapping[str, Tensor]]
-"""Control -> what was kept of the examples under it."""
+Rows = Mapping[str, Mapping[str, Tensor]]
+"""Control, or place -> tensors with a row per example."""
 
 
 def summarise_controls(
@@ -61,7 +61,7 @@ def summarise_controls(
     # Of multi-label data, as in their tables: a place that is looked at while training is no test.
     aside = {*left, *([VALIDATION] if isinstance(run_data.dataset, LabelDataset) else [])}
     for view, key in OF_EVALUATED.items():
-        places = {p: kept for (v, p), kept in examined.controls.items() if v == view and p not in aside}
+        places = {p: rows for (v, p), rows in examined.controls.items() if v == view and p not in aside}
         if places:
             summary[key] = _of_view(view, places, examined, setup, run_data, floors)
     if examined.without_controls:
@@ -70,23 +70,20 @@ def summarise_controls(
 
 
 def _of_view(
-    view: str, places: Mapping[str, Kept], examined: Examination, setup: Setup, run_data: RunData, floors: "_Floors"
+    view: str, places: Mapping[str, Rows], examined: Examination, setup: Setup, run_data: RunData, floors: "_Floors"
 ) -> dict[str, Any]:
-    place_tensors = {place: examined.results[view, place, place][1] for place in places}
-    right = {place: _scores(tensors) for place, tensors in place_tensors.items()}
-    names = list(dict.fromkeys(chain.from_iterable(places.values())))
+    tested = {place: examined.results[view, place, place][1] for place in places}
+    right = {place: _scores(rows) for place, rows in tested.items()}
     shown: dict[str, dict[str, np.ndarray]] = {}
-    for name in names:
-        shown[name] = {p: _scores(kept[name]) for p, kept in places.items() if name in kept}
+    for name in dict.fromkeys(chain.from_iterable(places.values())):
+        shown[name] = {place: _scores(rows[name]) for place, rows in places.items() if name in rows}
     blind = {name: floors.scores(name, view, places) for name in ("constant", "words")}
     blind = {name: scores for name, scores in blind.items() if scores}
     permuted = {name: scores for name, scores in shown.items() if name.startswith(PERMUTED)}
     decisive = _decisive(run_data, places)
-    if isinstance(run_data.dataset, LabelDataset) and all(
-        "probabilities" in tensors for tensors in place_tensors.values()
-    ):
+    if isinstance(run_data.dataset, LabelDataset) and all("probabilities" in rows for rows in tested.values()):
         constant = torch.cat([floors.frequencies(view, p).float().expand(len(right[p]), -1) for p in places])
-        judged = _over_classes(place_tensors, places, constant, setup, decisive)
+        judged = _over_classes(tested, places, constant, setup, decisive)
     else:
         judged = verdict(right, permuted, blind, decisive)
     columns = {"right": right, **shown, **blind}
@@ -108,10 +105,8 @@ def _decisive(run_data: RunData, places: Iterable[str]) -> list[str]:
     """Pictures, where there are pictures and at most texts beside them; else all modalities that are permuted."""
     tables = [_table(run_data, place) for place in places]
     pictures = any(table.images is not None or table.regions is not None for table in tables)
-    plain = all(
-        {name for modality_set in table.sets() for name in modality_set} <= {"image", "text"} for table in tables
-    )
-    return [f"{PERMUTED}image"] if pictures and plain else []
+    sets = chain.from_iterable(table.sets() for table in tables)
+    return [f"{PERMUTED}image"] if pictures and set(chain.from_iterable(sets)) <= {"image", "text"} else []
 
 
 def _table(run_data: RunData, place: str) -> Table:
@@ -119,20 +114,20 @@ def _table(run_data: RunData, place: str) -> Table:
 
 
 def _over_classes(
-    own: Mapping[str, Mapping[str, Tensor]],
-    places: Mapping[str, Kept],
+    tested: Rows,
+    places: Mapping[str, Rows],
     constant: Tensor,
     setup: Setup,
     decisive: Sequence[str],
 ) -> LabelVerdict:
     """C-AP of all places' examples together, under every condition that all of them have, and what follows from it."""
     undefined = task_spec(setup.task).undefined
-    truth = torch.cat([tensors["labels"] for tensors in own.values()])
-    right = torch.cat([tensors["probabilities"] for tensors in own.values()])
+    truth = torch.cat([rows["labels"] for rows in tested.values()])
+    right = torch.cat([rows["probabilities"] for rows in tested.values()])
     conditions: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(chain.from_iterable(places.values())):
-        if all(name in kept for kept in places.values()):
-            conditions[name] = torch.cat([kept[name]["probabilities"] for kept in places.values()]).numpy()
+        if all(name in rows for rows in places.values()):
+            conditions[name] = torch.cat([rows[name]["probabilities"] for rows in places.values()]).numpy()
     conditions["constant"] = constant.numpy()
     return label_verdict(right.numpy(), conditions, truth.numpy(), undefined, decisive)
 
@@ -157,7 +152,7 @@ class _Floors:
             return {place: self._score(place, self.frequencies(view, place).logit().expand) for place in places}
         if dataset.captioned or (name == "words" and not self._words):
             return {}
-        found: dict[str, np.ndarray] = {}
+        scores: dict[str, np.ndarray] = {}
         for place in places:
             examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
             answers = self._answers(name, view, place, examples)
@@ -169,8 +164,8 @@ class _Floors:
                 continue
             labels = torch.tensor([label_of[answer] for answer in answers], dtype=torch.int64)
             rows = torch.nn.functional.one_hot(labels, width).float()
-            found[place] = self._score(place, lambda count, _, rows=rows: rows)
-        return found
+            scores[place] = self._score(place, lambda count, _, rows=rows: rows)
+        return scores
 
     def frequencies(self, view: str, place: str) -> Tensor:
         """The share of training examples with each label, float64 (C,), within (0, 1)."""
@@ -195,11 +190,12 @@ class _Floors:
         parts = [dataset.clients[owner].train] if owner else [split.train for split in dataset.clients.values()]
         if not any(map(len, parts)):
             return None
-        if (name, owner) not in self._learned:
-            questions, answers = ([text for e in parts for text in texts(e)] for texts in (_questions, _answers_of))
-            self._learned[name, owner] = (
-                AnswerTable(parts).majority if name == "constant" else WordAnswers(questions, answers)
-            )
+        if (name, owner) not in self._learned and name == "constant":
+            self._learned[name, owner] = AnswerTable(parts).majority
+        elif (name, owner) not in self._learned:
+            questions = list(chain.from_iterable(examples.questions for examples in parts))
+            answers = list(chain.from_iterable(examples.answers for examples in parts))
+            self._learned[name, owner] = WordAnswers(questions, answers)
         learned = self._learned[name, owner]
         if isinstance(learned, WordAnswers):
             return learned(examples.questions, dataset.answer_set(place))
@@ -214,11 +210,3 @@ class _Floors:
             given = rows[batch["index"]]
             scores.append(task.predictions(Output(given.float(), given.new_zeros(len(given), 1)), batch))
         return torch.cat(scores).double().numpy() if scores else np.zeros(0)
-
-
-def _questions(examples: Examples) -> Sequence[str]:
-    return examples.questions
-
-
-def _answers_of(examples: Examples) -> Sequence[str]:
-    return examples.answers

@@ -57,19 +57,18 @@ class Source:
             raise ValueError(f"{name!r} has questions about two pictures; models that read regions look at one")
         if {examples.regions is None for examples in self.parts} == {True, False}:
             raise ValueError(f"either all examples of {name!r} must have regions, or none")
-        found: dict[int, Regions] = {}
+        tables: dict[int, Regions] = {}
         for examples in self.parts:
-            if picture_table_id(examples) not in found:
-                found[picture_table_id(examples)] = (
-                    grid_features(examples.images) if examples.regions is None else examples.regions
-                )
-        widths = sorted({regions.shape[2] for regions in found.values()})
+            key = picture_table_id(examples)
+            if key not in tables:
+                tables[key] = grid_features(examples.images) if examples.regions is None else examples.regions
+        widths = sorted({regions.shape[2] for regions in tables.values()})
         if len(widths) > 1:
             raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
-        encoders = sorted({regions.encoder for regions in found.values()})
+        encoders = sorted({regions.encoder for regions in tables.values()})
         if len(encoders) > 1:
             raise ValueError(f"all regions of {name!r} must be made by one encoder, got {encoders}")
-        return found
+        return tables
 
 
 def picture_table_id(examples: Examples) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from confed.data.examples import Examples, FederatedDataset
-from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.examples import FederatedDataset
+from confed.data.labelled import LabelDataset
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.ragged import Ragged
 from confed.results.folder import RunFolder
@@ -71,16 +71,11 @@ def _question_parts(dataset: FederatedDataset) -> Iterator[bytes]:
 
     yield _json([dataset.name, dataset.answers, dict(dataset.answer_sets), dict(dataset.tasks)])
     for place, role, examples in _placed(dataset):
-        texts = (
-            examples.names,
-            examples.questions,
-            examples.answers,
-            examples.types,
-            examples.annotations,
-            examples.choices,
-            examples.captions,
-        )
-        yield _json([place, role, *map(_listed, texts), _listed(examples.before), _listed(examples.conversations)])
+        columns = (
+            examples.names, examples.questions, examples.answers, examples.types, examples.annotations,
+            examples.choices, examples.captions, examples.before, examples.conversations,
+        )  # fmt: skip
+        yield _json([place, role, *(None if column is None else [*column] for column in columns)])
         for held in (examples.images, examples.regions, examples.sounds, examples.series):
             yield b"" if held is None else table(held)
         for index in (examples.image_index, examples.sound_index, examples.series_index):
@@ -89,40 +84,27 @@ def _question_parts(dataset: FederatedDataset) -> Iterator[bytes]:
             yield name.encode() + _array(present)
 
 
-def _placed(dataset: FederatedDataset) -> Iterator[tuple[str, str, Examples]]:
-    for client, split in dataset.clients.items():
-        for role, examples in split.roles.items():
+def _placed(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, str, Any]]:
+    """Place, role and examples."""
+    for client in dataset.clients:
+        for role, examples in dataset.clients[client].roles.items():
             yield client, role, examples
     for place, examples in dataset.unseen.items():
         yield place, "unseen", examples
 
 
 def _label_parts(dataset: LabelDataset) -> Iterator[bytes]:
-    tables: dict[int, tuple[bytes, object]] = {}
-
-    def content(part: LabelExamples) -> bytes:
-        if id(part.table) not in tables:
-            table = part.table
-            held = [table.present, table.names, *([] if table.texts is None else [table.texts])]
-            pictures = b"" if part.pictures is None else _table(part.pictures)
-            kinds = b"" if part.types is None else _json(part.types.tolist())
-            tables[id(table)] = (b"".join([*map(_table, held), pictures, kinds]), table)
-        return tables[id(part.table)][0]
-
     yield _json([dataset.name, dataset.labels, dict(dataset.coarse)])
-    first: set[int] = set()
-
-    def rows(place: str, role: str, part: LabelExamples) -> Iterator[bytes]:
-        if id(part.table) not in first:  # once, and not for each of tens of thousands of clients
-            first.add(id(part.table))
-            yield content(part)
-        yield _json([place, role]) + _array(part.rows)
-
-    for client in dataset.clients:
-        for role, part in dataset.clients[client].roles.items():
-            yield from rows(client, role, part)
-    for place, part in dataset.unseen.items():
-        yield from rows(place, "unseen", part)
+    tables: dict[int, object] = {}  # the table is kept, so that no other one gets its number
+    for place, role, examples in _placed(dataset):
+        table = examples.table
+        if id(table) not in tables:  # once, and not for each of tens of thousands of clients
+            tables[id(table)] = table
+            held = [table.present, table.names, *([] if table.texts is None else [table.texts])]
+            pictures = b"" if examples.pictures is None else _table(examples.pictures)
+            kinds = b"" if examples.types is None else _json(examples.types.tolist())
+            yield b"".join([*map(_table, held), pictures, kinds])
+        yield _json([place, role]) + _array(examples.rows)
 
 
 def _table(held: Any) -> bytes:
@@ -166,7 +148,3 @@ def _encoder() -> json.JSONEncoder:
 
 def _json(value: Any) -> bytes:
     return _encoder().encode(value).encode("utf-8", "surrogatepass")
-
-
-def _listed(values: Sequence[Any] | None) -> Any:
-    return None if values is None else [*values]

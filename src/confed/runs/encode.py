@@ -41,25 +41,17 @@ _NONE = torch.zeros(1, 3, 0, 0, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class RunData:
-    """Data as tensors and what is needed to build the model; shared by all methods of a study.
-
-    Attributes:
-        clients: client -> its examples as tensors; of multi-label data made when they are asked for.
-        unseen: scene -> its examples as tensors, in every role.
-        types: names of the question types.
-        answer_tokens: for a model that writes its answers, the tokens of all answers, int64 (C, T).
-        region_width: features per region, W, for a model that reads regions; else 0.
-        encoder: for such a model, what made the regions from pictures; empty if unknown.
-    """
+    """Data as tensors and what is needed to build the model; shared by all methods of a study."""
 
     dataset: FederatedDataset | LabelDataset
+    # Client -> its examples as tensors; of multi-label data made when they are asked for.
     clients: Mapping[str, TableData]
-    unseen: Mapping[str, TableData]
-    types: tuple[str, ...]
+    unseen: Mapping[str, TableData]  # scene -> its examples as tensors, in every role
+    types: tuple[str, ...]  # names of the question types
     tokenizer: Any
-    answer_tokens: Tensor | None = None
-    region_width: int = 0
-    encoder: str = ""
+    answer_tokens: Tensor | None = None  # for a model that writes its answers, the tokens of all answers, int64 (C, T)
+    region_width: int = 0  # features per region, W, for a model that reads regions; else 0
+    encoder: str = ""  # for such a model, what made the regions from pictures; empty if unknown
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
@@ -70,16 +62,15 @@ class RunData:
         if isinstance(self.dataset, LabelDataset):
             pictures = next(iter(self.dataset.clients.values())).train.pictures
             return {} if pictures is None else {"picture_size": tuple(pictures.shape[1:3])}
-        parts = self.dataset.parts
-        found: dict[str, Any] = {}
-        for table in (*parts, *self.dataset.unseen.values()):
+        shapes: dict[str, Any] = {}
+        for table in (*self.dataset.parts, *self.dataset.unseen.values()):
             if table.images.shape[1] > 0:
-                found.setdefault("picture_size", tuple(table.images.shape[1:3]))
+                shapes.setdefault("picture_size", tuple(table.images.shape[1:3]))
             if table.sounds is not None:
-                found.setdefault("sample_rate", table.sounds.rate)
+                shapes.setdefault("sample_rate", table.sounds.rate)
             if table.series is not None:
-                found.setdefault("series_channels", len(table.series.channels))
-        return found
+                shapes.setdefault("series_channels", len(table.series.channels))
+        return shapes
 
     @cached_property
     def texts_cut(self) -> tuple[int, int]:
@@ -119,21 +110,22 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
     gaps = source.modal and model_spec(models[options["name"]]).reads_absent
     source = source if gaps else source.whole
     dataset = source.questions
+    if not dataset.clients:
+        raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
     words = dataset.words or ("nothing",)  # a tokenizer has words, also where there is nothing to read
     if tokenizer is None:
         tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.answers))
     # A model that writes its answers learns from their tokens.
     prompts = _prompts(options["name"], source, tokenizer)
-    tokens = _answer_tokens(tokenizer, dataset.answers, written=prompts is not None)
+    listed = () if prompts is not None and len(dataset.answers) > MOST_CANDIDATES else dataset.answers
+    tokens = tokenizer.answers(listed) if isinstance(tokenizer, AnswerTokenizer) else None
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
-    parts = source.parts
-    types = tuple(sorted(set(chain.from_iterable(part.types for part in parts)) | {*dataset.types}))
+    types = tuple(sorted(set(chain.from_iterable(examples.types for examples in source.parts)) | {*dataset.types}))
     width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
     pictures: dict[int, Tensor | StoredPictures] = {}
     regions = source.regions if model_spec(models[options["name"]]).reads == "regions" else None
     # What stands before examples of documents has as many columns everywhere, so that rows can be put together.
-    turns = max((len(before) for part in parts for before in part.before or ()), default=0)
-
+    turns = max(map(len, chain.from_iterable(examples.before or () for examples in source.parts)), default=0)
     reader = tokenizer if prompts is None else unread
 
     def modal(rows: Table, examples: Examples) -> Table:
@@ -141,51 +133,44 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
             return prompts.of(examples, rows)
         if not gaps:
             return rows
-        told = with_modalities(rows, examples)
-        return with_captions(told, examples, tokenizer, turns) if dataset.captioned else told
+        rows = with_modalities(rows, examples)
+        return with_captions(rows, examples, tokenizer, turns) if dataset.captioned else rows
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         if regions is not None:
-            client_answers = regions[picture_table_id(examples)]
-            rows = encode(examples, reader, answers, types, outside=outside, width=width, regions=client_answers)
+            of_pictures = regions[picture_table_id(examples)]
+            rows = encode(examples, reader, answers, types, outside=outside, width=width, regions=of_pictures)
             return modal(rows, examples)
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
             bare = gaps and isinstance(examples.images, NoPictures)
             pictures[id(examples.images)] = _NONE if bare else channels_first(examples.images)
         stored = pictures[id(examples.images)]
-        rows = encode(examples, reader, answers, types, stored, outside=outside, width=width)
-        return modal(rows, examples)
+        return modal(encode(examples, reader, answers, types, stored, outside=outside, width=width), examples)
 
-    given: Mapping[str, tuple[Tensor, Tensor]] = {}
-    if isinstance(tokenizer, AnswerTokenizer) and prompts is None:
-        given = _answers_given({name: s.train for name, s in dataset.clients.items()}, tokenizer)
+    trained = {name: split.train for name, split in dataset.clients.items()}
+    given = {} if prompts is not None else _answers_given(trained, tokenizer)
 
     def training(examples: Examples, answers: Sequence[str], client: str) -> Table:
         rows = table(examples, answers)
         if tokens is None or prompts is not None:
             return rows
         if client in given:
-            written, weight = given[client]
-            return replace(rows, columns={**rows.columns, "answer_tokens": written, "answer_weight": weight})
+            return replace(rows, columns={**rows.columns, **given[client]})
         written = tokens[torch.tensor([row_of[answer] for answer in examples.answers], dtype=torch.int64)]
         return replace(rows, columns={**rows.columns, "answer_tokens": written})
 
     clients: dict[str, TableData] = {}
     for name, s in dataset.clients.items():
-        client_answers = dataset.answer_set(name)
-        train, test = training(s.train, client_answers, name), table(s.test, client_answers, outside=dataset.outside)
-        clients[name] = (
-            MixedData(train, table(s.validation, client_answers), test, dataset.mixture)
-            if dataset.mixture and isinstance(train, ModalTable)
-            else TableData(train, table(s.validation, client_answers), test)
-        )
-    unseen: dict[str, TableData] = {}
-    for name, examples in dataset.unseen.items():
-        rows = table(examples, dataset.answer_set(name), outside=dataset.outside)
-        unseen[name] = TableData(rows, rows, rows)
-    if not clients:
-        raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
+        answers = dataset.answer_set(name)
+        train, validation = training(s.train, answers, name), table(s.validation, answers)
+        test = table(s.test, answers, outside=dataset.outside)
+        if dataset.mixture and isinstance(train, ModalTable):
+            clients[name] = MixedData(train, validation, test, dataset.mixture)
+        else:
+            clients[name] = TableData(train, validation, test)
+    tests = {n: table(e, dataset.answer_set(n), outside=dataset.outside) for n, e in dataset.unseen.items()}
+    unseen = {name: TableData(rows, rows, rows) for name, rows in tests.items()}
     read = next(iter(regions.values())) if regions else None
     return RunData(
         dataset, clients, unseen, types, tokenizer, tokens, 0 if read is None else read.shape[2],
@@ -198,29 +183,22 @@ def _prompts(model: str, source: Source, tokenizer: Any) -> Prompts | None:
     if not model_spec(models[model]).converses:
         return None
     trained = [split.train for split in source.questions.clients.values()]
-    known = {id(part) for part in trained}
-    return Prompts(trained, [part for part in source.parts if id(part) not in known], tokenizer)
-
-
-def _answer_tokens(tokenizer: Any, answers: Sequence[str], *, written: bool) -> Tensor | None:
-    """Tokens of all answers, of which there are none where they are ``written`` and too many; None if none are read."""
-    if not isinstance(tokenizer, AnswerTokenizer):
-        return None
-    return tokenizer.answers(() if written and len(answers) > MOST_CANDIDATES else answers)
+    ids = set(map(id, trained))
+    return Prompts(trained, [examples for examples in source.parts if id(examples) not in ids], tokenizer)
 
 
 def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
     """All texts that a model reads in any role: questions, with the texts offered with them, or labelled texts."""
     if isinstance(dataset, LabelDataset):
         first = next(iter(dataset.clients.values())).train
-        tables = {id(part.table): part.table for part in (first, *dataset.unseen.values())}
+        tables = {id(examples.table): examples.table for examples in (first, *dataset.unseen.values())}
         for table in tables.values():
             yield from table.texts or ()
         return
-    parts = list(chain.from_iterable((split.train, split.validation, split.test) for split in dataset.clients.values()))
-    for part in (*parts, *dataset.unseen.values()):
-        yield from part.questions
-        for question, offered in zip(part.questions, part.choices or (), strict=part.choices is not None):
+    splits = chain.from_iterable((split.train, split.validation, split.test) for split in dataset.clients.values())
+    for examples in chain(splits, dataset.unseen.values()):
+        yield from examples.questions
+        for question, offered in zip(examples.questions, examples.choices or (), strict=examples.choices is not None):
             yield from (f"{question} {text}" for text in offered)
 
 
@@ -239,12 +217,12 @@ def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: A
 
 def derived_options(name: str, region_width: int, words: Sequence[str], shapes: Mapping[str, Any]) -> dict[str, Any]:
     """Model options that follow from the data, as far as the model's function takes them."""
-    known: dict[str, Any] = {"region_width": region_width, "words": tuple(words), **shapes}
-    return {key: value for key, value in known.items() if key in signature(models[name]).parameters}
+    options: dict[str, Any] = {"region_width": region_width, "words": tuple(words), **shapes}
+    return {key: value for key, value in options.items() if key in signature(models[name]).parameters}
 
 
-def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) -> dict[str, tuple[Tensor, Tensor]]:
-    """Training targets of a generative model where several annotators answered each question.
+def _answers_given(clients: Mapping[str, Examples], tokenizer: Any) -> dict[str, dict[str, Tensor]]:
+    """Training targets of a generative model where several annotators answered each question, as columns by client.
 
     All answers that they gave, as in ALBEF (Li et al., NeurIPS 2021; its ``model_vqa.py``): each weighs the share of
     the people who gave it, also where it is not in the client's pool. Such an answer cannot be chosen, so that it is
@@ -252,14 +230,14 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
     same tokens are one. Left out, with their weight, are answers with a word that the tokenizer does not know, and of
     more than :data:`MOST_ANSWERS` different ones the rarer; a question all of whose answers are left out has its label.
     """
-    if all(examples.annotations is None for examples in clients.values()):
+    if not isinstance(tokenizer, AnswerTokenizer) or all(split.annotations is None for split in clients.values()):
         return {}
     # No vocabulary has a letter of the Gothic alphabet: this is how an unknown word looks.
     unknown = int(tokenizer.questions(["\U00010348"])[0][0, 1])
     people: dict[str, list[tuple[str]] | Sequence[Sequence[str]]] = {}
     for name, e in clients.items():
         people[name] = [(answer,) for answer in e.answers] if e.annotations is None else e.annotations
-    texts = {text for given in people.values() for row in given for text in row}
+    texts = set(chain.from_iterable(chain.from_iterable(people.values())))
     texts |= set(chain.from_iterable(examples.answers for examples in clients.values()))
     ids, mask = tokenizer.questions(list(texts))
     cut = zip(texts, ids.tolist(), mask.sum(1).tolist(), strict=True)
@@ -267,28 +245,24 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
 
     def learned(row: Sequence[str], label: str) -> list[tuple[tuple[int, ...], float]]:
         counts = Counter(tokens_of[text] for text in row)
-        known = [(t, n / len(row)) for t, n in counts.most_common() if len(t) > 2 and unknown not in t]
-        return known[:MOST_ANSWERS] or [(tokens_of[label], 1.0)]
+        spelled = [(t, n / len(row)) for t, n in counts.most_common() if len(t) > 2 and unknown not in t]
+        return spelled[:MOST_ANSWERS] or [(tokens_of[label], 1.0)]
 
-    rows = {
-        name: [learned(row, label) for row, label in zip(given, clients[name].answers, strict=True)]
-        for name, given in people.items()
-    }
+    rows = {name: list(map(learned, given, clients[name].answers)) for name, given in people.items()}
     each = list(chain.from_iterable(rows.values()))
-    k = max(map(len, each), default=1)
-    t = max((len(tokens) for answers in each for tokens, _ in answers), default=2)
-
-    def padded(given: list[list[tuple[tuple[int, ...], float]]]) -> tuple[Tensor, Tensor]:
-        full = [[*answers, *[((), 0.0)] * (k - len(answers))] for answers in given]
-        written = []
-        for answers in full:
-            written.append([(*tokens, *[0] * (t - len(tokens))) for tokens, _ in answers])
-        weight = []
-        for answers in full:
-            weight.append([share for _, share in answers])
-        return torch.tensor(written, dtype=torch.int64).view(-1, k, t), torch.tensor(weight).view(-1, k)
-
-    return {name: padded(given) for name, given in rows.items()}
+    most = max(map(len, each), default=1)
+    longest = max((len(tokens) for tokens, _ in chain.from_iterable(each)), default=2)
+    columns: dict[str, dict[str, Tensor]] = {}
+    for name, questions in rows.items():
+        written: list[list[tuple[int, ...]]] = []
+        weights: list[list[float]] = []
+        for answers in questions:
+            padded = [*answers, *[((), 0.0)] * (most - len(answers))]
+            written.append([(*tokens, *[0] * (longest - len(tokens))) for tokens, _ in padded])
+            weights.append([share for _, share in padded])
+        tokens = torch.tensor(written, dtype=torch.int64).view(-1, most, longest)
+        columns[name] = {"answer_tokens": tokens, "answer_weight": torch.tensor(weights).view(-1, most)}
+    return columns
 
 
 def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> dict[str, Any]:

@@ -1,21 +1,30 @@
-"""Final evaluation of a run's models on all test examples."""
+"""Final evaluation of a run's models on all test examples, also with subsets of the modalities.
 
-from collections.abc import Mapping, Sequence
+With subsets a model is tried at home only, with every set of modalities that some of the test examples there have and
+that its owner's data taught it to read. Examples that lack one of a set's modalities have no part in that set's number.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations, product
+from typing import TypeVar
 
 from torch import Tensor
 
 from confed.data.controls import controls_of
+from confed.data.examples import TableData
+from confed.data.modal_tables import ModalTable
 from confed.engines.local import Setup, Simulation
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
 from confed.federation.measure import values_of
+from confed.federation.messages import Message
+from confed.federation.ownership import MODALITIES, modalities_of
 from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
 from confed.runs.encode import RunData
-from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest, written
 from confed.system import format as formats
 from confed.system.events import Progress, RunProgress, ignore
 from confed.tasks.vqa import summarise
@@ -35,34 +44,37 @@ Each takes as long as the place's own examination, once per modality and once fo
 LISTED = 50
 """Clients that a note names."""
 
+Set = tuple[str, ...]
+"""Modalities, in the fixed order."""
+
 Key = tuple[str, str, str]
 """(view: "personal", "global" or "unseen"; the model's owner; the place whose data it is tried on)."""
 
-Job = tuple[Key, Mapping[str, Tensor], Mapping[str, Scalar]]
-"""What is tried where, the model's tensors, and what of the examples it is shown."""
+Job = tuple[Key, str, Mapping[str, Tensor], Mapping[str, Scalar]]
+"""What is tried where, under which condition, the model's tensors, and what of the examples it is shown."""
+
+Item = TypeVar("Item")
 
 
 @dataclass
 class Examination:
-    """Results of the final evaluation.
+    """Results of the final evaluation."""
 
-    Attributes:
-        results: key -> metric values and the per-example tensors ``correct`` and ``prediction``.
-        subsets: (view, place) -> set of modalities, such as "image+text" -> metric values where nothing else of the
-            place's examples is shown, and how many examples have all of these; of models at home only.
-        controls: (view, place) -> control condition (:mod:`confed.data.controls`) -> the per-example tensors under it;
-            of models at home only.
-        without_controls: view, or "all" -> why no controls were tried.
-        personal: client -> the trained tensors of its personal model.
-        notes: what a reader of the numbers must know.
-    """
-
+    # Metric values, and the per-example tensors "correct" and "prediction".
     results: dict[Key, tuple[dict[str, float], Mapping[str, Tensor]]] = field(default_factory=dict)
+    # (view, place) -> set of modalities, such as "image+text" -> metric values where nothing else of the place's
+    # examples is shown, and how many examples have all of these; of models at home only.
     subsets: dict[tuple[str, str], dict[str, tuple[dict[str, float], int]]] = field(default_factory=dict)
+    # (view, place) -> control condition (confed.data.controls) -> the per-example tensors under it, likewise.
     controls: dict[tuple[str, str], dict[str, Mapping[str, Tensor]]] = field(default_factory=dict)
-    without_controls: dict[str, str] = field(default_factory=dict)
-    personal: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    without_controls: dict[str, str] = field(default_factory=dict)  # view, or "all" -> why no controls were tried
+    personal: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)  # client -> trained tensors of its model
+    notes: list[str] = field(default_factory=list)  # what a reader of the numbers must know
+
+
+def evenly(items: Sequence[Item], count: int) -> Sequence[Item]:
+    """So many of the items, spread evenly over them; all where there are no more."""
+    return [items[number * len(items) // count] for number in range(count)] if len(items) > count else items
 
 
 def examine(
@@ -74,66 +86,73 @@ def examine(
     controls: bool = False,
 ) -> Examination:
     """Evaluation of the final models on all test examples; ``subsets``: with every set of modalities, too."""
-    setup, found = simulation.setup, Examination()
+    setup, examined = simulation.setup, Examination()
     algorithm = setup.algorithm
     seen = [name for name, data in run_data.clients.items() if len(data.tables[2])]
     unseen = [name for name, data in run_data.unseen.items() if name in setup.observers and len(data.tables[2])]
     if len(seen) < len(run_data.clients):
-        found.notes.append(_without_tests(sorted(set(run_data.clients) - set(seen))))
+        examined.notes.append(_without_tests(sorted(set(run_data.clients) - set(seen))))
     if len(seen) > MOST:
-        found.notes.append(f"{len(seen)} clients have test examples; every {len(seen) / MOST:.3g}th is examined")
-        seen = [seen[number * len(seen) // MOST] for number in range(MOST)]
+        examined.notes.append(f"{len(seen)} clients have test examples; every {len(seen) / MOST:.3g}th is examined")
+    seen = evenly(seen, MOST)
     wanted = set(seen)
     infos = {info.id: info for info in map(setup.population.info, range(len(setup.population))) if info.id in wanted}
-    common = _models(found, simulation, servers, seen, unseen, infos)
-    jobs: list[Job] = []
-    same = not run_data.dataset.answer_sets and not run_data.dataset.tasks
+    common = _models(examined, simulation, servers, seen, unseen, infos)
     several = not algorithm.traits.centralised and algorithm.traits.has_personal
-    # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
-    everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
-    found.notes += _on_personal(algorithm, same, several and not everywhere, len(seen) > MATRIX_LIMIT)
-    partly = False
-    for owner, tensors in found.personal.items():
-        for place in seen if everywhere else [owner]:
-            how = restriction(run_data.clients[place], infos[owner].modalities) if place != owner else {}
-            partly |= bool(how) or how is None
-            jobs += [(("personal", owner, place), tensors, how)] if how is not None else []
-    if partly:
-        found.notes.append("of other clients' examples a personal model is shown the modalities that its owner has")
+    jobs = _personal_jobs(examined, setup, run_data, seen, infos, several)
     if algorithm.global_model != "none":
-        jobs += [(("global", name, name), common[name], {}) for name in seen]
+        jobs += [(("global", name, name), "", common[name], {}) for name in seen]
     if algorithm.global_model == "alone":
-        jobs += [(("unseen", name, name), common[name], {}) for name in unseen]
+        jobs += [(("unseen", name, name), "", common[name], {}) for name in unseen]
     elif algorithm.global_model == "with own parts" and unseen:
-        found.notes.append(
+        examined.notes.append(
             "the global model answers with parts that each client keeps to itself, so it is not tried in unseen places"
         )
     measured = {"measures": True} if setup.measures else {}
-    asked = [(key[2], tensors, {**how, **measured}) for key, tensors, how in jobs]
-    for (key, _, _), message in zip(jobs, simulation.examine(asked, setup.rounds + 2), strict=True):
+    trials = [(key, "", tensors, {**shown, **measured}) for key, _, tensors, shown in jobs]
+    for key, _, message in _tried(simulation, trials, progress):
         values = summarise(read_tallies(message.scalars, "examined")) | values_of(setup.measures, message.tensors)
-        found.results[key] = (values, message.tensors)
-        _report(progress, setup, key[0], key[2])
+        examined.results[key] = values, message.tensors
+    at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
+    if controls and not several:
+        examined.without_controls["personal"] = _one_model(algorithm)
     if controls:
-        own = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
-        if not several:
-            found.without_controls["personal"] = _one_model(algorithm)
-        _with_controls(found, simulation, own, run_data, progress)
+        _with_controls(examined, simulation, at_home, run_data, progress)
     if subsets and len(seen) <= MATRIX_LIMIT:
-        at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
-        _with_less(found, simulation, at_home, run_data, progress)
-    return found
+        _with_less(examined, simulation, at_home, run_data, progress)
+    return examined
+
+
+def _personal_jobs(
+    examined: Examination, setup: Setup, run_data: RunData, seen: Sequence[str], infos: Mapping[str, ClientInfo],
+    several: bool,
+) -> list[Job]:  # fmt: skip
+    """Personal models on data of every client, or at home only."""
+    same = not run_data.dataset.answer_sets and not run_data.dataset.tasks
+    # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
+    everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
+    at_home = several and not everywhere
+    examined.notes += _on_personal(setup.algorithm, same, at_home, len(seen) > MATRIX_LIMIT)
+    partly, jobs = False, list[Job]()
+    for owner, tensors in examined.personal.items():
+        for place in seen if everywhere else [owner]:
+            shown = restriction(run_data.clients[place], infos[owner].modalities) if place != owner else {}
+            partly |= bool(shown) or shown is None
+            jobs += [] if shown is None else [(("personal", owner, place), "", tensors, shown)]
+    if partly:
+        examined.notes.append("of other clients' examples a personal model is shown the modalities that its owner has")
+    return jobs
 
 
 def _models(
-    found: Examination,
+    examined: Examination,
     simulation: Simulation,
     servers: Mapping[str, ServerState],
     seen: Sequence[str],
     unseen: Sequence[str],
     infos: Mapping[str, ClientInfo],
 ) -> dict[str, Mapping[str, Tensor]]:
-    """The global model as each place has it; the clients' own are put into ``found.personal``."""
+    """The global model as each place has it; the clients' own are put into ``examined.personal``."""
     setup = simulation.setup
     algorithm = setup.algorithm
     common: dict[str, Mapping[str, Tensor]] = {}
@@ -146,86 +165,78 @@ def _models(
         common[name] = {**shared, **beside, **algorithm.initial_private(shared)}
         if name not in seen:
             continue
-        own = None if state is None else state.tensors.get("personal")
-        if own is None and setup.keep_personal:
+        personal = None if state is None else state.tensors.get("personal")
+        if personal is None and setup.keep_personal:
             # A client that never took part has what the server would send it, and initial values where nothing is
             # sent; a pooled run's one model serves all clients.
             absent += [] if algorithm.traits.centralised or not algorithm.traits.has_personal else [name]
-            found.personal[name] = {**private, **common[name]}
-        elif own is not None:
-            found.personal[name] = {**private, **own}
+            examined.personal[name] = {**private, **common[name]}
+        elif personal is not None:
+            examined.personal[name] = {**private, **personal}
     if absent:
         model = "shared part with untrained private values" if algorithm.global_model == "none" else "global model"
         those = formats.counted(len(absent), "client")
-        found.notes.append(f"{those} never took part; the {model} stands in for their own")
+        examined.notes.append(f"{those} never took part; the {model} stands in for their own")
     return common
 
 
-def _report(progress: Progress, setup: Setup, model: str, place: str, how: str = "") -> None:
-    """Progress report of one model's evaluation at one client or unseen place."""
-    text = f"evaluated the {model} model on {place}{how}"
-    progress(RunProgress(setup.rounds, setup.rounds, "evaluated", text))
+def _tried(simulation: Simulation, jobs: Sequence[Job], progress: Progress) -> Iterator[tuple[Key, str, Message]]:
+    """What each job shows of which model, under which condition, with progress."""
+    setup = simulation.setup
+    trials = [(key[2], tensors, shown) for key, _, tensors, shown in jobs]
+    for (key, condition, _, _), message in zip(jobs, simulation.examine(trials, setup.rounds + 2), strict=True):
+        yield key, condition, message
+        with_what = f" with {condition.replace('_', ' ')}" if condition else ""
+        text = f"evaluated the {key[0]} model on {key[2]}{with_what}"
+        progress(RunProgress(setup.rounds, setup.rounds, "evaluated", text))
 
 
 def _with_less(
-    found: Examination,
-    simulation: Simulation,
-    at_home: Sequence[Job],
-    run_data: RunData,
-    progress: Progress,
+    examined: Examination, simulation: Simulation, at_home: Sequence[Job], run_data: RunData, progress: Progress
 ) -> None:
     """Evaluation of models at their own client with every set of modalities."""
     broad = widest(run_data.unseen)
-    jobs: list[tuple[Key, str, Mapping[str, Tensor]]] = []
-    for key, tensors, _ in at_home:
+    jobs: list[Job] = []
+    for key, _, tensors, _ in at_home:
         if key[0] == "unseen" and key[2] not in broad:
             continue
         sets = sets_at((run_data.unseen if key[0] == "unseen" else run_data.clients)[key[2]])
         for tried in sets_tried(sets, tensors):
             if sets == [tried]:  # all that there is: tried already
-                values, kept = found.results[key]
-                found.subsets.setdefault((key[0], key[2]), {})[written(tried)] = values, len(kept["correct"])
+                values, rows = examined.results[key]
+                examined.subsets.setdefault((key[0], key[2]), {})[written(tried)] = values, len(rows["correct"])
             else:
-                jobs.append((key, written(tried), tensors))
-    trials = [(key[2], tensors, {"modalities": tried, "complete": True}) for key, tried, tensors in jobs]
-    for (key, tried, _), message in zip(jobs, simulation.examine(trials, simulation.setup.rounds + 2), strict=True):
+                shown = {"modalities": written(tried), "complete": True}
+                jobs.append((key, f"{written(tried)} only", tensors, shown))
+    for key, condition, message in _tried(simulation, jobs, progress):
         count = len(message.tensors["correct"])
         if count:  # what is asked for, such as a caption, is not shown
             values = summarise(read_tallies(message.scalars, "examined"))
-            found.subsets.setdefault((key[0], key[2]), {})[tried] = values, count
-        _report(progress, simulation.setup, key[0], key[2], f" with {tried} only")
+            tried = condition.removesuffix(" only")
+            examined.subsets.setdefault((key[0], key[2]), {})[tried] = values, count
 
 
 def _with_controls(
-    found: Examination,
-    simulation: Simulation,
-    at_home: Sequence[Job],
-    run_data: RunData,
-    progress: Progress,
+    examined: Examination, simulation: Simulation, at_home: Sequence[Job], run_data: RunData, progress: Progress
 ) -> None:
     """Evaluation of models at their own client under control conditions."""
-    views: dict[str, list[Job]] = {}
-    for job in at_home:
-        views.setdefault(job[0][0], []).append(job)
-    trials: list[tuple[tuple[str, str], str, Mapping[str, Tensor]]] = []
-    for view, own in views.items():
-        if len(own) > CONTROLLED:
-            found.notes.append(
-                f"{view}: {len(own)} places have test examples; every {len(own) / CONTROLLED:.3g}th is examined with "
-                "permuted and blank inputs"
+    jobs: list[Job] = []
+    for view in dict.fromkeys(job[0][0] for job in at_home):
+        of_view = [job for job in at_home if job[0][0] == view]
+        if len(of_view) > CONTROLLED:
+            examined.notes.append(
+                f"{view}: {len(of_view)} places have test examples; every {len(of_view) / CONTROLLED:.3g}th is "
+                "examined with permuted and blank inputs"
             )
-        chosen = [own[number * len(own) // CONTROLLED] for number in range(CONTROLLED)]
-        for (_, _, place), tensors, _ in own if len(own) <= CONTROLLED else chosen:
-            table = (run_data.unseen if view == "unseen" else run_data.clients)[place].tables[2]
-            trials += [((view, place), control, tensors) for control in controls_of(table)]
-    jobs = [(place, tensors, {"control": control}) for (_, place), control, tensors in trials]
-    keeps = ("correct", "probabilities") if isinstance(simulation.setup.task, Counting) else ("correct",)
-    for (key, control, _), message in zip(trials, simulation.examine(jobs, simulation.setup.rounds + 2), strict=True):
-        kept = {name: message.tensors[name] for name in keeps if name in message.tensors}
-        found.controls.setdefault(key, {})[control] = kept
-        _report(progress, simulation.setup, key[0], key[1], f" with {control.replace('_', ' ')}")
-    if not trials and "all" not in found.without_controls:
-        found.without_controls["all"] = "no place has test examples with different inputs of any modality"
+        for key, _, tensors, _ in evenly(of_view, CONTROLLED):
+            table = (run_data.unseen if view == "unseen" else run_data.clients)[key[2]].tables[2]
+            jobs += [(key, control, tensors, {"control": control}) for control in controls_of(table)]
+    names = ("correct", "probabilities") if isinstance(simulation.setup.task, Counting) else ("correct",)
+    for key, control, message in _tried(simulation, jobs, progress):
+        rows = {name: message.tensors[name] for name in names if name in message.tensors}
+        examined.controls.setdefault((key[0], key[2]), {})[control] = rows
+    if not jobs and "all" not in examined.without_controls:
+        examined.without_controls["all"] = "no place has test examples with different inputs of any modality"
 
 
 def _one_model(algorithm: Algorithm) -> str:
@@ -250,3 +261,52 @@ def _on_personal(algorithm: Algorithm, same: bool, at_home: bool, many: bool) ->
         why = f"more than {MATRIX_LIMIT} clients: " if many else ""
         lines.append(f"{why}personal models are tried at home only")
     return lines
+
+
+# Subsets of the modalities -------------------------------------------------------------------------------------
+
+
+def written(names: Sequence[str]) -> str:
+    """Name of a set of modalities, such as "image+text"."""
+    return "+".join(names)
+
+
+def sets_at(data: TableData) -> list[Set]:
+    """The sets of modalities of a place's test examples; none where examples cannot lack any."""
+    table = data.tables[2]
+    return table.sets() if isinstance(table, ModalTable) else []
+
+
+def sets_tried(sets: Iterable[Set], tensors: Mapping[str, Tensor]) -> list[Set]:
+    """Every set that a model can be shown of examples with the given sets, the smallest first."""
+    reads, every = modalities_of(tensors), set[Set]()
+    for names in sets:
+        read = [name for name in names if name in reads]
+        for size in range(1, len(read) + 1):
+            every.update(combinations(read, size))
+    return sorted(every, key=lambda names: (len(names), list(map(MODALITIES.index, names))))
+
+
+def widest(places: Mapping[str, TableData]) -> list[str]:
+    """The places whose test examples have sets that are part of no other place's."""
+    sets_of = {name: sets_at(data) for name, data in places.items()}
+
+    def is_within(name: str, other: str) -> bool:
+        pairs = product(sets_of[name], sets_of[other])
+        covered = {names for names, others in pairs if set(names) < set(others)}
+        return name != other and covered == set(sets_of[name])
+
+    narrow = {name for name, other in product(places, places) if is_within(name, other)}
+    return [name for name in places if sets_of[name] and name not in narrow]
+
+
+def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] | None:
+    """Restriction of examples to a set of modalities, as scalars of the action ``examine``.
+
+    What its owner does not have its model has never learned to read.
+    """
+    present = set(chain.from_iterable(sets_at(data)))
+    left = [name for name in MODALITIES if name in present and name in owned]
+    if not owned or len(left) == len(present):
+        return {}
+    return {"modalities": written(left)} if left else None

@@ -37,7 +37,7 @@ class Ask(NamedTuple):
 def asks_of(recipe: Recipe, *folders: Path) -> tuple[Ask, ...]:
     """What a recipe asks for beyond its own folders and the one that the command is given in."""
     inside = [folder.resolve() for folder in (*folders, Path())]
-    found = dict[Ask, None]()
+    asks = dict[Ask, None]()
     variants = [recipe, *(recipe.method(row) for row in recipe.methods), *map(recipe.with_model, recipe.models)]
     for variant in variants:
         for section in NAMED:
@@ -45,16 +45,15 @@ def asks_of(recipe: Recipe, *folders: Path) -> tuple[Ask, ...]:
             for key, value in _leaves(section, values):
                 ask = _ask(key, value, inside)
                 if ask is not None and (ask.kind == "network" or not _is_default(section, values, ask)):
-                    found[ask] = None
+                    asks[ask] = None
     if recipe.run.address:
-        found[Ask("network", "run.address", recipe.run.address)] = None
-    return tuple(found)
+        asks[Ask("network", "run.address", recipe.run.address)] = None
+    return tuple(asks)
 
 
 def check_grants(recipe: Recipe, what: str, *folders: Path, given: Overrides = ()) -> None:
     """Refusal of what a recipe that came from elsewhere asks for and was not granted."""
-    texts = given if isinstance(given, Mapping) else [text.partition("=")[0].strip() for text in given]
-    named = tuple(texts)
+    named = list(given) if isinstance(given, Mapping) else [text.partition("=")[0].strip() for text in given]
     for ask in asks_of(recipe, *folders):
         if ask.kind not in granted() and not any(ask.key == key or ask.key.startswith(f"{key}.") for key in named):
             raise ValueError(
@@ -65,13 +64,13 @@ def check_grants(recipe: Recipe, what: str, *folders: Path, given: Overrides = (
 
 def local_paths(recipe: Recipe) -> list[str]:
     """The paths of this machine that a single-run recipe names, the longest first."""
-    found = set[str]()
+    paths = set[str]()
     for section in NAMED:
         for key, value in _leaves(section, recipe.sections[section]):
             named = key.rpartition(".")[2] in PATHS and len(Path(value).parts) > 1 and hub_name(value) is None
             if "://" not in str(value) and (named or isinstance(value, Path) or _leads_out(str(value))):
-                found.add(str(value))
-    return sorted(found, key=len, reverse=True)
+                paths.add(str(value))
+    return sorted(paths, key=len, reverse=True)
 
 
 def _leads_out(text: str) -> bool:
@@ -86,11 +85,11 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, str | Path]]:
     if isinstance(value, str | Path):
         yield key, value
     elif isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _leaves(f"{key}.{name}", part)
+        for name, entry in value.items():
+            yield from _leaves(f"{key}.{name}", entry)
     elif isinstance(value, Sequence):
-        for part in value:
-            yield from _leaves(key, part)
+        for entry in value:
+            yield from _leaves(key, entry)
 
 
 def _ask(key: str, value: str | Path, inside: Sequence[Path]) -> Ask | None:

@@ -9,8 +9,9 @@ measured.
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -21,6 +22,7 @@ from confed.recipes.recipe import Recipe
 from confed.runs.build import check_device, prepare
 from confed.runs.cohorts import cohorts_of, participation_of
 from confed.runs.encode import RunData
+from confed.runs.evaluate import evenly
 from confed.runs.plan_measurements import Step, Trial, mean_of, measure, sizes_of
 
 BATCHES = (2, 6)
@@ -35,43 +37,26 @@ ROW_BYTES = 28
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will take.
-
-    Attributes:
-        cohort: clients of a round, on average.
-        bytes_up: sent by clients in all rounds.
-        bytes_down: sent to clients in all rounds.
-        memory: largest resident memory of a process, in bytes, as measured here.
-        device_memory: the same of the GPU; 0 without one.
-        device_data: bytes of the GPU that clients' examples may take (``run.device_data``); 0 without one.
-        disk: bytes of checkpoints, models and predictions at the end of the run.
-        preparing: seconds until the first round.
-        serving: seconds of the server in a round, its checkpoint included.
-        clients_seconds: seconds of each client of a typical round.
-        evaluating: seconds of each place in an evaluation between rounds.
-        evaluations: how many of these there are.
-        finishing: seconds of each client in what a method does after the last round.
-        examining: seconds of each trial of a final model.
-    """
+    """What a run will take."""
 
     label: str
     clients: int
-    cohort: float
+    cohort: float  # clients of a round, on average
     rounds: int
     calls: int
-    bytes_up: int
-    bytes_down: int
-    memory: int
-    device_memory: int
-    disk: int
-    preparing: float
-    serving: float
-    clients_seconds: tuple[float, ...]
-    evaluating: tuple[float, ...]
-    evaluations: int
-    finishing: tuple[float, ...]
-    examining: tuple[float, ...]
-    device_data: int = 0
+    bytes_up: int  # sent by clients in all rounds
+    bytes_down: int  # sent to clients in all rounds
+    memory: int  # largest resident memory of a process, in bytes, as measured here
+    device_memory: int  # the same of the GPU; 0 without one
+    disk: int  # bytes of checkpoints, models and predictions at the end of the run
+    preparing: float  # seconds until the first round
+    serving: float  # seconds of the server in a round, its checkpoint included
+    clients_seconds: tuple[float, ...]  # seconds of each client of a typical round
+    evaluating: tuple[float, ...]  # seconds of each place in an evaluation between rounds
+    evaluations: int  # how many of these there are
+    finishing: tuple[float, ...]  # seconds of each client in what a method does after the last round
+    examining: tuple[float, ...]  # seconds of each trial of a final model
+    device_data: int = 0  # bytes of the GPU that clients' examples may take (run.device_data); 0 without one
 
     def round_seconds(self, workers: int = 1) -> float:
         """Seconds of a round without evaluation, with so many processes on as many cores."""
@@ -87,8 +72,8 @@ class RunPlan:
 def makespan(seconds: Sequence[float], workers: int) -> float:
     """Seconds until all jobs are done, if each goes, in order, to the first of the workers that is free."""
     free = [0.0] * max(min(workers, len(seconds)), 1)
-    for own in seconds:
-        heapq.heapreplace(free, free[0] + own)
+    for job_seconds in seconds:
+        heapq.heapreplace(free, free[0] + job_seconds)
     return max(free)
 
 
@@ -141,30 +126,33 @@ Steps = Sequence[tuple[Trial, Step]]
 def _per_call(steps: Steps, role: int, limit: int = 0) -> _Line:
     """Seconds of a call, by the client's examples in a role, of which at most ``limit`` count if it is not 0."""
     points: list[tuple[float, float]] = []
-    for trial, own in steps:
-        sizes = [min(trial.sizes(name)[role], limit or 1 << 62) for name in own.seconds]
-        points.append((mean_of(sizes), mean_of([own.seconds[name] / own.counts[name] for name in own.seconds])))
+    for trial, step in steps:
+        sizes = [min(trial.sizes(name)[role], limit or 1 << 62) for name in step.seconds]
+        points.append((mean_of(sizes), mean_of([step.seconds[name] / step.counts[name] for name in step.seconds])))
     return _line(points)
 
 
 def _per_round(steps: Steps) -> _Line:
     """Seconds of a client in a round, by its training examples."""
-    return _line(
-        [
-            (mean_of([trial.sizes(c)[0] for c in own.seconds]), mean_of(list(own.seconds.values())))
-            for trial, own in steps
-        ]
-    )
+    points: list[tuple[float, float]] = []
+    for trial, step in steps:
+        points.append((_mean_size(trial, step.seconds), mean_of(list(step.seconds.values()))))
+    return _line(points)
 
 
 def _amount(steps: Steps, name: str) -> _Line:
     """Calls or bytes of a client in a round, by its training examples."""
     points: list[tuple[float, float]] = []
-    for trial, own in steps:
-        asked = dict.fromkeys(own.asked)
-        points.append((mean_of([trial.sizes(client)[0] for client in asked]), own.totals[name] / max(len(asked), 1)))
+    for trial, step in steps:
+        clients = dict.fromkeys(step.calls)
+        points.append((_mean_size(trial, clients), step.totals[name] / max(len(clients), 1)))
     (x, y), (u, v) = points
     return _Line(y, 0.0) if x == u or y == v else _line(points)
+
+
+def _mean_size(trial: Trial, clients: Iterable[str]) -> float:
+    """Mean number of training examples."""
+    return mean_of([trial.sizes(client)[0] for client in clients])
 
 
 def _plan(
@@ -174,25 +162,29 @@ def _plan(
     run, traits = recipe.run, setup.algorithm.traits
     clients = () if traits.centralised else run_data.clients
     cohorts = _cohorts(recipe, setup, participation_of(run, clients))
-    cohort = mean_of([len(own) for own in cohorts])
+    cohort = mean_of(list(map(len, cohorts)))
     firsts, laters = [(trial, trial.first) for trial in trials], [(trial, trial.later) for trial in trials]
     totals: dict[str, float] = {}
     for name in ("calls", "up", "down"):
         first, later = _amount(firsts, name), _amount(laters, name)
-        totals[name] = sum(map(first, cohorts[0])) + (run.rounds - 1) * mean_of(
-            [sum(map(later, own)) for own in cohorts]
-        )
+        per_round = mean_of([sum(map(later, sizes)) for sizes in cohorts])
+        totals[name] = sum(map(first, cohorts[0])) + (run.rounds - 1) * per_round
         totals[name] += trials[1].finish.totals.get(name, 0)
-    whole, limit = _Whole(setup), run.evaluate_examples
+    limit = run.evaluate_examples
+
+    @cache
+    def whole(name: str) -> tuple[int, int, int]:
+        return sizes_of(setup.data(name))
+
     evaluating = _per_call([(trial, trial.evaluation) for trial in trials], 1, limit)
     examining = _per_call([(trial, trial.examination) for trial in trials], 2)
     finishing = _per_call([(trial, trial.finish) for trial in trials], 0)
     typical = sorted(cohorts, key=sum)[len(cohorts) // 2]
     every = run.evaluate_every
-    ends = 1 if trials[1].finish.asked else 0
+    ends = 1 if trials[1].finish.calls else 0
     last = 0 if not every or run.rounds % every == 0 else 1
     evaluations = (1 + run.rounds // every + last + ends) if every else 0
-    serving = _line([(mean_of(_used(trial)), trial.later.serving) for trial in trials])
+    serving = _line([(_mean_size(trial, dict.fromkeys(trial.later.calls)), trial.later.serving) for trial in trials])
     return RunPlan(
         label=setup.algorithm.title,
         clients=len(setup.population) if not traits.centralised else len(run_data.clients),
@@ -205,19 +197,14 @@ def _plan(
         device_memory=device_memory,
         disk=_disk(recipe, trials[1], whole, len(setup.population), cohort),
         preparing=preparing,
-        serving=serving(mean_of([mean_of(own) for own in cohorts])),
+        serving=serving(mean_of(list(map(mean_of, cohorts)))),
         clients_seconds=tuple(map(_per_round(laters), typical)),
-        evaluating=tuple(evaluating(min(whole(name)[1], limit or 1 << 62)) for name in trials[1].evaluation.asked),
+        evaluating=tuple(evaluating(min(whole(name)[1], limit or 1 << 62)) for name in trials[1].evaluation.calls),
         evaluations=evaluations,
-        finishing=tuple(finishing(whole(name)[0]) for name in trials[1].finish.asked),
-        examining=(trials[1].examination.serving, *(examining(whole(name)[2]) for name in trials[1].examination.asked)),
+        finishing=tuple(finishing(whole(name)[0]) for name in trials[1].finish.calls),
+        examining=(trials[1].examination.serving, *(examining(whole(name)[2]) for name in trials[1].examination.calls)),
         device_data=0 if setup.device == "cpu" else setup.device_data,
     )
-
-
-def _used(trial: Trial) -> list[float]:
-    """Training examples of the clients of a measured round."""
-    return [trial.sizes(name)[0] for name in dict.fromkeys(trial.later.asked)]
 
 
 def _cohorts(recipe: Recipe, setup: Setup, participation: Participation) -> list[list[int]]:
@@ -225,35 +212,26 @@ def _cohorts(recipe: Recipe, setup: Setup, participation: Participation) -> list
     run = recipe.run
     size, buffered = cohorts_of(run, setup.algorithm)
     federation = Membership(setup, size, participation, run.sampling == "size")
-    count = min(run.rounds, ROUNDS)
-    looked = sorted({number * run.rounds // count for number in range(count)})
     if buffered is not None:  # as many updates as the buffer holds, of whichever clients
         typical = [info.num_examples for info in federation.clients(MOST)]
         return [[round(mean_of(typical))] * run.buffer]
-    return [[info.num_examples for info in federation.sample(round)[1]] for round in looked]
+    cohorts: list[list[int]] = []
+    for number in evenly(range(run.rounds), ROUNDS):
+        cohorts.append([info.num_examples for info in federation.sample(number)[1]])
+    return cohorts
 
 
-class _Whole:
-    """Numbers of a client's or place's examples, looked up once."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._setup, self._known = setup, dict[str, tuple[int, int, int]]()
-
-    def __call__(self, name: str) -> tuple[int, int, int]:
-        if name not in self._known:
-            self._known[name] = sizes_of(self._setup.data(name))
-        return self._known[name]
-
-
-def _disk(recipe: Recipe, trial: Trial, whole: _Whole, population: int, cohort: float) -> int:
+def _disk(
+    recipe: Recipe, trial: Trial, whole: Callable[[str], tuple[int, int, int]], population: int, cohort: float
+) -> int:
     """Bytes of checkpoints, models and predictions at the end."""
     run = recipe.run
     share = min(cohort / max(population, 1), 1.0)
-    there = population * (1 - (1 - share) ** run.rounds)  # clients that are expected to take part at least once
-    kept = min(run.newest_checkpoints, run.rounds)
+    trained = population * (1 - (1 - share) ** run.rounds)  # clients that are expected to take part at least once
+    checkpoints = min(run.newest_checkpoints, run.rounds)
     # Beside the versions of the checkpoints a client's store keeps the one before.
-    versions = min(kept + 1, run.rounds * share) if share < 1 else min(kept + 1, run.rounds)
-    states = there * max(versions, 1.0) * trial.state_bytes if run.checkpoint_every else 0.0
-    servers = kept * trial.server_bytes if run.checkpoint_every else 0
-    rows = sum(whole(name)[2] for name in dict.fromkeys(trial.examination.asked)) * ROW_BYTES
+    versions = min(checkpoints + 1, run.rounds * share) if share < 1 else min(checkpoints + 1, run.rounds)
+    states = trained * max(versions, 1.0) * trial.state_bytes if run.checkpoint_every else 0.0
+    servers = checkpoints * trial.server_bytes if run.checkpoint_every else 0
+    rows = sum(whole(name)[2] for name in dict.fromkeys(trial.examination.calls)) * ROW_BYTES
     return round(states + servers + trial.personal * trial.personal_bytes + trial.server_bytes + rows)

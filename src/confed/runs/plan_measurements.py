@@ -5,8 +5,10 @@ clients a few are measured, and their replies are repeated for the others.
 """
 
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from confed.data.examples import TableData
@@ -31,21 +33,15 @@ SLOW = 10.0
 
 @dataclass
 class Step:
-    """What was measured of one step: a round, an evaluation, the finish or the examination.
+    """What was measured of one step: a round, an evaluation, the finish or the examination."""
 
-    Attributes:
-        asked: client of every call, in order.
-        seconds: client -> seconds of its calls, of those that were measured.
-        counts: client -> how many of its calls were measured.
-        totals: of a round: "calls", and bytes "up" from clients and "down" to them.
-        serving: seconds beside those of clients.
-    """
-
-    asked: list[str] = field(default_factory=list[str])
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    counts: dict[str, int] = field(default_factory=dict[str, int])
+    calls: list[str] = field(default_factory=list[str])  # client of every call, in order
+    # Client -> seconds of its calls, of those that were measured.
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    counts: Counter[str] = field(default_factory=Counter[str])  # client -> how many of its calls were measured
+    # Of a round: "calls", and bytes "up" from clients and "down" to them.
     totals: dict[str, int] = field(default_factory=dict[str, int])
-    serving: float = 0.0
+    serving: float = 0.0  # seconds beside those of clients
 
 
 @dataclass
@@ -73,10 +69,10 @@ class _Clock:
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """See :class:`confed.engines.executor.Executor`."""
-        known: dict[tuple[object, ...], list[Reply]] = {}
+        replies: dict[tuple[object, ...], list[Reply]] = {}
         for number, call in enumerate(calls):
-            kind = known.setdefault((call.action, call.client.head, call.client.modalities), [])
-            self.step.asked.append(call.client.id)
+            kind = replies.setdefault((call.action, call.client.head, call.client.modalities), [])
+            self.step.calls.append(call.client.id)
             if self._most is not None and len(kind) >= self._most and not call.session:
                 yield Reply(call.client, kind[number % len(kind)].message)
                 continue
@@ -87,8 +83,8 @@ class _Clock:
                 raise RuntimeError(f"client {call.client.id!r} failed in a measured round: {reply.error}")
             if took > SLOW and self._most is not None:
                 self._most = 1
-            self.step.seconds[call.client.id] = self.step.seconds.get(call.client.id, 0.0) + took
-            self.step.counts[call.client.id] = self.step.counts.get(call.client.id, 0) + 1
+            self.step.seconds[call.client.id] += took
+            self.step.counts[call.client.id] += 1
             kind.append(reply)
             yield reply
 
@@ -139,15 +135,13 @@ def measure(
         rounds: list[Step] = []
         servers = simulation.start(workspace)
         began = clock()
-        for record in simulate(simulation, servers):
+        for record in islice(simulate(simulation, servers), 2):
             servers, step = record.servers, _taken(executor)
             step.totals = _totals(record)
             if recipe.run.checkpoint_every:
                 checkpoints.save(Checkpoint(record.round, servers, 0))
             step.serving = max(clock() - began - sum(step.seconds.values()), 0.0)
             rounds.append(step)
-            if len(rounds) == 2:
-                break
             began = clock()
         limit = recipe.run.evaluate_examples
         simulation.evaluate(servers, 2, split="validation", limit=limit)
@@ -157,15 +151,15 @@ def measure(
         for record in ends:
             servers, finish.totals = record.servers, _totals(record)
         began = clock()
-        wanted = recipe.run.modality_matrix, recipe.run.controls != "none"
-        found = examine(simulation, servers, run_data, subsets=wanted[0], controls=wanted[1])
+        subsets, controls = recipe.run.modality_matrix, recipe.run.controls != "none"
+        examined = examine(simulation, servers, run_data, subsets=subsets, controls=controls)
         examination = _taken(executor)
         examination.serving = max(clock() - began - sum(examination.seconds.values()), 0.0)
         states = checkpoints.store.sizes()
         server = sum(path.stat().st_size for path in (Path(place) / "checkpoint").glob("round-000002/*"))
     personal: list[int] = []
-    for own in found.personal.values():
-        personal.append(sum(tensor.nbytes for tensor in own.values()))
+    for tensors in examined.personal.values():
+        personal.append(sum(tensor.nbytes for tensor in tensors.values()))
 
     def sizes(name: str) -> tuple[int, int, int]:
         return sizes_of(short.data(name))

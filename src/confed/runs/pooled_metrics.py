@@ -74,12 +74,13 @@ def kept_probabilities(examined: Examination) -> dict[str, Tensor]:
         ``<view>/<place>/probabilities`` float32 and ``labels/<place>`` uint8, each (N, C); empty where there are more
         than :data:`KEPT` entries, or none.
     """
-    results = [(view, place, t) for (view, own, place), (_, t) in examined.results.items() if own == place]
-    with_scores = [(view, place, tensors) for view, place, tensors in results if "probabilities" in tensors]
-    if sum(tensors["probabilities"].numel() for _, _, tensors in with_scores) > KEPT:
-        return {}
-    kept = {f"{view}/{place}/probabilities": tensors["probabilities"] for view, place, tensors in with_scores}
-    return kept | {f"labels/{place}": tensors["labels"] for _, place, tensors in with_scores}
+    probabilities: dict[str, Tensor] = {}
+    labels: dict[str, Tensor] = {}
+    for (view, owner, place), (_, rows) in examined.results.items():
+        if owner == place and "probabilities" in rows:
+            probabilities[f"{view}/{place}/probabilities"] = rows["probabilities"]
+            labels[f"labels/{place}"] = rows["labels"]
+    return {} if sum(map(Tensor.numel, probabilities.values())) > KEPT else probabilities | labels
 
 
 def summarise_labels(
@@ -113,15 +114,10 @@ def summarise_labels(
     if not summary:
         return {}
     first = next(iter(summary))
-    clients = {
-        view: {
-            place: {name: value for name, value in examined.results[(view, place, place)][0].items() if "/" not in name}
-            for model_owner, place in [(model_owner, place) for v, model_owner, place in examined.results if v == view]
-            if model_owner == place
-        }
-        for view in ("global", "personal")
-        if view in summary
-    }
+    clients: dict[str, dict[str, dict[str, float]]] = {view: {} for view in ("global", "personal") if view in summary}
+    for (view, owner, place), (values, _) in examined.results.items():
+        if view in clients and owner == place:
+            clients[view][place] = {name: value for name, value in values.items() if "/" not in name}
     return {
         **summary,
         "headline": first,
@@ -175,16 +171,15 @@ def _coarse(scores: Tensor, truth: Tensor, dataset: LabelDataset) -> tuple[tuple
 def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
     """Counts and metrics of each class; AP is None where there are no positives."""
     counts, precision = label_counts(scores, truth, threshold=threshold), class_average_precision(scores, truth)
-    columns = (counts.positives, counts.predicted, counts.true_positives, precision)
-    columns = (*columns, counts.precision, counts.recall, counts.f1)
-    keys = ("positives", "predicted", "true_positives", "AP", "P", "R", "F1")
-    rows = []
-    for row in zip(*(c.tolist() for c in columns), strict=True):
-        rows.append(dict(zip(keys, row, strict=True)))
-    return [
-        {"label": name, **row, "AP": None if np.isnan(row["AP"]) else row["AP"]}
-        for name, row in zip(names, rows, strict=True)
-    ]
+    columns = {
+        "positives": counts.positives, "predicted": counts.predicted, "true_positives": counts.true_positives,
+        "AP": precision, "P": counts.precision, "R": counts.recall, "F1": counts.f1,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for name, *row in zip(names, *(column.tolist() for column in columns.values()), strict=True):
+        values = dict(zip(columns, row, strict=True))
+        rows.append({"label": name, **values, "AP": None if np.isnan(values["AP"]) else values["AP"]})
+    return rows
 
 
 def _together_counts(
@@ -204,15 +199,16 @@ def _together_counts(
 def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]], undefined: Any) -> dict[str, Any]:
     """The eight metrics of one view, those over classes by both conventions."""
     positives = np.array([row["positives"] for row in classes])
-    columns: dict[str, np.ndarray] = {}
-    for key in ("AP", "P", "R"):
-        columns[key] = np.array([row[key] for row in classes], dtype=np.float64)
 
     def over_classes(convention: Any) -> dict[str, float]:
-        ap, p, r = (mean_over_classes(values, positives, convention) for values in columns.values())
+        means: list[float] = []
+        for key in ("AP", "P", "R"):
+            values = np.array([row[key] for row in classes], dtype=np.float64)
+            means.append(mean_over_classes(values, positives, convention))
+        ap, p, r = means
         return {"C-AP": ap, "C-P": p, "C-R": r, "C-F1": 2 * p * r / (p + r) if p + r else 0.0}
 
-    hits, predicted = (sum(row[key] for row in classes) for key in ("true_positives", "predicted"))
+    hits, predicted = sum(row["true_positives"] for row in classes), sum(row["predicted"] for row in classes)
     positive_count = int(positives.sum())
     p, r = hits / predicted if predicted else 0.0, hits / positive_count if positive_count else 0.0
     overall = {"O-AP": overall_average_precision(scores, truth), "O-P": p, "O-R": r}

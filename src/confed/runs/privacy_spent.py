@@ -24,11 +24,11 @@ def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[s
     return ledger
 
 
-def line_of(ledger: PrivacyLedger, round: int, asked: Sequence[str], present: int) -> dict[str, Any]:
+def line_of(ledger: PrivacyLedger, round: int, cohort: Sequence[str], present: int) -> dict[str, Any]:
     """Ledger entry of a round, and its field in the history: the clients asked, with the epsilon of each so far."""
-    ledger.add(round, asked, present)
-    epsilon = {name: ledger.epsilon(name) for name in asked}
-    return {PRIVACY: {"asked": list(asked), "present": present, "epsilon": epsilon}}
+    ledger.add(round, cohort, present)
+    epsilon = {name: ledger.epsilon(name) for name in cohort}
+    return {PRIVACY: {"asked": list(cohort), "present": present, "epsilon": epsilon}}
 
 
 def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> dict[str, Any]:

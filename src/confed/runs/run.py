@@ -33,7 +33,6 @@ from confed.federation.checkpoint_writer import CheckpointWriter
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.measure import KEPT
-from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
@@ -92,38 +91,20 @@ def check_same_data(folder: RunFolder, run_data: RunData) -> None:
 def _left_out(run_data: RunData) -> dict[str, Any]:
     """Rows of all tables, and which pictures were left out of them; empty where no pictures were checked."""
     dataset = run_data.dataset
-    if not isinstance(dataset, LabelDataset):
-        return _questions_left_out(dataset)
-    if dataset.elsewhere is not None:
+    if isinstance(dataset, LabelDataset) and dataset.elsewhere is None:
+        parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
+        tables = list({id(examples.table): examples.table for examples in parts}.values())
+        names = list(chain.from_iterable(table.unreadable for table in tables))
+        rows, content = sum(map(len, tables)), [json.dumps([[*table.unreadable] for table in tables]).encode()]
+        content += [table.names.values.tobytes() for table in tables]
+    elif isinstance(dataset, FederatedDataset) and dataset.unreadable is not None:
+        parts = [*dataset.parts, *dataset.unseen.values()]
+        names = sorted(dataset.unreadable.pictures)
+        rows, content = sum(map(len, parts)), [json.dumps([names, [[*examples.names] for examples in parts]]).encode()]
+    else:
         return {}
-    parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
-    tables = list({id(examples.table): examples.table for examples in parts}.values())
-    names = list(chain.from_iterable(table.unreadable for table in tables))
-    digest = hashlib.sha256(json.dumps([[*table.unreadable] for table in tables]).encode())
-    for table in tables:
-        digest.update(table.names.values.tobytes())
-    return {
-        "rows": sum(map(len, tables)),
-        "unreadable": len(names),
-        "first": sorted(names)[:_MOST],
-        "digest": digest.hexdigest(),
-    }
-
-
-def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
-    """As :func:`_left_out`; the examples are told by their names, in the order of clients and roles."""
-    if dataset.unreadable is None:
-        return {}
-    parts = dataset.parts
-    parts += dataset.unseen.values()
-    names = sorted(dataset.unreadable.pictures)
-    content = [names, [[*examples.names] for examples in parts]]
-    return {
-        "rows": sum(map(len, parts)),
-        "unreadable": len(names),
-        "first": names[:_MOST],
-        "digest": hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-    }
+    digest = hashlib.sha256(b"".join(content)).hexdigest()
+    return {"rows": rows, "unreadable": len(names), "first": sorted(names)[:_MOST], "digest": digest}
 
 
 # Names and labels of test examples, for a run's stored predictions --------------------------------------------
@@ -132,12 +113,10 @@ def _questions_left_out(dataset: FederatedDataset) -> dict[str, Any]:
 def examples_tried(run_data: RunData, examined: Examination) -> dict[str, Tensor]:
     """Names and right answers of the test examples that models were tried on, for ``predictions.safetensors``."""
     dataset, rows = run_data.dataset, dict[str, Tensor]()
-    kept = {
-        place: len(tensors["correct"])
-        for (_, model_owner, place), (_, tensors) in examined.results.items()
-        if model_owner == place
+    counts = {
+        place: len(tensors["correct"]) for (_, owner, place), (_, tensors) in examined.results.items() if owner == place
     }
-    for place, count in kept.items():
+    for place, count in counts.items():
         examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
         if len(examples) != count:
             continue
@@ -448,7 +427,7 @@ class Runner:
     def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
         if self.setup.algorithm.global_model != "none":
-            tensors = {name: t for server in servers.values() for name, t in server.params.items()}
+            tensors = dict(chain.from_iterable(server.params.items() for server in servers.values()))
             tensors |= self.setup.algorithm.initial_private(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if personal and not self.setup.algorithm.traits.centralised:
@@ -459,40 +438,18 @@ class Runner:
     def _finish(
         self, examined: Examination, workspace: Workspace, peak: int, features: FeatureCounts | None
     ) -> dict[str, Any]:
-        from confed.runs import label_samples, similarity
-        from confed.runs.samples import gallery
+        from confed.runs.samples import gallery, similarities
 
-        correct: dict[str, Tensor] = {}
+        predictions = examples_tried(self.run_data, examined) | kept_probabilities(examined)
         for (view, model, place), (_, tensors) in examined.results.items():
-            if model == place:
-                correct[f"{view}/{place}/correct"] = tensors["correct"]
-                correct[f"{view}/{place}/prediction"] = tensors["prediction"]
-                correct |= {f"{view}/{place}/{name}": t for name, t in tensors.items() if name.startswith(KEPT)}
-        tried = examples_tried(self.run_data, examined)
-        self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
-        if self.settings.gallery and isinstance(self.run_data.dataset, FederatedDataset):
-            workspace.set_task(self.setup.task)
-            samples = gallery(
-                self.folder, workspace, self.run_data, self.settings.gallery, self.setup.task_of,
-                network=self.setup.algorithm.deployed_model(workspace.model),
-                global_model=self.setup.algorithm.global_model,
-                has_personal=self.setup.algorithm.traits.has_personal,
-            )  # fmt: skip
+            for name, tensor in tensors.items() if model == place else ():
+                if name in ("correct", "prediction") or name.startswith(KEPT):
+                    predictions[f"{view}/{place}/{name}"] = tensor
+        self.folder.write_tensors(self.folder.predictions, predictions)
+        if self.settings.gallery:
+            samples = gallery(self.folder, workspace, self.run_data, self.settings.gallery, self.setup)
             self.folder.write_json(self.folder.gallery, samples)
-        elif self.settings.gallery:
-            samples = label_samples.gallery(
-                self.folder, workspace, self.run_data, self.settings.gallery,
-                threshold=task_spec(self.setup.task).threshold,
-                network=self.setup.algorithm.deployed_model(workspace.model),
-                has_personal=self.setup.algorithm.traits.has_personal,
-            )  # fmt: skip
-            self.folder.write_json(self.folder.gallery, samples)
-        questions = isinstance(self.run_data.dataset, FederatedDataset)
-        similar = (
-            similarity.measure(self.folder, workspace, self.run_data, self.setup.local.batch_size)
-            if questions
-            else None
-        )
+        similar = similarities(self.folder, workspace, self.run_data, self.setup.local.batch_size)
         if similar is not None:
             self.folder.write_json(self.folder.similarity, similar)
         cpu = cpu_seconds() - self.cpu + (0.0 if self.actors is None else self.actors.cpu_seconds)

@@ -52,11 +52,12 @@ def differing_settings(
         here["model.revision"] = settings_before.get("model.revision", "")
     if here.get("run.batch_clients", 1) != 1:  # clients at once round otherwise where features are kept
         indifferent = [key for key in indifferent if key != "run.features"]
-    return {
-        key: (settings_before.get(key, "unset"), here.get(key, "unset"))
-        for key in dict.fromkeys([*settings_before, *here])
-        if key not in indifferent and settings_before.get(key, "unset") != here.get(key, "unset")
-    }
+    differing: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys([*settings_before, *here]):
+        pair = settings_before.get(key, "unset"), here.get(key, "unset")
+        if key not in indifferent and pair[0] != pair[1]:
+            differing[key] = pair
+    return differing
 
 
 def machine_note(folder: RunFolder) -> str:

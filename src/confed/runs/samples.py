@@ -1,11 +1,14 @@
-"""Gallery of a run: sample questions with global and personal answers and attention maps.
+"""Gallery of a run: test examples with the answers or labels of global and personal models, and attention maps.
 
-Where the method filters answers (FedP³), training questions follow, with the answers that the filter picks.
+Where the method filters answers (FedP³), training questions follow, with the answers that the filter picks. Of
+contrastive models also similarities of a test batch before and after training.
 """
 
 import base64
 import io
+import wave
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,25 +21,52 @@ from torch import Tensor, nn
 
 from confed.data.chat import pictures_shown, transcript
 from confed.data.examples import Examples, presence
+from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
 from confed.data.picture_tables import NoPictures
-from confed.engines.local import Workspace
+from confed.data.sounds import Sounds
+from confed.data.table import Table
+from confed.data.time_series import Series
+from confed.engines.local import Setup, Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch, Output, Task
-from confed.federation.specs import Attends, ComparesCaptions, model_spec
+from confed.federation.specs import Attends, ComparesCaptions, HasGrid, model_spec, task_spec
 from confed.federation.teacher import without_answers
 from confed.federation.traits import GlobalModel
 from confed.losses.preference import Filter, FiltersAnswers, forgotten
+from confed.models.contrastive import ContrastiveAnswerer
+from confed.models.tokenizer import HasVocabulary
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
+from confed.results.summary import VALIDATION
 from confed.runs.encode import RunData
-from confed.runs.media import kept_series, kept_sound
-
-# Answers that FedP3's filter ranks first, for the gallery -----------------------------------------------------
+from confed.runs.evaluate import evenly
+from confed.tasks.contrastive import same_answer_share
 
 SHOWN = 3
-"""Answers per question, as in the paper."""
+"""Answers per question that the filter of FedP³ ranks first, as in the paper."""
+
+LONGEST = 160_000
+"""Bytes of sound that a sample has, at most: 10 s at 8 kHz, 5 s at 16 kHz. The rest is left out and said so."""
+
+STEPS, CHANNELS = 128, 6
+"""Steps, evenly spread, and channels of a series that a sample has, at most."""
+
+CLIENTS, UNSEEN = 6, 4
+"""Places with samples of labels: clients spread evenly over those with test examples, and the first unseen places."""
+
+ASKED = 50
+"""Clients that are looked through for those with test examples."""
+
+SHOWN_LABELS, LEAST = 8, 5
+"""Labels of an example that are shown: those that it has or that are predicted, and the most probable ones."""
+
+SIDE = 256
+"""Pixels per side of a picture in a page."""
+
+COMPARED = 32
+"""Examples whose similarities are shown; more could not be told apart in a drawing."""
 
 
 def filter_of(algorithm: Algorithm) -> Filter | None:
@@ -48,20 +78,16 @@ def picked(student: Tensor, teacher: Tensor, mode: Filter, answers: Sequence[str
     """The answers that a filter ranks first, per example."""
     r = forgotten(student, teacher, mode).softmax(dim=1)
     best = r.topk(min(SHOWN, len(answers)), dim=1).indices
-    columns = {"r": r, "teacher": teacher.softmax(dim=1), "student": student.softmax(dim=1)}
-    chosen = {name: torch.gather(values, 1, best).tolist() for name, values in columns.items()}
-    result = []
-    for b, row in enumerate(best.tolist()):
-        result.append(
-            [
-                {"answer": answers[answer], **{name: float(f"{rows[b][n]:.3g}") for name, rows in chosen.items()}}
-                for n, answer in enumerate(row)
-            ]
-        )
+    columns = (r, teacher.softmax(dim=1), student.softmax(dim=1))
+    shares = torch.stack([torch.gather(column, 1, best) for column in columns], dim=2)
+    result: list[list[dict[str, Any]]] = []
+    for labels, rows in zip(best.tolist(), shares.tolist(), strict=True):
+        entries: list[dict[str, Any]] = []
+        for label, row in zip(labels, rows, strict=True):
+            named = zip(("r", "teacher", "student"), row, strict=True)
+            entries.append({"answer": answers[label], **{name: float(f"{share:.3g}") for name, share in named}})
+        result.append(entries)
     return result
-
-
-# Gallery of a run: sample questions with global and personal answers and --------------------------------------
 
 
 def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
@@ -115,16 +141,17 @@ def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
     Regions of padding, which are all zeros, are left out.
     """
     if maps.ndim == 3:
-        return [{"attention": _rounded(weights)} for weights in maps.tolist()]
+        return [{"attention": rounded(weights)} for weights in maps.cpu()]
     if "boxes" not in batch:
         return [{"attention": None}] * len(maps)
     has_region = batch["regions"].abs().sum(-1) > 0 if "regions" in batch else torch.ones_like(maps, dtype=torch.bool)
-    result = []
-    for weights, boxes, row in zip(maps, batch["boxes"], has_region, strict=True):
-        result.append(
-            {"attention": [round(v, 3) for v in weights[row].tolist()], "boxes": _rounded(boxes[row].tolist())}
-        )
-    return result
+    rows = zip(maps.cpu(), batch["boxes"].cpu(), has_region.cpu(), strict=True)
+    return [{"attention": rounded(weights[row]), "boxes": rounded(boxes[row])} for weights, boxes, row in rows]
+
+
+def rounded(values: Tensor, decimals: int = 3) -> Any:
+    """A tensor as lists of rounded numbers."""
+    return [rounded(row, decimals) if row.ndim else round(float(row), decimals) for row in values]
 
 
 def written_models(
@@ -138,57 +165,68 @@ def written_models(
     return shared, personal
 
 
-def gallery(
-    folder: RunFolder,
-    workspace: Workspace,
-    run_data: RunData,
-    count: int,
-    task_of: Callable[[str], Task] | None = None,
-    *,
-    network: nn.Module | None = None,
-    global_model: GlobalModel = "alone",
-    has_personal: bool = True,
-) -> list[dict[str, Any]]:
-    """``count`` test questions per place, spread over question types, from the models the run has written.
+def by_view(
+    folder: RunFolder, workspace: Workspace, method: Algorithm, place: str, seen: bool,
+    look: Callable[[], list[dict[str, Any]]],
+) -> dict[str, list[dict[str, Any]] | None]:  # fmt: skip
+    """What a function sees with the global model at a place, and with the place's own; None where there is no such."""
+    common, personal = written_models(folder, place, method.global_model)
+    models = {
+        "global": common if seen or method.global_model == "alone" else None,
+        "personal": personal if seen and method.traits.has_personal else None,
+    }
+    views: dict[str, list[dict[str, Any]] | None] = {}
+    for view, tensors in models.items():
+        if tensors is not None:
+            fill(workspace, tensors)
+        views[view] = None if tensors is None else look()
+    return views
 
-    For a method that filters answers, training questions of every client follow; they carry "forgotten". Where clients
-    have answers or tasks of their own, ``task_of`` says which; ``network`` answers, where it is not the model alone.
+
+def gallery(
+    folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
+) -> list[dict[str, Any]]:
+    """``count`` test examples of each of some places, from the models that the run has written."""
+    workspace.set_task(setup.task)
+    entries_of = _of_labels if isinstance(run_data.dataset, LabelDataset) else _of_questions
+    return entries_of(folder, workspace, run_data, count, setup)
+
+
+def _of_questions(
+    folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
+) -> list[dict[str, Any]]:
+    """Test questions, spread over question types.
+
+    For a method that filters answers, training questions of every client follow; they carry "forgotten".
     """
+    network = setup.algorithm.deployed_model(workspace.model)
     entries: list[dict[str, Any]] = []
     places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.questions.clients.items()]
     places += [(name, test, run_data.unseen[name], False) for name, test in run_data.questions.unseen.items()]
     usual = _usual(run_data)
     for number, (name, examples, data, seen) in enumerate(places):
-        task = None if task_of is None else task_of(name)
         rows = _spread(examples, count, first=number)
         if not rows:
             continue
-        groups = data.tables[2].groups(torch.tensor(rows))
-        rows = list(chain.from_iterable(group.tolist() for group in groups))
-        batches = list(map(data.tables[2].batch, groups))
-        answers = run_data.dataset.answers
-        if task is not None:
-            answers = run_data.dataset.answer_set(name)
-            workspace.set_task(task)
-        common, personal = written_models(folder, name, global_model)
-        common = common if seen or global_model == "alone" else None
-        personal = personal if has_personal else None
-        views = {
-            view: None
-            if tensors is None
-            else [given for batch in batches for given in _answers(tensors, workspace, batch, answers, network, task)]
-            for view, tensors in (("global", common), ("personal", personal))
-        }
+        rows, batches = _batches(data.tables[2], rows)
+        task, answers = setup.task_of(name), run_data.dataset.answer_set(name)
+        workspace.set_task(task)
+
+        def look(batches: list[Batch] = batches, answers: tuple[str, ...] = answers, task: Task = task) -> list[Any]:
+            return list(chain.from_iterable(answer(workspace, batch, answers, network, task) for batch in batches))
+
+        views = by_view(folder, workspace, setup.algorithm, name, seen, look)
         for position, row in enumerate(rows):
-            entries.append(
-                {
-                    **_question(name, examples, row),
-                    **_senses(examples, row, usual),
-                    "seen": seen,
-                    **{view: given and _named(given[position], examples, row) for view, given in views.items()},
-                }
-            )
+            entry = {**_question(name, examples, row), **_senses(examples, row, usual), "seen": seen}
+            entry |= {view: given and _named(given[position], examples, row) for view, given in views.items()}
+            entries.append(entry)
     return entries + _forgotten(folder, workspace, run_data, count)
+
+
+def _batches(table: Table, rows: Sequence[int]) -> tuple[list[int], list[Batch]]:
+    """Rows in the order of batches of what can be read together, and these batches."""
+    groups = table.groups(torch.tensor(rows))
+    return list(chain.from_iterable(group.tolist() for group in groups)), list(map(table.batch, groups))
 
 
 def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count: int) -> list[dict[str, Any]]:
@@ -203,13 +241,8 @@ def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count
         rows = _spread(split.train, min(count, 2), first=number)
         if not rows or not personal.exists():
             continue
-        table = run_data.clients[name].tables[0]
-        groups = table.groups(torch.tensor(rows))
-        rows, batches = list(chain.from_iterable(group.tolist() for group in groups)), list(map(table.batch, groups))
-        student, teacher = (
-            torch.cat([_logits(path, workspace, without_answers(batch)) for batch in batches])
-            for path in (personal, shared)
-        )
+        rows, batches = _batches(run_data.clients[name].tables[0], rows)
+        student, teacher = _logits(personal, workspace, batches), _logits(shared, workspace, batches)
         for row, answers in zip(rows, picked(student, teacher, mode, run_data.dataset.answers), strict=True):
             entries.append(
                 {**_question(name, split.train, row), "seen": True, "role": "train",
@@ -259,10 +292,31 @@ def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:
         "lacks": [name for name in MODALITIES if name in usual and not present[name]],
     }
     if present["audio"] and examples.sounds is not None and examples.sound_index is not None:
-        entry["sound"] = kept_sound(examples.sounds, int(examples.sound_index[row]))
+        entry["sound"] = _sound(examples.sounds, int(examples.sound_index[row]))
     if present["series"] and examples.series is not None and examples.series_index is not None:
-        entry["series"] = kept_series(examples.series, int(examples.series_index[row]))
+        entry["series"] = _series(examples.series, int(examples.series_index[row]))
     return entry
+
+
+def _sound(sounds: Sounds, row: int) -> dict[str, Any]:
+    """A shortened recording."""
+    clip, buffer = sounds.row(row), io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sounds.rate)
+        file.writeframes(clip[: LONGEST // 2].astype("<i2").tobytes())
+    return {"wav": base64.b64encode(buffer.getvalue()).decode(), "seconds": round(len(clip) / sounds.rate, 3)}
+
+
+def _series(series: Series, row: int) -> dict[str, Any]:
+    """A shortened series."""
+    values = series.row(row)
+    chosen = np.linspace(0, len(values) - 1, min(len(values), STEPS)).round().astype(int)
+    channels: list[list[float]] = []
+    for channel in values[chosen, :CHANNELS].T.tolist():
+        channels.append([float(f"{value:.4g}") for value in channel])
+    return {"channels": list(series.channels), "values": channels, "steps": len(values)}
 
 
 def _named(given: dict[str, Any], examples: Examples, row: int) -> dict[str, Any]:
@@ -272,22 +326,10 @@ def _named(given: dict[str, Any], examples: Examples, row: int) -> dict[str, Any
     return {**given, "answer": examples.choices[row][int(given["answer"])]}
 
 
-def _logits(path: Path, workspace: Workspace, batch: Batch) -> Tensor:
+def _logits(path: Path, workspace: Workspace, batches: Sequence[Batch]) -> Tensor:
     fill(workspace, load_file(path))
     with torch.no_grad():
-        return workspace.model(batch).logits
-
-
-def _answers(
-    tensors: Mapping[str, Tensor],
-    workspace: Workspace,
-    batch: Batch,
-    answers: tuple[str, ...],
-    network: nn.Module | None,
-    task: Task | None,
-) -> list[dict[str, Any]]:
-    fill(workspace, tensors)
-    return answer(workspace, batch, answers, network, task)
+        return torch.cat([workspace.model(without_answers(batch)).logits for batch in batches])
 
 
 def _spread(examples: Examples, count: int, first: int) -> list[int]:
@@ -300,10 +342,10 @@ def _spread(examples: Examples, count: int, first: int) -> list[int]:
     seen = presence(examples)[:, 0].tolist()
     for turn in range(count):
         kind = kinds[(first + turn * max(1, len(kinds) // count)) % len(kinds)]
-        for row, (own, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
+        for row, (row_kind, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
             # An example without a picture shares it with no other.
             first_picture = int(np.atleast_1d(picture)[0]) if seen[row] else -1 - row
-            if own == kind and first_picture not in pictures:
+            if row_kind == kind and first_picture not in pictures:
                 rows.append(row)
                 pictures.add(first_picture)
                 break
@@ -317,8 +359,179 @@ def png(pixels: Any) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _rounded(values: list[list[float]]) -> list[list[float]]:
-    result: list[list[float]] = []
-    for row in values:
-        result.append([round(v, 3) for v in row])
+# Examples with labels ------------------------------------------------------------------------------------------
+
+
+class AtLabels:
+    """Probabilities of labels, and how each label's token looks at the picture or the text."""
+
+    def __init__(self, network: nn.Module, model: nn.Module | None = None) -> None:
+        self.network, self.model = network, network if model is None else model
+
+    @torch.no_grad()
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Probabilities of labels, (B, C); 0 where a logit is NaN, as in evaluations."""
+        return self.network(batch).logits.float().nan_to_num(-torch.inf, torch.inf, -torch.inf).sigmoid()
+
+    @torch.no_grad()
+    def attention(self, batch: Batch) -> Tensor | None:
+        """Attention of each label to each place, (B, C, rows, columns), or to each token (B, C, L).
+
+        The largest of each label is 1; None if the model does not say.
+        """
+        if not isinstance(self.model, Attends):
+            return None
+        maps = self.model.attention(batch)
+        maps = maps / maps.amax(-1, keepdim=True).clamp_min(1e-12)
+        if "image" not in batch:
+            return maps
+        return maps.unflatten(-1, self.model.grid) if isinstance(self.model, HasGrid) else None
+
+
+def look(
+    at: AtLabels, batch: Batch, labels: Sequence[str], threshold: float, words: Sequence[Sequence[str]] | None = None
+) -> list[dict[str, Any]]:
+    """Predictions and attention of a model for each example of a batch."""
+    maps, examples = at.attention(batch), list[dict[str, Any]]()
+    rows = zip(at.probabilities(batch).cpu(), batch["labels"].bool().cpu(), strict=True)
+    for row, (probabilities, truth) in enumerate(rows):
+        chosen, others = _chosen(probabilities, truth, threshold)
+        entries: list[dict[str, Any]] = []
+        for number in chosen:
+            probability = round(float(probabilities[number]), 4)
+            entry: dict[str, Any] = {"label": labels[number], "probability": probability, "there": bool(truth[number])}
+            if maps is not None:
+                weights = maps[row, number]
+                entry["attention"] = rounded(weights if words is None else weights[: len(words[row])])
+            entries.append(entry)
+        examples.append({"labels": entries, "others": others})
+    return examples
+
+
+def _chosen(probabilities: Tensor, truth: Tensor, threshold: float) -> tuple[list[int], int]:
+    """The labels shown, most probable first, and how many that matter are left out."""
+    order = probabilities.argsort(descending=True, stable=True).tolist()
+    matter = {number for number in order if probabilities[number] >= threshold or truth[number]}
+    first = [number for number in order if number in matter][:SHOWN_LABELS]
+    # What is there and not predicted must not be pushed out by what is predicted.
+    missed = [number for number in order if truth[number] and number not in first]
+    first = (first[: max(SHOWN_LABELS - len(missed), SHOWN_LABELS // 2)] + missed)[:SHOWN_LABELS]
+    others = [number for number in order if number not in matter]
+    shown = {*first, *others[: max(0, LEAST - len(first))]}
+    return [number for number in order if number in shown], len(matter - shown)
+
+
+def _of_labels(
+    folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
+) -> list[dict[str, Any]]:
+    """``count`` test examples of each of some places, spread over their rows, from the models the run has written."""
+    dataset = run_data.dataset
+    assert isinstance(dataset, LabelDataset)
+    at = AtLabels(setup.algorithm.deployed_model(workspace.model), workspace.model)
+    threshold, entries = task_spec(setup.task).threshold, list[dict[str, Any]]()
+    for name, examples, seen in _places(dataset):
+        rows = evenly(range(len(examples)), count)
+        data = (run_data.clients if seen else run_data.unseen)[name]
+        batch = data.tables[2].batch(torch.tensor(rows))
+        words = words_of(batch, run_data.tokenizer)
+        seeing = partial(look, at, batch, dataset.labels, threshold, words)
+        views = by_view(folder, workspace, setup.algorithm, name, seen, seeing)
+        for position, row in enumerate(rows):
+            entry = _example(examples, row, None if words is None else words[position])
+            outputs = {view: None if given is None else given[position] for view, given in views.items()}
+            entries.append({"place": name, "seen": seen, **entry, "threshold": threshold, **outputs})
+            for output in filter(None, outputs.values() if position else ()):
+                for label in output["labels"]:
+                    label.pop("attention", None)
+    return entries
+
+
+def _places(dataset: LabelDataset) -> list[tuple[str, LabelExamples, bool]]:
+    seen = {name: dataset.clients[name].test for name in evenly(list(dataset.clients), ASKED)}
+    unseen = {name: examples for name, examples in dataset.unseen.items() if name != VALIDATION}
+    seen_places = [(name, examples, True) for name, examples in seen.items() if len(examples)]
+    unseen_places = [(name, examples, False) for name, examples in unseen.items() if len(examples)]
+    return [*evenly(seen_places, CLIENTS), *unseen_places[:UNSEEN]]
+
+
+def _example(examples: LabelExamples, row: int, words: Sequence[str] | None) -> dict[str, Any]:
+    number = int(examples.rows[row])
+    entry: dict[str, Any] = {"name": examples.names[row], "labels": list(examples.table.labels_of(number))}
+    if examples.types is not None:
+        entry["type"] = str(examples.types[number])
+    if examples.pictures is not None:
+        entry["image"] = png(shrunk(examples.pictures[number]))
+    elif examples.table.texts is not None:
+        entry["text"] = examples.table.texts[number]
+    return entry | ({} if words is None else {"words": list(words)})
+
+
+def shrunk(pixels: np.ndarray) -> np.ndarray:
+    """A picture, uint8 (H, W, 3), with at most :data:`SIDE` pixels per side, as a page shows it."""
+    scale = SIDE / max(pixels.shape[:2])
+    if scale >= 1:
+        return pixels
+    height, width = (max(1, round(scale * side)) for side in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def words_of(batch: Batch, tokenizer: Any) -> list[list[str]] | None:
+    """The tokens of each text; None of pictures, and where the tokenizer does not tell them."""
+    if "text" not in batch or "image" in batch or not isinstance(tokenizer, HasVocabulary):
+        return None
+    result: list[list[str]] = []
+    for row, length in zip(batch["text"].tolist(), batch["text_mask"].sum(1).tolist(), strict=True):
+        result.append([tokenizer.vocabulary[token] for token in row[:length]])
     return result
+
+
+# Similarities of contrastive models ----------------------------------------------------------------------------
+
+
+def similarities(
+    folder: RunFolder, workspace: Workspace, run_data: RunData, batch_size: int, count: int = COMPARED
+) -> dict[str, Any] | None:
+    """Content of ``similarity.json`` for a run with stored models; None for models that are not contrastive.
+
+    The examples are spread over the test data of the first client that has some.
+    """
+    model = workspace.model
+    if not isinstance(model, ContrastiveAnswerer):
+        return None
+    place = next((name for name, data in run_data.clients.items() if len(data.tables[2])), None)
+    if place is None:
+        return None
+    files = {"personal": folder.personal_model(place), "global": folder.models / "global" / "trained.safetensors"}
+    trained = {whose: load_file(path) for whose, path in files.items() if path.is_file()}
+    if not trained:
+        return None
+    table = run_data.clients[place].tables[2]
+    labels = table.columns["label"]
+    in_vocabulary = (labels >= 0).nonzero().flatten()  # an answer outside the vocabulary has no representation
+    if len(in_vocabulary) < 2:
+        return None
+    rows = in_vocabulary[torch.linspace(0, len(in_vocabulary) - 1, min(count, len(in_vocabulary))).round().long()]
+    names = run_data.dataset.answers
+    rows = torch.tensor(sorted(rows.tolist(), key=lambda row: (names[int(labels[row])], row)))
+    batch = table.batch(rows)
+    answers = [names[int(label)] for label in labels[rows]]
+    summary: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
+    summary["same"] = _same(run_data, batch_size)
+    # What is global, with what the client keeps to itself where it does.
+    after = trained.get("personal", {}) | trained.get("global", {})
+    for when, tensors in (("before", {}), ("after", after)):
+        fill(workspace, tensors)
+        with torch.no_grad():
+            similar = model(batch).logits[:, labels[rows]]
+        summary[when] = rounded(similar.cpu(), 4)
+    return summary
+
+
+def _same(run_data: RunData, batch_size: int) -> float:
+    """The share of same-answer negatives of an epoch, the mean over clients weighted by their examples."""
+    total, examples = 0.0, 0
+    for data in run_data.clients.values():
+        labels = data.tables[0].columns["label"]
+        total += len(labels) * same_answer_share(labels, batch_size, torch.Generator().manual_seed(0))
+        examples += len(labels)
+    return total / max(examples, 1)

@@ -2,12 +2,14 @@
 
 import platform
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 from confed.comparison.refusals import SEVERAL
-from confed.data.examples import FederatedDataset
+from confed.data.examples import FederatedDataset, TableData
 from confed.engines.local import Participation, Setup
 from confed.engines.perform import Workspace, count_parameters
 from confed.federation.device_tables import DeviceCounts
@@ -38,10 +40,8 @@ def spent_on_examples(setup: Setup, history: Sequence[Mapping[str, Any]], client
     if not isinstance(method, ProtectsExamples) or not method.example_privacy.noise > 0:
         return {}
     privacy = method.example_privacy
-    asked: dict[str, int] = {}
-    for name in clients:
-        asked[name] = sum(name in line["bytes_down"] for line in history)
-    epochs = {name: count * setup.local.epochs for name, count in asked.items()}
+    calls = Counter(chain.from_iterable(line["bytes_down"] for line in history))
+    epochs = {name: calls[name] * setup.local.epochs for name in clients}
     seed = " The noise is a function of the run's seed, which has to stay secret." if privacy.repeatable else ""
     unit = "is replaced by another one" if privacy.adjacency == "replace" else "has a gradient of zero instead"
     return {
@@ -61,6 +61,8 @@ def spent_on_examples(setup: Setup, history: Sequence[Mapping[str, Any]], client
 
 
 # summary.json: a run's results in one machine-readable file ---------------------------------------------------
+
+Value = TypeVar("Value")
 
 LISTED = 1000
 """Clients that a summary lists; of more, the first so many and how many there are besides."""
@@ -91,67 +93,84 @@ def summarise_run(
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
     metrics = {place: setup.task_of(place).metric for place in (*run_data.clients, *run_data.unseen)}
-    lines, left, asked = read_jsonl(folder.metrics), _left(recipe, run_data), run_data.dataset
+    lines, left, dataset = read_jsonl(folder.metrics), _left(recipe, run_data), run_data.dataset
     traffic = [line for line in lines if line["event"] in ("round", "finish")]
     ledger = ledger_of(setup.algorithm, recipe.run, lines)
-    listed = [name for name, _ in zip(run_data.clients, range(LISTED), strict=False)]
-    names = dict(asked.type_names) if isinstance(asked, FederatedDataset) else {}
+    listed = list(islice(run_data.clients, LISTED))
+    questions = dataset if isinstance(dataset, FederatedDataset) else None
+    method, (cut, texts) = setup.algorithm, run_data.texts_cut
+    unreadable = None if questions is None else questions.unreadable
+    examples = ({} if unreadable is None else unreadable.examples).items()
     return {
-        "algorithm": recipe.sections["algorithm"]["name"],
-        "label": setup.algorithm.title,
-        "recipe": recipe.name,
-        "seed": setup.seed,
-        "rounds": setup.rounds,
-        "metric": SEVERAL if len(set(metrics.values())) > 1 else next(iter(metrics.values())),
-        **({"metric_of": metrics} if len(set(metrics.values())) > 1 else {}),
-        "clients": listed,
-        **({"more_clients": len(run_data.clients) - len(listed)} if len(listed) < len(run_data.clients) else {}),
-        "scenes": list(run_data.unseen),
-        **_results(setup, examined, metrics, left, names),
-        "examples": {
-            name: dict(zip(("train", "validation", "test"), map(len, run_data.clients[name].tables), strict=True))
-            for name in listed
-        },
+        **_what_was_run(recipe, setup, run_data, metrics),
+        **_results(setup, examined, metrics, left, {} if questions is None else questions.type_names),
+        "examples": {name: _sizes(run_data.clients[name]) for name in listed},
         **_costs(setup, traffic, read_jsonl(folder.timings)),
         "cpu_seconds": cpu,
         "peak_memory_bytes": peak,
         **_features(features),
         **_device_data(setup, device_data),
         **_parameters(setup, workspace),
-        "global_model": setup.algorithm.global_model,
-        "has_personal": setup.algorithm.traits.has_personal,
-        **({"public_place": setup.algorithm.public_place()} if isinstance(setup.algorithm, UsesPublicData) else {}),
-        "traits": setup.algorithm.traits.stated(),
-        **_measures(recipe, setup),
+        "global_model": method.global_model,
+        "has_personal": method.traits.has_personal,
+        **({"public_place": method.public_place()} if isinstance(method, UsesPublicData) else {}),
+        "traits": method.traits.stated(),
+        **_present(measures=_measures(recipe, setup)),
         "trainable": recipe.sections["model"].get("trainable", "all"),
-        "errors": [
-            {"round": line["round"], "client": client, "error": error}
-            for line in traffic
-            for client, error in line["errors"].items()
-        ],
-        "facts": dict(run_data.dataset.facts),
+        "errors": list(_errors(traffic)),
+        "facts": dict(dataset.facts),
         "versions": versions(),
         "packages": packages(),
-        "digests": source_digests(run_data.dataset) | result_digests(folder),
+        "digests": source_digests(dataset) | result_digests(folder),
         "machine": machine(),
         **({} if model_spec(workspace.model).exact else {"exact": False}),
         "resolved": tomllib.loads(recipe.to_toml()),
         **(engine or {}),
-        "notes": examined.notes
-        + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
-        + _cut_note(run_data)
-        + _unreadable_note(run_data)
-        + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
-        **_texts_cut(run_data),
-        **_left_out(run_data),
-        **({"left": left} if left else {}),
-        **_with_subsets(examined, metrics),
-        **({"multilabel": labelled} if (labelled := summarise_labels(setup, run_data, examined, left)) else {}),
-        **({"controls": tried} if (tried := summarise_controls(setup, run_data, examined, left)) else {}),
-        **({"traffic": actions} if (actions := _actions(traffic)) else {}),
+        "notes": [
+            *examined.notes,
+            *[f"left before the end, so their last models are tried but are in no mean: {left}"] * bool(left),
+            *[f"{cut} of {texts} different texts are longer than the model reads and lose their end"] * bool(cut),
+            *[str(unreadable)] * bool(unreadable and unreadable.pictures),
+            *["resumed: CPU seconds and peak memory are those of the last part"] * resumed,
+        ],
+        **_present(
+            texts_cut={"cut": cut, "texts": texts} if cut else {},
+            left_out={name: dict(roles) for name, roles in examples},
+            left=left,
+            modality_matrix=_with_subsets(examined, metrics),
+            multilabel=summarise_labels(setup, run_data, examined, left),
+            controls=summarise_controls(setup, run_data, examined, left),
+            traffic=_actions(traffic),
+        ),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
         **spent_on_examples(setup, traffic, listed),
     }
+
+
+def _what_was_run(recipe: Recipe, setup: Setup, run_data: RunData, metrics: Mapping[str, str]) -> dict[str, Any]:
+    several = len(set(metrics.values())) > 1
+    listed = list(islice(run_data.clients, LISTED))
+    return {
+        "algorithm": recipe.sections["algorithm"]["name"],
+        "label": setup.algorithm.title,
+        "recipe": recipe.name,
+        "seed": setup.seed,
+        "rounds": setup.rounds,
+        "metric": SEVERAL if several else next(iter(metrics.values())),
+        **_present(metric_of=metrics if several else {}),
+        "clients": listed,
+        **_present(more_clients=len(run_data.clients) - len(listed)),
+        "scenes": list(run_data.unseen),
+    }
+
+
+def _present(**entries: Any) -> dict[str, Any]:
+    """The entries that are not empty."""
+    return {key: value for key, value in entries.items() if value}
+
+
+Views = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""View -> place -> metric -> value."""
 
 
 def _results(
@@ -165,56 +184,77 @@ def _results(
     views: dict[str, dict[str, Mapping[str, float]]] = {view: {} for view in TESTED}
     matrix: dict[str, dict[str, float]] = {}
     traits = setup.algorithm.traits
-    for (view, model_owner, place), (values, _) in examined.results.items():
-        if model_owner == place:
+    for (view, owner, place), (values, _) in examined.results.items():
+        if owner == place:
             views[OF_EVALUATED[view]][place] = values
         if view == "personal" and not traits.centralised and traits.has_personal:
-            matrix.setdefault(model_owner, {})[place] = values[metrics[place]]
-    headline = {view: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
-    personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in (View.PERSONAL, View.SEEN))
+            matrix.setdefault(owner, {})[place] = values[metrics[place]]
+
+    def headline(place: str, values: Mapping[str, float]) -> float:
+        return values[metrics[place]]
+
+    def of_all(place: str, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in values.items() if "/" not in name}
+
+    def by_type(place: str, values: Mapping[str, float]) -> dict[str, float]:
+        start = f"{metrics[place]}/"
+        return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
+
+    headlines, bleu4 = _read(views, headline), _read(views, lambda place, values: values.get("bleu4"))
+    personal = [value for place, value in headlines[View.PERSONAL].items() if place not in left]
+    seen = [value for place, value in headlines[View.SEEN].items() if place not in left]
     return {
-        **headline,
+        **headlines,
         View.PERSONAL.mean: average(personal),
         WORST: min(personal, default=None),
         "personal_spread": max(personal) - min(personal) if personal else None,
         View.SEEN.mean: average(seen),
-        View.UNSEEN.mean: average([*headline[View.UNSEEN].values()]),
+        View.UNSEEN.mean: average([*headlines[View.UNSEEN].values()]),
         # Every metric of the task, beside the headline's values above; those by type of question are under "types".
-        "test_metrics": {
-            view: {place: {k: v for k, v in values.items() if "/" not in k} for place, values in places.items()}
-            for view, places in views.items()
-        },
+        "test_metrics": _read(views, of_all),
         "matrix": matrix,
-        **({"type_names": type_names} if type_names else {}),
-        "types": {
-            view: {
-                place: {k.partition("/")[2]: v for k, v in values.items() if k.startswith(f"{metrics[place]}/")}
-                for place, values in places.items()
-            }
-            for view, places in views.items()
-        },
-        "ece": {view: {place: v["ece"] for place, v in places.items() if "ece" in v} for view, places in views.items()},
-        **_bleu(views),
+        **_present(type_names=dict(type_names)),
+        "types": _read(views, by_type),
+        "ece": _read(views, lambda place, values: values.get("ece")),
+        **_present(bleu4=bleu4 if any(bleu4.values()) else {}),
     }
 
 
+def _read(views: Views, read: Callable[[str, Mapping[str, float]], Value | None]) -> dict[str, dict[str, Value]]:
+    """View -> place -> what a function reads of the place's values, where it is not None."""
+    result: dict[str, dict[str, Value]] = {}
+    for view, places in views.items():
+        values = {place: read(place, values) for place, values in places.items()}
+        result[view] = {place: value for place, value in values.items() if value is not None}
+    return result
+
+
+def _sizes(data: TableData) -> dict[str, int]:
+    return dict(zip(("train", "validation", "test"), map(len, data.tables), strict=True))
+
+
+def _errors(traffic: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for line in traffic:
+        for client, error in line["errors"].items():
+            yield {"round": line["round"], "client": client, "error": error}
+
+
 def _measures(recipe: Recipe, setup: Setup) -> dict[str, Any]:
-    """Declarations of further measures, each with how the recipe calls it; nothing without any."""
-    stated: dict[str, dict[str, Any]] = {}
-    for name, measure in zip(recipe.run.measures, setup.measures, strict=True):
-        stated[measure.name] = {**measure.stated(), "of": name}
-    return {"measures": stated} if stated else {}
+    """Declarations of further measures, each with how the recipe calls it."""
+    named = zip(recipe.run.measures, setup.measures, strict=True)
+    return {measure.name: {**measure.stated(), "of": name} for name, measure in named}
 
 
 def _costs(setup: Setup, traffic: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Bytes of every round and wall-clock time."""
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
+    up = {str(line["round"]): line["bytes_up"] for line in traffic}
+    down = {str(line["round"]): line["bytes_down"] for line in traffic}
+    total = sum(sum(sent.values()) for sent in chain(up.values(), down.values()))
     return {
-        "bytes_up": {str(line["round"]): line["bytes_up"] for line in traffic},
-        "bytes_down": {str(line["round"]): line["bytes_down"] for line in traffic},
-        "bytes_total": 0
-        if setup.algorithm.traits.centralised
-        else sum(sum(line[k].values()) for line in traffic for k in ("bytes_up", "bytes_down")),
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_total": 0 if setup.algorithm.traits.centralised else total,
         "seconds": sum(t["seconds"] + t["evaluation_seconds"] for t in timings),
         "seconds_per_round": sum(rounds) / max(len(rounds), 1),
     }
@@ -226,13 +266,8 @@ def _features(counts: FeatureCounts | None) -> dict[str, Any]:
         return {}
     if not counts.stage:
         return {"features": {"used": False, "reason": counts.reason}}
-    counted = asdict(counts)
-    return {
-        "features": {
-            "used": counts.reused > 0,
-            **{key: counted[key] for key in counted if counted[key] not in ("", [])},
-        }
-    }
+    counted = {key: value for key, value in asdict(counts).items() if value not in ("", [])}
+    return {"features": {"used": counts.reused > 0, **counted}}
 
 
 def _device_data(setup: Setup, counts: DeviceCounts | None) -> dict[str, Any]:
@@ -242,38 +277,15 @@ def _device_data(setup: Setup, counts: DeviceCounts | None) -> dict[str, Any]:
     return {"device_data": {"reason": counts.reason} if counts.reason else {"held": counts.held, "left": counts.left}}
 
 
-def _texts_cut(run_data: RunData) -> dict[str, Any]:
-    """Number of truncated texts and of all different texts; nothing where none is truncated."""
-    cut, texts = run_data.texts_cut
-    return {"texts_cut": {"cut": cut, "texts": texts}} if cut else {}
-
-
-def _cut_note(run_data: RunData) -> list[str]:
-    cut, texts = run_data.texts_cut
-    return [f"{cut} of {texts} different texts are longer than the model reads and lose their end"] if cut else []
-
-
-def _unreadable_note(run_data: RunData) -> list[str]:
-    out = run_data.dataset.unreadable if isinstance(run_data.dataset, FederatedDataset) else None
-    return [str(out)] if out is not None and out.pictures else []
-
-
-def _left_out(run_data: RunData) -> dict[str, Any]:
-    """Client or unseen place -> role -> examples whose pictures cannot be read; nothing where none is left out."""
-    out = run_data.dataset.unreadable if isinstance(run_data.dataset, FederatedDataset) else None
-    return {"left_out": {name: dict(roles) for name, roles in out.examples.items()}} if out and out.examples else {}
-
-
 def _with_subsets(examined: Examination, metrics: Mapping[str, str]) -> dict[str, Any]:
     """View -> client or place -> set of modalities -> value, and how many examples it is of; nothing without any."""
-    values: dict[str, dict[str, dict[str, float]]] = {}
+    views: dict[str, dict[str, dict[str, float]]] = {}
     examples: dict[str, dict[str, int]] = {}
     for (view, place), sets in examined.subsets.items():
-        values.setdefault(OF_EVALUATED[view], {})[place] = {
-            tried: subset_values[metrics[place]] for tried, (subset_values, _) in sets.items()
-        }
+        values = {tried: of_set[metrics[place]] for tried, (of_set, _) in sets.items()}
+        views.setdefault(OF_EVALUATED[view], {})[place] = values
         examples[place] = {tried: count for tried, (_, count) in sets.items()}
-    return {"modality_matrix": {**values, "examples": examples}} if values else {}
+    return {**views, "examples": examples} if views else {}
 
 
 def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
@@ -291,28 +303,19 @@ def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
     first = next(iter(counts.values()))
     if all(client_counts == first for client_counts in counts.values()):
         return {"parameters": first}
-    means: dict[str, int] = {}
-    for key in first:
-        means[key] = round(sum(client_counts[key] for client_counts in counts.values()) / len(counts))
-    return {"parameters": means, "parameters_of": counts}
-
-
-def _bleu(views: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
-    """BLEU-4 of each place's captions, where models write some."""
-    scores: dict[str, dict[str, float]] = {}
-    for view, places in views.items():
-        scores[view] = {p: v["bleu4"] for p, v in places.items() if "bleu4" in v}
-    return {"bleu4": scores} if any(scores.values()) else {}
+    totals = Counter[str]()
+    for client_counts in counts.values():
+        totals.update(client_counts)
+    return {"parameters": {key: round(totals[key] / len(counts)) for key in first}, "parameters_of": counts}
 
 
 def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Calls and bytes of each action, over all rounds, where a method has several servers."""
-    total: dict[str, dict[str, int]] = {}
+    total: dict[str, Counter[str]] = {}
     for line in rounds:
         for action, counts in line.get("traffic", {}).items():
-            before = total.setdefault(action, {"calls": 0, "up": 0, "down": 0})
-            total[action] = {key: before[key] + counts[key] for key in before}
-    return total
+            total.setdefault(action, Counter(calls=0, up=0, down=0)).update(counts)
+    return {action: dict(counts) for action, counts in total.items()}
 
 
 def _left(recipe: Recipe, run_data: RunData) -> list[str]:

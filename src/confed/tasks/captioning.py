@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from confed.data.caption_batches import next_tokens, unpack_texts
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.reports import LOSS
+from confed.federation.reports import LOSS, SHARE, Number
 from confed.metrics.captions import BLEU, ORDER, Cider, bleu_tally, load_sacrebleu
 from confed.registry import register_task
 
@@ -90,11 +90,11 @@ class Captioning:
         return functional.cross_entropy(logits, target)
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
-        """See :class:`confed.federation.reports.Measured`."""
-        scores = dict.fromkeys(["cider", *(f"cider/{name}" for name in self.types)], (0.0, 10.0))
-        shares = dict.fromkeys(["token_accuracy", *(f"{BLEU}{n}" for n in range(1, ORDER + 1))], (0.0, 1.0))
-        return {"loss": (LOSS.low, LOSS.high), **scores, **shares, f"{BLEU}length": (0.0, LOSS.high)}
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
+        scores = dict.fromkeys(["cider", *(f"cider/{name}" for name in self.types)], Number(0.0, 10.0))
+        shares = dict.fromkeys(["token_accuracy", *(f"{BLEU}{n}" for n in range(1, ORDER + 1))], SHARE)
+        return {"loss": LOSS, **scores, **shares, f"{BLEU}length": Number(0.0, LOSS.high)}
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch.

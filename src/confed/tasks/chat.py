@@ -16,7 +16,7 @@ from confed.data.caption_batches import unpack_texts
 from confed.data.chat import answered
 from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
-from confed.federation.reports import LOSS
+from confed.federation.reports import LOSS, SHARE, Number
 from confed.federation.specs import Writing
 from confed.metrics.captions import Cider
 from confed.metrics.texts import anls, token_f1
@@ -136,11 +136,11 @@ class Chat:
         return float(answer_lengths.sum() if given is None else (answer_lengths * given).sum())
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
-        """See :class:`confed.federation.reports.Measured`."""
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
         names = [self.metric, *(f"{self.metric}/{name}" for name in self.types)]
-        scores = dict.fromkeys(names, (0.0, 10.0 if self.metric == "cider" else 1.0))
-        return {"loss": (LOSS.low, LOSS.high), "token_accuracy": (0.0, 1.0), **scores}
+        scores = dict.fromkeys(names, Number(0.0, 10.0) if self.metric == "cider" else SHARE)
+        return {"loss": LOSS, "token_accuracy": SHARE, **scores}
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights on this batch: of answers the metric, also by type; of token scores those of tokens.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import AT_LEAST_ONE, SHARE, check_fields
+from confed.federation.reports import Number
 from confed.losses.info_nce import Contrast, Denominator, Similarity, same_answers
 from confed.models.contrastive import ContrastiveAnswerer
 from confed.registry import register_task
@@ -187,8 +188,8 @@ class Contrastive:
         return self.contrast.of(output.logits, self.same(batch))
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
-        """See :class:`confed.federation.reports.Measured`."""
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
         return self._closed.measures
 
     def tally(self, output: Output, batch: Batch) -> Tally:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from confed.data.chat import answered
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.reports import Number
 from confed.registry import register_task
 from confed.tasks.vqa import VQA
 
@@ -102,8 +103,8 @@ class Generation:
         return (surprise * weight[weight > 0]).sum() / len(weight) if weight.ndim == 2 else (surprise * weight).mean()
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
-        """See :class:`confed.federation.reports.Measured`."""
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
         return self._named(self._ranked.measures)
 
     def tally(self, output: Output, batch: Batch) -> Tally:

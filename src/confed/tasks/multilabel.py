@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.reports import LOSS
+from confed.federation.reports import LOSS, SHARE, Number
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
 from confed.metrics.binned_precision import bin_counts, binned_average_precision
 from confed.metrics.multilabel import (
@@ -123,15 +123,15 @@ class Multilabel:
         return entries.where(unknown, 0.0).sum(1)
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
-        """See :class:`confed.federation.reports.Measured`."""
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
         names = ["example_f1", "exact_match", "label_accuracy", "O-P", "O-R", "O-F1"]
-        shares = dict.fromkeys([*names, *(f"{self.metric}/{name}" for name in self.types)], (0.0, 1.0))
-        return {"loss": (LOSS.low, LOSS.high), **shares}
+        shares = dict.fromkeys([*names, *(f"{self.metric}/{name}" for name in self.types)], SHARE)
+        return {"loss": LOSS, **shares}
 
     @property
     def count_shapes(self) -> dict[str, tuple[int, ...]]:
-        """See :class:`confed.federation.reports.Counted`."""
+        """See :class:`confed.federation.protocols.Counting`."""
         classes = dict.fromkeys(("true_positives", "predicted", "positives"), (self.answers,))
         return {**classes, "bins": (2, self.answers, self.thresholds - 1)}
 

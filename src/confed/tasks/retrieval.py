@@ -14,13 +14,14 @@ negatives, however many clients there are: a federation does not add them up, as
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.reports import LOSS
+from confed.federation.reports import LOSS, SHARE, Number
 from confed.losses.info_nce import Contrast, same_answers
 from confed.metrics.retrieval import ranks_of_relevant
 from confed.registry import register_task
@@ -75,13 +76,10 @@ class Retrieval:
         return -(wanted * (pairs.log_softmax(1) + pairs.T.log_softmax(1))).sum(1).mean() / 2
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
-        """See :class:`confed.federation.reports.Measured`."""
-        shares: dict[str, tuple[float, float]] = {}
-        for way in ("tr", "ir"):
-            for k in CUTS:
-                shares[f"{way}@{k}"] = (0.0, 1.0)
-        return {"loss": (LOSS.low, LOSS.high), **shares, "pictures": (0.0, LOSS.high)}
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
+        shares = [f"{way}@{k}" for way, k in product(("tr", "ir"), CUTS)]
+        return {"loss": LOSS, **dict.fromkeys(shares, SHARE), "pictures": Number(0.0, LOSS.high)}
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch.

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from confed.federation.actions import among_offered
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.reports import LOSS
+from confed.federation.reports import LOSS, SHARE, Number
 from confed.metrics.calibration import calibration_names, calibration_tally, expected_calibration_error
 from confed.metrics.captions import BLEU, bleu4
 from confed.registry import register_task
@@ -129,10 +129,10 @@ class VQA:
             self._check("label", high, self.answers)
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
-        """See :class:`confed.federation.reports.Measured`."""
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
         shares = ["accuracy", "vqa_accuracy", *(f"{self.metric}/{name}" for name in self.types), *calibration_names()]
-        return {"loss": (LOSS.low, LOSS.high), **dict.fromkeys(shares, (0.0, 1.0))}
+        return {"loss": LOSS, **dict.fromkeys(shares, SHARE)}
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch; one copy to the host.

@@ -33,6 +33,7 @@ from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output, Task
+from confed.federation.reports import SHARE, Number
 from confed.losses.label_states import label_states
 from confed.models.adapters import AdapterBank, Host
 from confed.models.contrastive import ContrastiveAnswerer
@@ -268,6 +269,11 @@ class ToyTask:
 
     metric: str = "accuracy"
     single_label: bool = True
+
+    @property
+    def measures(self) -> dict[str, Number]:
+        """See :attr:`confed.federation.protocols.Task.measures`."""
+        return {"accuracy": SHARE}
 
     def labels(self, batch: Batch) -> Tensor:
         """The right classes, (B,)."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def _tracked(run: RunResults, state: RunState, names: Names, group: str, files: 
     tags = {
         "method": run.label, "algorithm": run.summary.algorithm, "seed": str(run.seed),
         "metric": run.metric, **{k: f"{v}" for k, v in run.summary.versions.items() if k == "confed"},
+        **({"means over": run.summary.membership} if run.summary.membership else {}),
     }  # fmt: skip
     return TrackedRun(
         _digest(run.folder, project, group, name),
@@ -210,6 +212,8 @@ def _tested(summary: Summary) -> Values:
     for view in (*TESTED, View.DEPLOYED):
         places = _by_place(f"test/{view}", summary.values(view))
         metrics |= {name: value for name, value in places.items() if name != f"test/{view}"}
+    for name, view in product(summary.measures, TESTED):
+        metrics |= _by_place(f"test/{portable(name)}/{view}", summary.measured(name, view))
     costs = {f"cost/{name}": summary.cost(name) for name in COSTS}
     return metrics | {name: value for name, value in costs.items() if value is not None}
 

@@ -58,7 +58,8 @@ from confed.federation.checkpoint import private_folder
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
-from confed.federation.reports import LOSS, Counted, Measured
+from confed.federation.protocols import Counting
+from confed.federation.reports import LOSS
 from confed.federation.state import ServerState, Store
 from confed.privacy.protections import ANALYSIS, ValueBound, check_reply
 from confed.system.events import Progress, ignore
@@ -194,7 +195,7 @@ def check_content(algorithm: Algorithm, task: Any, action: str, message: Message
 
 
 def _check_tallies(task: Any, scalars: Mapping[str, Scalar]) -> None:
-    declared = task.measures if isinstance(task, Measured) else None
+    declared = getattr(task, "measures", None)
     if declared is None and len(scalars) > 2 * len(VIEWS) * METRICS:
         raise Refused(f"an evaluation has at most {METRICS} metrics, got {len(scalars)} sums and weights")
     for key, value in scalars.items():
@@ -222,7 +223,7 @@ def _check_tallies(task: Any, scalars: Mapping[str, Scalar]) -> None:
 
 
 def _check_counts(task: Any, tensors: Params) -> None:
-    if not isinstance(task, Counted):
+    if not isinstance(task, Counting):
         return
     shapes = task.count_shapes
     for key, count in tensors.items():

@@ -1,8 +1,10 @@
 """Bar charts of final results per client, and personal against general quality."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from confed.federation.measure import PER_CENT
 from confed.metrics.statistics import mean_sd
 from confed.report.figures.annotate import at_points
 from confed.report.figures.style import (
@@ -55,7 +57,7 @@ def bars(study: StudyResults, further: Further | None = None) -> Drawing | None:
     def read(method: str, view: View) -> Sequence[Mapping[str, float]]:
         summaries = [run.summary for run in study.of(method)]
         if further is not None:
-            return [summary.measured(further.name, view) for summary in summaries]
+            return [replace(further, view=view).values(summary) for summary in summaries]
         return [summary.values(view) for summary in summaries]
 
     values = [(series, read(method, judged(study))) for method, series in series_styles(study).items()]
@@ -66,7 +68,9 @@ def bars(study: StudyResults, further: Further | None = None) -> Drawing | None:
     values = [(series, runs) for series, runs in values if any(runs)]
     if not values or not study.clients:
         return None
-    metric = f"test {metric_of(study.runs) if further is None else further.title}, %"
+    metric = f"test {metric_of(study.runs)}, %"
+    if further is not None:
+        metric = f"test {further.title}, %" if further.unit == PER_CENT else f"test {further.title}"
     name = f"bars {study.recipe}{'' if further is None else further.name}"
     if len(study.clients) > MANY_CLIENTS:
         return Drawing(
@@ -84,7 +88,8 @@ def bars(study: StudyResults, further: Further | None = None) -> Drawing | None:
         axes = figure.add_subplot()
         _grouped(axes, study.clients, values, palette)
         style_axes(axes, palette, "", "", metric)
-        axes.set_ylim(0, min(108.0, axes.get_ylim()[1] * 1.04))
+        if further is None or further.unit == PER_CENT:
+            axes.set_ylim(0, min(108.0, axes.get_ylim()[1] * 1.04))
         axes.tick_params(axis="x", length=0)
         if not study.single:
             axes.legend(

@@ -22,8 +22,8 @@ from confed.system import format as formats
 MANY_PLACES = 8
 """With more clients or unseen places than this their columns are left to the CSV file."""
 
-TableName = Literal["results", "paper", "labels", "labels and cost", "captions", "sweep", "models"]
-"""Tables that take declared columns. In "sweep" they stand at the end, in "models" each is a table of its own."""
+TableName = Literal["results", "paper", "labels", "labels and cost", "captions", "sweep"]
+"""Tables that take declared columns. In "sweep" they stand at the end."""
 
 Kind = Literal["quality", "share", "count", "size", "duration"]
 
@@ -99,6 +99,7 @@ class RunColumn:
         lower_is_better: whether small qualities are the best.
         of_bounds: whether rows that are bounds have values.
         detail: in the CSV file only.
+        unit: of qualities, where it is not per cent; values are in hundredths of it.
     """
 
     title: str
@@ -113,11 +114,12 @@ class RunColumn:
     lower_is_better: bool = False
     of_bounds: bool = True
     detail: bool = False
+    unit: str = ""
 
     @property
     def heading(self) -> Column:
         """The column without its values."""
-        return Column(self.title, self.group, _UNITS[self.kind], detail=self.detail)
+        return Column(self.title, self.group, self.unit or _UNITS[self.kind], detail=self.detail)
 
     def cells(self, rows: Sequence[MethodRow]) -> list[Cell]:
         """The cell of every row."""
@@ -157,22 +159,21 @@ class RunColumn:
 def columns_of(table: TableName, context: Context) -> list[RunColumn]:
     """The declared columns that a table about this has."""
     declared = [column for column in COLUMNS if table in column.tables and column.shown(context)]
-    return declared + (_further(context) if table in ("results", "paper") else [])
+    return declared + (_further(context) if table in ("results", "paper", "sweep") else [])
 
 
 def _further(context: Context) -> list[RunColumn]:
     """A column for each further measure and view that some run has values of."""
 
-    def mean_of(one: Further) -> Callable[[RunResults], float | None]:
-        return lambda run: average([*run.summary.measured(one.name, one.view).values()])
+    def column(measure: str, one: Further) -> RunColumn:
+        heading, lower = one.view.heading, one.lower_is_better
+        return RunColumn(
+            heading, lambda run: one.mean(run.summary), (), one.title, measure=measure, lower_is_better=lower,
+            unit=one.unit,
+        )  # fmt: skip
 
-    columns: list[RunColumn] = []
-    for measure, one in further_of(context.runs).items():
-        if any(run.summary.measured(one.name, one.view) for run in context.runs):
-            value = mean_of(one)
-            lower = one.lower_is_better
-            columns.append(RunColumn(one.view.heading, value, (), one.title, measure=measure, lower_is_better=lower))
-    return columns
+    columns = [column(measure, one) for measure, one in further_of(context.runs).items()]
+    return [each for each in columns if any(each.value(run) is not None for run in context.runs)]
 
 
 def place_columns(view: View, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:
@@ -255,7 +256,7 @@ def _recall(view: View, measure: str) -> Callable[[RunResults], float | None]:
     """A share of the task ``retrieval``, mean over the places of a view."""
 
     def value(run: RunResults) -> float | None:
-        return average([metrics.get(measure) for metrics in run.summary.metrics(view).values()])
+        return average([*run.summary.measured(measure, view).values()])
 
     return value
 

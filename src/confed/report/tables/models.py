@@ -27,7 +27,8 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
     In each row the federated methods that paired tests over seeds do not tell from the best one are bold; the last row
     is the mean over the models that all methods have.
     """
-    cells, bounds = models.measures[measure], models.bounds
+    cells, bounds, further = models.measures[measure], models.bounds, models.further.get(measure)
+    unit, sign = ("%", 1) if further is None else (further.unit, -1 if further.lower_is_better else 1)
     methods = list(models.labels)
     ranked = [i for i, method in enumerate(methods) if method not in bounds]
 
@@ -39,7 +40,10 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
             pair = {methods[i], methods[j]}
             return methods[j] in models.refused.get(methods[i], {}) or pair <= blind
 
-        ranks = best_marks(values, ranked, refused)
+        signed: list[dict[int, float]] = []
+        for seeds in values:
+            signed.append({seed: sign * value for seed, value in seeds.items()})
+        ranks = best_marks(signed, ranked, refused)
         shown = zip(methods, values, ranks, strict=True)
         return (
             Cell(model),
@@ -62,13 +66,14 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
             means[m] = average([average(list(cells[m][model].values())) for model in common])
         some = "" if len(common) == len(models.studies) else f" of {len(common)}"
         sections.append(((Cell(f"mean{some}"), *(mean_sd_cell([means.get(method)]) for method in models.labels)),))
-    columns = (Column("model", words=True), *(Column(label, unit="%") for label in models.labels.values()))
+    columns = (Column("model", words=True), *(Column(label, unit=unit) for label in models.labels.values()))
     runs = list(chain.from_iterable(study.runs for study in models.studies.values()))
     seeds = max(map(len, chain.from_iterable(of.values() for of in cells.values())), default=0)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
-    of = "" if measure == OVERALL else f", questions of type {measure}"
+    of = models.subject(measure)
+    metric = metric_of(runs) if further is None else "values"
     recipe = next((study.recipe for study in models.studies.values() if study.recipe), "")
-    title = f"{recipe + ': ' if recipe else ''}test {metric_of(runs)} in % after the last round{of}{over}"
+    title = f"{recipe + ': ' if recipe else ''}test {metric} in {unit} after the last round{of}{over}"
     notes = (*notes, *bold_note(sections[0], "row"), *[MEANING] * bool(models.blind))
     return Table(title, columns, tuple(sections), notes)
 
@@ -116,7 +121,7 @@ def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = 
         Column("p uncorrected", ranks, detail=True),
         Column("least p", ranks, detail=True),
     )
-    of = "" if measure == OVERALL else f", questions of type {measure}"
+    of = models.subject(measure)
     rows = tuple(_pair_row(models, pair) for pair in pairs)
     return Table(f"Methods compared over models{of}: first minus second, in points", columns, (rows,), _notes(pairs))
 
@@ -135,7 +140,7 @@ def difference_of_models(models: ModelStudies, pairs: Sequence[ModelPair], measu
             )
         )
     rows = tuple(items)
-    of = "" if measure == OVERALL else f", questions of type {measure}"
+    of = models.subject(measure)
     return Table(f"Differences model by model{of}: first minus second, in points, means over seeds", columns, (rows,))
 
 
