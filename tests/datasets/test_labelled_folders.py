@@ -39,11 +39,12 @@ def test_folder_per_class(folders: Path) -> None:
 
 
 def test_roles_and_domains_above_classes(tmp_path: Path) -> None:
+    values = iter(range(64))
     for role, count in (("train", 6), ("test", 2)):
         for domain in ("aerial", "ground"):
             for name in ("a", "b", "c", "d"):
                 for i in range(count):
-                    picture(tmp_path / role / domain / name / f"{i}.png", i)
+                    picture(tmp_path / role / domain / name / f"{i}.png", next(values))
     dataset = labelled_folders(tmp_path, **{**OPTIONS, "partition": "domain"}, domains=True)
     assert set(dataset.clients) == {"aerial", "ground"}
     assert len(dataset.clients["aerial"].test) == 4

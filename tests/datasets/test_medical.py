@@ -195,7 +195,7 @@ def test_what_is_wrong_with_scans_is_one_line(tmp_path: Path) -> None:
     splits = [[*row[:2], ("train", "test")[number % 2]] for number, row in enumerate(rows)]
     table(tmp_path, ("image", "label", "split"), splits)
     with pytest.warns(
-        UserWarning, match="20 patients or files are in several splits of the table, such as patient 'p0'"
+        UserWarning, match="20 patients, documents or pictures are in several of .* such as patient 'p0'"
     ):
         dicom_folders(tmp_path, table="labels.csv", unreadable=1.0, **OPTIONS)
 

@@ -1,9 +1,10 @@
 """Conversations as a federated dataset: examples of each answer, and who owns which."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,9 +14,10 @@ from confed.data.chat_files import ChatRecord
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.intake.account import Account, settled
+from confed.data.intake.identity import first_copies_of_files, joined_groups, note_copies, warn_of_sides
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
-from confed.data.picture_files import PictureFiles
+from confed.data.picture_files import Check, PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
@@ -103,6 +105,25 @@ class Dealing:
     seed: int = 0
 
 
+def shown_files(
+    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, *, size: int, unreadable: float,
+    check: Check,
+) -> tuple[list[ChatRecord], PictureFiles, dict[str, int]]:  # fmt: skip
+    """Conversations that name their pictures by files, these files, and the row of each; equal files are one."""
+    names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
+    files = [find(name) for name in names]
+    each = list(dict.fromkeys(files))
+    firsts = first_copies_of_files(each)
+    note_copies(account, [file.name for file in each], firsts)
+    kept = {file: str(each[first]) for file, first in zip(each, firsts, strict=True)}
+    file_of = {name: kept[file] for name, file in zip(names, files, strict=True)}
+    index = {file: row for row, file in enumerate(dict.fromkeys(file_of.values()))}
+    shown: list[ChatRecord] = []
+    for record in records:
+        shown.append(replace(record, pictures=tuple(file_of[name] for name in record.pictures)))
+    return shown, PictureFiles(index, size, unreadable=unreadable, check=check), index
+
+
 def federate_chat(
     name: str,
     records: Sequence[ChatRecord],
@@ -114,8 +135,9 @@ def federate_chat(
 ) -> FederatedDataset:
     """Conversations shared out among clients. Owners and test sets are the same for all seeds.
 
-    Conversations of a client that share a picture have one role, and one owner unless a column says otherwise. Where
-    every one is a single question about a single picture, examples are plain questions, which all models read.
+    Conversations that share a picture, a patient or a document have one role unless a column of splits says otherwise,
+    and one owner unless a column says that. Where every one is a single question about a single picture, examples are
+    plain questions, which all models read.
     """
     account.check_remains(len(records))
     if not records:
@@ -130,23 +152,23 @@ def federate_chat(
     has_clients = any(record.columns.get("client", "").strip() for record in records)
     partition = how.partition or ("client" if has_clients else "iid")
     records = _owned(records, partition, how.unseen, account)
+    together = joined_groups((*(("picture", name) for name in r.pictures), *r.united) for r in records)
     examples, owner = _examples(records, pictures, index, how.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
     if CLUSTER in (how.partition, how.skew):
         clusters = picture_clusters(pictures, how.clients)
-        speakers = [records[number] for number in _together(records).tolist()]  # of each group one speaks for all
+        speakers = [records[number] for number in together.tolist()]  # of each group one speaks for all
         firsts = [index[record.pictures[0]] if record.pictures else -1 for record in speakers]
         column[CLUSTER] = np.array(["none" if row < 0 else f"cluster {clusters[row]}" for row in firsts])
-    roles = _roles(records, column["split"], how, column["client"])
+    roles = _roles(records, column["split"], how, column["client"], together)
     whole = {key for key in column if key == partition or (column[key] != "").all()}
     keys = {key: column[key][owner] for key in column if key != "split" and key in whole}
     skew = {"answer": np.asarray(examples.answers), **keys}
     if partition == "dirichlet" and how.skew not in skew:
         raise ValueError(f"data.skew must be one of {', '.join(skew)}, columns that every line has; got {how.skew!r}")
     pool = Pool(
-        examples, roles[owner], column["place"][owner], keys, _together(records)[owner],
-        skew.get(how.skew),
+        examples, roles[owner], column["place"][owner], keys, together[owner], skew.get(how.skew),
     )  # fmt: skip
     splits, places = federate(
         pool, partition, unseen=how.unseen, unseen_roles=("train", "val", "test"), clients=how.clients,
@@ -225,7 +247,9 @@ def _owned(
     return [record for record in records if id(record) in kept]
 
 
-def _roles(records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray) -> np.ndarray:
+def _roles(
+    records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray, together: np.ndarray
+) -> np.ndarray:
     """Role of each conversation; where none is a test, a share of each client's is."""
     for record, split_role in zip(records, split.tolist(), strict=True):
         if split_role not in ROLES:
@@ -234,25 +258,14 @@ def _roles(records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, clien
         raise ValueError(f"data.test_share must be a share in [0, 1), got {how.test_share}")
     roles = np.array([ROLES[split_role] for split_role in split.tolist()], dtype=object)
     if (roles == "test").any():
+        united = [row for row, record in enumerate(records) if record.united]
+        warn_of_sides(together[united], roles[united].tolist(), [" and ".join(records[row].united) for row in united])
         return roles.astype(str)
-    together = _together(records)
-    for number, split_role in enumerate(sorted(set(client.tolist()))):
-        rows = np.flatnonzero((client == split_role) & (roles == "train"))
+    names = sorted(set(client.tolist()))
+    pairs = np.unique(np.stack([together, np.searchsorted(names, client)]), axis=1)
+    if len(np.unique(together)) < pairs.shape[1]:  # what several clients have is a test for all of them, or for none
+        client, names = np.full(len(client), ""), [""]
+    for number, name in enumerate(names):
+        rows = np.flatnonzero((client == name) & (roles == "train"))
         roles[rows[hold_out(together[rows], how.test_share, np.random.default_rng([4, number]))]] = "test"
     return roles.astype(str)
-
-
-def _together(records: Sequence[ChatRecord]) -> np.ndarray:
-    """Number of each conversation's group: those that share a picture, directly or by others between them."""
-    parent = list(range(len(records)))
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
-    first: dict[str, int] = {}
-    for number, record in enumerate(records):
-        for picture in record.pictures:
-            parent[root(number)] = root(first.setdefault(picture, number))
-    return np.array([root(number) for number in range(len(records))], dtype=np.int64)

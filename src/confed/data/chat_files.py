@@ -11,8 +11,9 @@ Understood are the layouts of the usual fine-tuning tools:
 
 ``images`` (or ``image``) has paths of pictures; in texts ``<image>`` stands for the next one (LLaVA, LLaMA-Factory,
 ms-swift). Where nothing stands for any, all come before the first user's text. Optional texts are ``system``, ``id``,
-``client``, ``place``, ``type`` and ``split``; other keys are left alone. Columns of other names can be mapped
-(:mod:`confed.data.intake.tables`). Where the question is a column, a placeholder inside its text is a word like others.
+``client``, ``place``, ``type`` and ``split``; ``patient`` and ``document`` keep what is theirs on one side of a split.
+Other keys are left alone. Columns of other names can be mapped (:mod:`confed.data.intake.tables`). Where the question
+is a column, a placeholder inside its text is a word like others.
 """
 
 from collections import Counter
@@ -23,6 +24,7 @@ from typing import Any
 
 from confed.data.chat import Role, Said, check_turns, pictures_shown
 from confed.data.intake.account import Account, Blank
+from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
@@ -45,6 +47,7 @@ class ChatRecord:
         answers: right answers in place of that turn, as several people gave them; empty where it is the only one.
         pictures: paths of its pictures, in the order in which they are shown.
         columns: ``client``, ``place``, ``type`` and ``split``, as far as they are there.
+        united: patient and document, as far as they are there.
     """
 
     where: str
@@ -53,6 +56,7 @@ class ChatRecord:
     answers: tuple[str, ...]
     pictures: tuple[str, ...]
     columns: Mapping[str, str]
+    united: tuple[str, ...] = ()
 
 
 def chat_records(
@@ -130,7 +134,8 @@ def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
         given = {key: owner_text(entry, key) for key in ("client", "place", "type", "split")}
         given["split"] = given["split"].strip().casefold()
         columns = {key: text for key, text in given.items() if text}
-        return ChatRecord(where, plain_text(entry.get("id")) or name, turns, answers, pictures, columns)
+        key = plain_text(entry.get("id")) or name
+        return ChatRecord(where, key, turns, answers, pictures, columns, united_by(entry))
     except Blank:
         raise
     except ValueError as error:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
+from confed.data.intake.identity import first_copies, first_copies_of_files
 from confed.data.intake.opening import read_picture
 from confed.data.intake.values import stored_name
 from confed.data.intake.walk import ENDINGS, visible
@@ -112,6 +113,10 @@ class NamedPictures(LazyPictures):
             return str(error)
         return ""
 
+    def first_copies(self) -> list[int]:
+        """The first row with the same bytes as each row; of pictures that are no files of their own the row itself."""
+        return list(range(len(self)))
+
     @abstractmethod
     def present(self, row: int) -> bool:
         """Whether there is a picture that is not empty; it is not read."""
@@ -163,6 +168,10 @@ class PictureFiles(NamedPictures):
 
     def _one(self, row: int) -> np.ndarray:
         return resize(self.opened(row), self.size, self.fit)
+
+    def first_copies(self) -> list[int]:
+        """See :meth:`NamedPictures.first_copies`."""
+        return first_copies_of_files([self.file(row) for row in range(len(self))])
 
     def present(self, row: int) -> bool:
         """See :meth:`NamedPictures.present`."""
@@ -223,6 +232,17 @@ class TarPictures(NamedPictures):
         fewer = super().take(rows)
         fewer._spans = self._spans[rows]
         return fewer
+
+    def first_copies(self) -> list[int]:
+        """See :meth:`NamedPictures.first_copies`."""
+        with self.source.open("rb") as archive:
+
+            def read(row: int, most: int) -> bytes:
+                start, length = self._spans[row].tolist()
+                archive.seek(start)
+                return archive.read(length if most < 0 else min(length, most))
+
+            return first_copies(self._spans[:, 1].tolist(), read)
 
     def present(self, row: int) -> bool:
         """See :meth:`NamedPictures.present`."""

@@ -501,7 +501,7 @@ def _by_owner(entries: Sequence[Mapping[str, Any]], usual: str, saw: list[str]) 
 
 def _classes(folder: Path, clients: int) -> Found | None:
     """Pictures in a folder per class, or per domain and class."""
-    paths, notes = in_classes(folder)
+    paths, walked = in_classes(folder)
     roles = {path.role for path in paths if path.role}
     below = [path.below for path in paths]
     deep = [path for path in below if len(path) >= 3]
@@ -524,7 +524,7 @@ def _classes(folder: Path, clients: int) -> Found | None:
         )
     uses = frozenset(path.parts[0] for path in paths)
     proposal = _of_classes(folder, classes, domains, roles, clients, "folders", uses)
-    return replace(proposal, saw=[*proposal.saw, *(f"left out: {note}" for note in notes)])
+    return replace(proposal, saw=[*proposal.saw, *(f"left out: {note}" for note in walked.notes())])
 
 
 def _of_classes(

@@ -1,7 +1,7 @@
 """Tables that name the class of each file, and whose it is, as a federation: patients stay on one side of a split."""
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -13,6 +13,7 @@ from confed.data.chat_federate import HELD, ROLES, Dealing
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.few_shot import QUESTION
+from confed.data.intake.identity import warn_of_sides
 from confed.data.intake.tables import read_records
 from confed.data.intake.walk import visible
 from confed.data.owners import owner_text, with_owner
@@ -30,6 +31,17 @@ def medical_library(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise ValueError(f"these files need the package {name}: pip install '.[medical]' -c constraints.txt") from error
+
+
+@contextmanager
+def decoding(file: Path, what: str) -> Iterator[None]:
+    """Context in which whatever a medical library raises of a file is a ``ValueError`` that names it."""
+    try:
+        yield
+    except MemoryError:  # says nothing about the file
+        raise
+    except Exception as error:  # decoders raise of everything
+        raise ValueError(f"{file}: expected {what}, got: {' '.join(str(error).split())[:200]}") from error
 
 
 class ClassRow(NamedTuple):
@@ -97,7 +109,7 @@ def federate_classes(
     clients = np.array([row.client for row in kept])
     _, together = np.unique([f"p{r.patient}" if r.patient else f"f{r.image}" for r in kept], return_inverse=True)
     roles = np.array([ROLES[row.split] for row in kept], dtype="<U5")
-    _warn_of_patients(together, roles, [row.patient for row in kept])
+    warn_of_sides(together, roles.tolist(), [f"patient {r.patient!r}" if r.patient else f"{r.image}" for r in kept])
     if not (roles == "test").any():
         for number, client in enumerate(np.unique(clients)):
             of_client = np.flatnonzero((clients == client) & (roles == "train"))
@@ -114,15 +126,3 @@ def federate_classes(
     facts = {**facts, **counts, "partition": partition, **floors(splits)}
     dataset = FederatedDataset(name, tuple(sorted(set(answers))), splits, {}, words([QUESTION]), facts)
     return with_held_pictures(leave_out_unreadable(dataset)) if prod(pictures.shape) <= HELD else dataset
-
-
-def _warn_of_patients(together: np.ndarray, roles: np.ndarray, patients: Sequence[str]) -> None:
-    """Warning of patients in several of the table's splits."""
-    sides: dict[int, set[str]] = {}
-    for group, role in zip(together.tolist(), roles.tolist(), strict=True):
-        sides.setdefault(group, set()).add(role)
-    torn = [row for row, group in enumerate(together.tolist()) if len(sides[group]) > 1]
-    if torn:
-        count = len(set(together[torn].tolist()))
-        what = f"patient {patients[torn[0]]!r}" if patients[torn[0]] else "a file"
-        warnings.warn(f"{count} patients or files are in several splits of the table, such as {what}", stacklevel=3)

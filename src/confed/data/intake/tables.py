@@ -82,7 +82,7 @@ ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Files that are read, by the endings of their names."""
 COLUMNS = (
     "image", "images", "question", "answer", "answers", "messages", "conversations", "prompt", "completion", "system",
-    "id", "client", "place", "type", "split",
+    "id", "client", "place", "type", "split", "patient", "document",
 )  # fmt: skip
 """What columns can be mapped to."""
 _OBJECT = 1 << 28

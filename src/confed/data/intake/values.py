@@ -82,6 +82,11 @@ def find_file(folders: Sequence[Path], name: str) -> Path | None:
     return None
 
 
+def file_in(folders: Sequence[Path], name: str) -> Path:
+    """The file of a name as :func:`find_file` has it; where there is none, where it should be."""
+    return find_file(folders, name) or folders[0] / name
+
+
 def find_picture(folder: Path, name: str) -> Path | None:
     """A picture below a folder, below its ``images/``, or below the only other folder in it that has it.
 

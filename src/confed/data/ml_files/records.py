@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from confed.data.intake.account import Account, Blank
+from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
@@ -27,6 +28,7 @@ class LabelRecord:
         text: empty if there is none.
         user: whose it is; empty if the dataset has no users.
         split: empty if the file has no splits.
+        united: patient and document, as far as the file names them.
     """
 
     file: Path
@@ -38,6 +40,7 @@ class LabelRecord:
     text: str = ""
     user: str = ""
     split: str = ""
+    united: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # A name without a folder, which most have, is checked without parsing it: there are hundreds of thousands.
@@ -128,6 +131,7 @@ def line_records(
             words,
             owner_text(entry, user, f"{where}: ") if user else "",
             optional_text(entry, "split", file, row),
+            united_by(entry),
         )
 
 
