@@ -109,7 +109,7 @@ def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> N
     (folders / "split.json").write_text('{"train": [["a.png", 0, "a"]], "test": [["a.png", 0, "a"]]}')
     with pytest.raises(ValueError, match=r"each picture must have one role, got 'a\.png' as train and as test"):
         labelled_folders(folders, split_file="split.json")
-    for name in ("null", '["a"]', "{}"):
+    for name in ("null", '["a", "b"]', "{}"):
         (folders / "labels.jsonl").write_text(f'{{"image": "a.png", "label": {name}}}')
         with pytest.raises(ValueError, match=r"row 1"):
             labelled_folders(folders)

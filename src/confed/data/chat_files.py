@@ -240,7 +240,7 @@ class _Parts:
         assert len(pictures) == pictures_shown(turns)
         for picture in pictures:
             if ".." in picture.split("/") or "://" in picture or picture.startswith("data:"):
-                raise ValueError(f"expected pictures as paths below the folder, got {picture!r:.80}")
+                raise ValueError(f"expected pictures as paths below the folder, got {picture!r:.80}; save it there")
         return turns, pictures
 
 

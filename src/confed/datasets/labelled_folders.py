@@ -277,11 +277,10 @@ def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> 
         role = str(entry.get("split") or "")
         if role and role not in ROLES:
             raise ValueError(f"{file}, row {row}: expected the split train, val or test, got {role!r}")
-        label = plain_text(entry.get(class_key))
+        given = entry.get(class_key)
+        label = plain_text(given[0] if isinstance(given, list) and len(given) == 1 else given)
         if label is None:
-            raise ValueError(
-                f"{file}, row {row}: expected the name of a class in {class_key!r}, got {entry.get(class_key)!r:.80}"
-            )
+            raise ValueError(f"{file}, row {row}: expected the name of a class in {class_key!r}, got {given!r:.80}")
         if not label:
             account.leave("no class", f"{file}, row {row}")
             continue

@@ -86,8 +86,9 @@ def labelled_pictures(
             "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
             labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
         layout: "lines" for ``labels.jsonl``, or what another tool has written below ``root``: "yolo", "roboflow"
-            (COCO's objects beside each split's pictures), "cvat" (for images), "label_studio" (JSON), or "one_hot", a
-            table with a column of zeros and ones per label.
+            (COCO's objects beside each split's pictures), "coco" (one file of them), "cvat" (for images), "createml",
+            "label_studio" (JSON), "voc" and "labelme" (a file per picture), "boxes", a table with a box per row, or
+            "one_hot", one with a column of zeros and ones per label.
         user_key: what ``labels.jsonl`` calls whose a picture is; pictures that are nobody's are left out by "user".
         clients: number of clients, but for "user".
         alpha: concentration of the skewed partitions.

@@ -14,6 +14,7 @@ from confed.data.intake.identity import first_copies_of_files, joined_groups, un
 from confed.datasets.chat_records import chat_records
 from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
+from confed.prepare.own_data import recognise
 
 COUNT = 40
 """Pictures; each is there twice, under another name and in another class or with another client."""
@@ -137,3 +138,22 @@ def test_groups_are_joined_by_what_stands_between_them() -> None:
     assert len(set(groups.tolist())) == 3
     assert united_by({"patient": 7, "document": " x ", "other": 1}) == ("patient '7'", "document 'x'")
     assert united_by({"patient": None, "document": ["pages"]}) == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ("patient_id,hospital", {"patient": "patient_id", "client": "hospital"}),
+        ("patient_id", {"client": "patient_id"}),
+        ("doc_id,hospital", {"document": "doc_id", "client": "hospital"}),
+    ],
+)
+def test_proposals_keep_patients_and_documents_together(columns: str, expected: dict[str, str], tmp_path: Path) -> None:
+    names = pictures(tmp_path / "images")
+    rows = [f"{name},{'ab'[i % 2]},p{i // 4},{'ns'[i // 20]}" for i, name in enumerate(names)]
+    width = columns.count(",") + 1
+    table = "\n".join(",".join(row.split(",")[: 2 + width]) for row in rows)
+    (tmp_path / "q.csv").write_text(f"image,label,{columns}\n{table}\n")
+    proposal = recognise(tmp_path)[0][0]
+    assert proposal.options["columns"] == {"answer": "label", **expected}
+    assert proposal.options["partition"] == "client"

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from confed.data.intake.stream import encoding_of, json_items
 from confed.data.intake.values import whole_numbers, without_fraction
+from confed.data.intake.walk import ROLES
 
 # JSON lines, plain or compressed with gzip or Zstandard -------------------------------------------------------
 
@@ -144,7 +145,7 @@ def _first_sign(file: Path) -> str:
 
 
 def _object_rows(file: Path) -> list[tuple[int, Any]]:
-    """Rows of an object with one list of objects, or with columns by row, as pandas writes them; else none."""
+    """Rows of an object: one list of objects, lists by split, rows by id, or columns by row as pandas writes them."""
     if _first_sign(file) != "{" or file.stat().st_size > _OBJECT:
         return []
     encoding = encoding_of(file)
@@ -155,13 +156,17 @@ def _object_rows(file: Path) -> list[tuple[int, Any]]:
     lists = [value for value in content.values() if isinstance(value, list) and isinstance((value or [0])[0], dict)]
     if len(lists) == 1:
         return list(enumerate(lists[0], start=1))
+    entries: list[Any] = []
+    if len(lists) > 1 and len(lists) == len(content) and all(key.casefold() in ROLES for key in content):
+        for split, listed in content.items():
+            entries += [{"split": split, **entry} if isinstance(entry, dict) else entry for entry in listed]
     columns = [value for value in content.values() if isinstance(value, dict)]
-    if len(columns) < 2 or len(columns) < len(content) or any(column.keys() != columns[0].keys() for column in columns):
-        return []
-    rows: list[tuple[int, Any]] = []
-    for row, key in enumerate(columns[0], start=1):
-        rows.append((row, {name: column[key] for name, column in content.items()}))
-    return rows
+    if len(columns) > 1 and len(columns) == len(content):
+        if any(name in COLUMNS for name in columns[0]):
+            entries = [{"id": key, **value} for key, value in content.items()]
+        elif all(column.keys() == columns[0].keys() for column in columns):
+            entries = [{name: column[key] for name, column in content.items()} for key in columns[0]]
+    return list(enumerate(entries, start=1))
 
 
 def _has_lines(file: Path) -> bool:
@@ -207,7 +212,11 @@ def read_cells(
     given = lines[0].removeprefix("sep=") if lines[0].startswith("sep=") else ""
     while start < len(lines) - 1 and (not lines[start].strip() or (start == 0 and given)):
         start += 1
-    delimiter = given[:1] or _delimiter(lines[start:], "\t" if file.suffix.lower() == ".tsv" else ",")
+    usual = "\t" if file.suffix.lower() == ".tsv" else ","
+    titles = 0
+    while not given and start < len(lines) - 1 and _is_title(lines[start], lines[start + 1]):
+        start, titles = start + 1, titles + 1
+    delimiter = given[:1] or _delimiter(lines[start:], usual)
     header = [_column_name(cell) for cell in _cells(lines[start], delimiter)]
     check_header(file, needed, [name for name in header if name])
     rows: list[tuple[int, dict[str, str]]] = []
@@ -215,9 +224,21 @@ def read_cells(
         entry = {name: cell for name, cell in zip(header, cells, strict=True) if name and cell and not cell.isspace()}
         if entry:
             rows.append((row, {**dict.fromkeys(filter(None, header), ""), **entry} if blank else entry))
-    usual = delimiter == ("\t" if file.suffix.lower() == ".tsv" else ",")
-    between = [] if usual else [f"a table with {_DELIMITERS.get(delimiter, repr(delimiter))} between cells"]
-    return rows, " in ".join([*between, *([encoding.said] if encoding.said else [])])
+    between = f"a table with {_DELIMITERS.get(delimiter, repr(delimiter))} between cells"
+    above = f"a table below {titles} line{'s' if titles > 1 else ''} left out"
+    said = [*([between] if delimiter != usual else []), *([above] if titles else [])]
+    return rows, " in ".join([*said, *([encoding.said] if encoding.said else [])])
+
+
+def _is_title(line: str, following: str) -> bool:
+    """Whether a line above a header is a comment or a title: one filled cell, and more of them in the next line."""
+    filled = max(_filled(following, delimiter) for delimiter in _DELIMITERS)
+    alone = max(_filled(line, delimiter) for delimiter in _DELIMITERS) == 1
+    return filled > 1 and (line.startswith("#") or (alone and any(sign in line for sign in _DELIMITERS)))
+
+
+def _filled(line: str, delimiter: str) -> int:
+    return sum(bool(cell.strip()) for cell in _cells(line, delimiter))
 
 
 def _column_name(cell: str) -> str:

@@ -101,7 +101,7 @@ def line_records(
     if account is not None:
         entries = [*entries]
         account.rows[str(file)] = len(entries)
-        given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list)]
+        given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list | dict)]
         texts_given = (label for label in chain.from_iterable(given) if plain_text(label) is not None)
         spelled = Spellings("labels", texts_given, fold_case, known)
         account.note_encoding(file)
@@ -138,10 +138,12 @@ def line_records(
 def _labels(entry: dict[str, Any], where: str, spelled: Spellings) -> tuple[str, ...]:
     """The labels of a row, each once and without blank ones, in their normal form."""
     given = entry.get("labels")
+    if isinstance(given, dict) and all(isinstance(value, bool | int | float) for value in given.values()):
+        given = [label for label, value in given.items() if value > 0]
     if not isinstance(given, list) and plain_text(given) == "":
         raise Blank("no labels")
     if not isinstance(given, list) or any(plain_text(label) is None for label in given):
-        raise ValueError(f"{where}: expected a list of texts as 'labels', got {given!r:.80}")
+        raise ValueError(f"{where}: expected a list of texts as 'labels', got {given!r:.80}; write them as [...]")
     labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
     if given and not labels:
         raise Blank("blank labels")
