@@ -115,8 +115,8 @@ def shown_files(
     each = list(dict.fromkeys(files))
     firsts = first_copies_of_files(each)
     note_copies(account, [file.name for file in each], firsts)
-    kept = {file: str(each[first]) for file, first in zip(each, firsts, strict=True)}
-    file_of = {name: kept[file] for name, file in zip(names, files, strict=True)}
+    file_copied = {file: str(each[first]) for file, first in zip(each, firsts, strict=True)}
+    file_of = {name: file_copied[file] for name, file in zip(names, files, strict=True)}
     index = {file: row for row, file in enumerate(dict.fromkeys(file_of.values()))}
     shown: list[ChatRecord] = []
     for record in records:
@@ -144,15 +144,11 @@ def federate_chat(
         raise ValueError(f"{name}: expected conversations, found none")
     if not index:
         raise ValueError(f"{name}: expected pictures in the conversations, found none")
-    if len({record.name for record in records}) < len(records):
-        seen: dict[str, str] = {}
-        for record in records:
-            if (first := seen.setdefault(record.name, record.where)) != record.where:
-                raise ValueError(f"{record.where}: the id {record.name!r} is that of {first} already")
+    _check_names(records)
     has_clients = any(record.columns.get("client", "").strip() for record in records)
     partition = how.partition or ("client" if has_clients else "iid")
     records = _owned(records, partition, how.unseen, account)
-    together = joined_groups((*(("picture", name) for name in r.pictures), *r.united) for r in records)
+    together = joined_groups((*record.pictures, *record.united) for record in records)
     examples, owner = _examples(records, pictures, index, how.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
@@ -188,6 +184,13 @@ def federate_chat(
     return dataset
 
 
+def _check_names(records: Sequence[ChatRecord]) -> None:
+    rows_by_name: dict[str, str] = {}
+    for record in records:
+        if (first := rows_by_name.setdefault(record.name, record.where)) != record.where:
+            raise ValueError(f"{record.where}: the id {record.name!r} is that of {first} already")
+
+
 def _examples(
     records: Sequence[ChatRecord], pictures: np.ndarray | Pictures, index: Mapping[str, int], turns: Turns
 ) -> tuple[Examples, np.ndarray]:
@@ -206,17 +209,17 @@ def _examples(
             answers.append(answer)
             people.append(record.answers or (answer,))
             names.append(record.name if len(ends) == 1 else f"{record.name}#{count if turns == 'each' else len(ends)}")
-    counts = [pictures_shown(said) for said in before]
+    counts = [pictures_shown(turns_before) for turns_before in before]
     rows = np.zeros((len(owner), max([*counts, 1])), dtype=np.int64)
     for row, (number, count) in enumerate(zip(owner, counts, strict=True)):
         shown = [index[path] for path in records[number].pictures[:count]]
         rows[row] = [*shown, *[shown[0] if shown else 0] * (rows.shape[1] - count)]
-    asked = [transcript(said[-1:]) for said in before]
-    plain = all(len(said) == 1 and len(said[0].parts) == 2 and said[0].parts[0] is None for said in before)
+    questions = [transcript(turns[-1:]) for turns in before]
+    plain = all(len(turns) == 1 and len(turns[0].parts) == 2 and turns[0].parts[0] is None for turns in before)
     kinds = [records[number].columns.get("type") or "question" for number in owner]
     several = any(record.answers for record in records)
     examples = Examples(
-        pictures, rows[:, 0] if plain else rows, asked, answers, kinds, names,
+        pictures, rows[:, 0] if plain else rows, questions, answers, kinds, names,
         annotations=people if several else None, conversations=None if plain else before,
     )  # fmt: skip
     return examples, np.array(owner, dtype=np.int64)
@@ -240,11 +243,11 @@ def _owned(
         )
     owned = {id(record) for record in with_owner(others, cells, partition)}
     elsewhere = {id(record) for record in records} - {id(record) for record in others}
-    kept = owned | elsewhere
+    record_ids = owned | elsewhere
     for record in records:
-        if id(record) not in kept:
+        if id(record) not in record_ids:
             account.leave(f"no {partition}", record.where)
-    return [record for record in records if id(record) in kept]
+    return [record for record in records if id(record) in record_ids]
 
 
 def _roles(

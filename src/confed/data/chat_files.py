@@ -73,7 +73,7 @@ def chat_records(
     account = Account() if account is None else account
     read = read_records(file, columns)
     account.rows[str(file)] = len(read.rows)
-    account.note(read.said)
+    account.note(read.how_read)
     entries: list[tuple[str, dict[str, Any]]] = []
     for row, entry in read.rows:
         if not isinstance(entry, dict):
@@ -258,10 +258,10 @@ def _turns(entry: Mapping[str, Any], reader: _Parts) -> tuple[tuple[Said, ...], 
             sides += _said(whole, key, "role", "content", reader)
         return (*begun, *sides), ()
     if "question" in entry:
-        asked = Said("user", reader.asked(entry["question"]))
+        question = Said("user", reader.asked(entry["question"]))
         answers = _answers(entry)
         best = answers[0] if len(answers) == 1 else Counter(answers).most_common(1)[0][0]
-        return (*begun, asked, Said("assistant", (best,))), answers if len(answers) > 1 else ()
+        return (*begun, question, Said("assistant", (best,))), answers if len(answers) > 1 else ()
     raise ValueError(
         f"expected messages, conversations, prompt and completion, or question and answer, got {', '.join(entry)!r:.80}"
     )
@@ -271,12 +271,12 @@ def _said(turns: Any, key: str, role: str, content: str, reader: _Parts) -> tupl
     """Turns of a list."""
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError(f"expected a list of turns as {key!r}, got {turns!r:.80}")
-    found: list[Said] = []
+    turns_said: list[Said] = []
     for turn in turns:
         if not isinstance(turn.get(role), str) or turn[role] not in _ROLES:
             raise ValueError(f"expected the {role} of a turn to be of {', '.join(_ROLES)}, got {turn.get(role)!r}")
-        found.append(Said(_ROLES[turn[role]], reader.of(turn.get(content), _ROLES[turn[role]])))
-    return tuple(found)
+        turns_said.append(Said(_ROLES[turn[role]], reader.of(turn.get(content), _ROLES[turn[role]])))
+    return tuple(turns_said)
 
 
 def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -311,8 +311,8 @@ def _paths(entry: Mapping[str, Any]) -> list[str]:
     return paths
 
 
-def _path(part: Mapping[str, Any]) -> str:
+def _path(content: Mapping[str, Any]) -> str:
     """Path of a picture part; empty where it has none."""
-    given = next((part[key] for key in ("image", "path", "url", "image_url") if part.get(key)), "")
+    given = next((content[key] for key in ("image", "path", "url", "image_url") if content.get(key)), "")
     given = given.get("url", "") if isinstance(given, dict) else given
     return plain_path(given) if isinstance(given, str) else ""

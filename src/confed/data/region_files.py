@@ -136,10 +136,10 @@ def _npy(file: Path) -> PictureRegions:
     return PictureRegions(_number(file), str(file), rows * columns, width, read)
 
 
-def _key(there: Mapping[str, Any], keys: Sequence[str], file: Path) -> str:
-    present_keys = [key for key in keys if key in there]
+def _key(arrays: Mapping[str, Any], keys: Sequence[str], file: Path) -> str:
+    present_keys = [key for key in keys if key in arrays]
     if not present_keys:
-        raise ValueError(f"{file}: expected an array {' or '.join(map(repr, keys))}, got {', '.join(there) or 'none'}")
+        raise ValueError(f"{file}: expected an array {' or '.join(map(repr, keys))}, got {', '.join(arrays) or 'none'}")
     return present_keys[0]
 
 
@@ -177,10 +177,10 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
             f"{features.shape} and {boxes.shape}"
         )
     images = _hdf5_ids(content, file, len(features) if ends is None else len(ends))
-    sizes = {
-        key: hdf5_array(content, name, str(file))[:] for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH))
-        for name in names if name in content
-    }  # fmt: skip
+    sizes: dict[str, np.ndarray] = {}
+    for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH)):
+        for name in filter(content.__contains__, names):
+            sizes[key] = hdf5_array(content, name, str(file))[:]
     for row, image in enumerate(images):
         where = f"{file}, row {row}"
         at = row if ends is None else slice(int(ends[row][0]), int(ends[row][1]))
@@ -312,11 +312,11 @@ class StoredRegions:
 
     @cached_property
     def _mapped(self) -> tuple[np.ndarray, np.ndarray]:
-        features, boxes = (
-            np.memmap(self.file, dtype=kind, mode="r", offset=start, shape=shape)
-            for kind, shape, start in (self._tables[name] for name in ("features", "boxes"))
-        )
-        return features, boxes
+        mapped: list[np.ndarray] = []
+        for name in ("features", "boxes"):
+            kind, shape, start = self._tables[name]
+            mapped.append(np.memmap(self.file, dtype=kind, mode="r", offset=start, shape=shape))
+        return mapped[0], mapped[1]
 
 
 def write_regions(

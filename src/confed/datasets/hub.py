@@ -111,12 +111,12 @@ def hub(
         warning = f"hub: {len(lost)} of {len(table.index)} pictures of {name} cannot be read"
         if len(lost) > unreadable * len(table.index):
             raise ValueError(f"{warning}, more than the share of {unreadable:g} that may be left out (data.unreadable)")
-        kept = [record for record in records if not lost & set(record.pictures)]
-        warnings.warn(f"{warning} and are left out with {len(records) - len(kept)} conversations", stacklevel=2)
+        readable = [record for record in records if not lost & set(record.pictures)]
+        warnings.warn(f"{warning} and are left out with {len(records) - len(readable)} conversations", stacklevel=2)
         for record in records:
             if lost & set(record.pictures):
                 account.leave("picture cannot be read", record.where)
-        records = kept
+        records = readable
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
     )

@@ -64,7 +64,7 @@ def coco_caption_records(file: Path, account: Account | None = None) -> Iterator
     content = _Content()
     for key, row, entry in _two_lists(file):
         content.add(key, row, entry, file)
-    missing = [key for key in ("images", "annotations") if key not in content.found]
+    missing = [key for key in ("images", "annotations") if key not in content.keys_read]
     if missing:
         raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
     strange = next((image for image in content.captions if image not in content.names), None)
@@ -85,12 +85,12 @@ class _Content:
     names: dict[int, str] = field(default_factory=dict[int, str])
     rows: dict[int, int] = field(default_factory=dict[int, int])
     captions: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-    found: set[str] = field(default_factory=set[str])
+    keys_read: set[str] = field(default_factory=set[str])
     distinct: Distinct = field(default_factory=lambda: Distinct("id"))
 
     def add(self, key: str, row: int, entry: Any, file: Path) -> None:
         """Addition of one entry of a list; row -1 stands for the list itself."""
-        self.found.add(key)
+        self.keys_read.add(key)
         if row < 0:
             return
         caption_id = number(entry, "id", file, row)

@@ -48,19 +48,19 @@ class Account:
 
     def note_encoding(self, file: Path) -> None:
         """Notes how a file's bytes are read as text, where that is not as usual."""
-        if said := encoding_of(file).said:
-            self.note(f"{file.name} is read as {said}")
+        if how_read := encoding_of(file).how_read:
+            self.note(f"{file.name} is read as {how_read}")
 
     def keep(self, examples: Iterable[str], why: str) -> Self:
         """The account with rows left out of which no example is left."""
         kept_names = set(examples)
-        kept = {name: row for name, row in self.used.items() if name in kept_names}
-        rows = set(kept.values())
+        used_rows = {name: row for name, row in self.used.items() if name in kept_names}
+        rows = set(used_rows.values())
         lost = [row for row in dict.fromkeys(self.used.values()) if row not in rows]
         left = {reason: [*listed] for reason, listed in self.left.items()}
         if lost:
             left[why] = [*left.get(why, ()), *lost]
-        return replace(self, left=left, used=kept)
+        return replace(self, left=left, used=used_rows)
 
     @property
     def counts(self) -> dict[str, int]:

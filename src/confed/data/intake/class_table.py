@@ -104,25 +104,29 @@ def federate_classes(
         table_rows = with_owner(table_rows, [row.client for row in rows], "client")
     if not table_rows:
         raise ValueError(f"{rows[0].where}: partition 'client' needs a column client, and no row has one")
-    kept = [rows[number] for number in table_rows]
-    answers = [row.label for row in kept]
-    clients = np.array([row.client for row in kept])
-    _, together = np.unique([f"p{r.patient}" if r.patient else f"f{r.image}" for r in kept], return_inverse=True)
-    roles = np.array([ROLES[row.split] for row in kept], dtype="<U5")
-    warn_of_sides(together, roles.tolist(), [f"patient {r.patient!r}" if r.patient else f"{r.image}" for r in kept])
+    owned_rows = [rows[number] for number in table_rows]
+    answers = [row.label for row in owned_rows]
+    clients = np.array([row.client for row in owned_rows])
+    _, together = np.unique([f"p{r.patient}" if r.patient else f"f{r.image}" for r in owned_rows], return_inverse=True)
+    roles = np.array([ROLES[row.split] for row in owned_rows], dtype="<U5")
+    warn_of_sides(
+        together, roles.tolist(), [f"patient {r.patient!r}" if r.patient else f"{r.image}" for r in owned_rows]
+    )
     if not (roles == "test").any():
         for number, client in enumerate(np.unique(clients)):
             of_client = np.flatnonzero((clients == client) & (roles == "train"))
             held = hold_out(together[of_client], how.test_share, np.random.default_rng([4, number]))
             roles[of_client[held]] = "test"
     names = [pictures.names[row] for row in table_rows]
-    examples = Examples(pictures, np.array(table_rows), [QUESTION] * len(kept), answers, ["class"] * len(kept), names)
+    examples = Examples(
+        pictures, np.array(table_rows), [QUESTION] * len(owned_rows), answers, ["class"] * len(owned_rows), names
+    )
     pool = Pool(examples, roles, clients, {"client": clients} if partition == "client" else {}, together)
     splits, _ = federate(
         pool, partition, unseen=(), clients=how.clients, alpha=how.alpha, validation=how.validation,
         max_train=how.max_train, max_test=how.max_test, seed=how.seed,
     )  # fmt: skip
-    counts = {"patients": str(len({row.patient for row in kept if row.patient}) or "not told")}
+    counts = {"patients": str(len({row.patient for row in owned_rows if row.patient}) or "not told")}
     facts = {**facts, **counts, "partition": partition, **floors(splits)}
     dataset = FederatedDataset(name, tuple(sorted(set(answers))), splits, {}, words([QUESTION]), facts)
     return with_held_pictures(leave_out_unreadable(dataset)) if prod(pictures.shape) <= HELD else dataset

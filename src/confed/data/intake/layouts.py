@@ -81,7 +81,7 @@ def layout_records(
 
 def _split_of(place: Path, folder: Path) -> str:
     """The split that a folder on the way to a file is named after."""
-    parts = [_SPLITS.get(part.casefold(), "") for part in place.relative_to(folder).parts]
+    parts = [_SPLITS.get(step.casefold(), "") for step in place.relative_to(folder).parts]
     return next(filter(None, parts), "")
 
 
@@ -210,7 +210,9 @@ def _beside(folder: Path, ending: str) -> list[Path]:
 
 def _of_file(folder: Path, file: Path, name: str) -> Path | None:
     """The picture that a file beside it, or in a folder of its own, is about."""
-    places = (file.parent, *(above / below for above in (file.parent.parent, folder) for below in _PICTURE_FOLDERS))
+    places = [file.parent]
+    for above in (file.parent.parent, folder):
+        places += [above / below for below in _PICTURE_FOLDERS]
     path = plain_path(name).rpartition("/")[2]
     names = [*([path] if path else []), *(f"{file.stem}{ending}" for ending in PICTURE_ENDINGS)]
     return next((place for one in names if (place := find_file(places, one)) is not None), None)

@@ -26,11 +26,11 @@ _SCANNED = 1 << 26
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a file's bytes are read as text; ``said`` is empty for plain UTF-8."""
+    """How a file's bytes are read as text; ``how_read`` is empty for plain UTF-8."""
 
     name: str = "utf-8"
     errors: str = "strict"
-    said: str = ""
+    how_read: str = ""
 
 
 def _windows(error: UnicodeError) -> tuple[str, int]:
@@ -59,19 +59,19 @@ def encoding_of(file: Path, *, strict: bool = False) -> Encoding:
     """
     with _existing(file).open("rb") as stream:
         head = stream.read(1024)
-        for mark, (name, said) in _MARKS.items():
+        for mark, (name, how_read) in _MARKS.items():
             if head.startswith(mark):
-                return Encoding(name, said=said)
+                return Encoding(name, how_read=how_read)
         for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
             if len(head) > 3 and head[first::2].count(0) > len(head) // 4:
-                return Encoding(name, said="UTF-16")
+                return Encoding(name, how_read="UTF-16")
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace" if strict else "strict")
         try:
             decoder.decode(head)
             while not strict and stream.tell() < _SCANNED and (chunk := stream.read(1 << 20)):
                 decoder.decode(chunk)
         except UnicodeDecodeError:
-            return Encoding(errors="confed.windows", said="Windows-1252 where it is no UTF-8")
+            return Encoding(errors="confed.windows", how_read="Windows-1252 where it is no UTF-8")
     return Encoding()
 
 

@@ -97,12 +97,12 @@ class Records:
 
     Attributes:
         rows: each row's number and its cells by column, without blank cells of tables.
-        said: how the file is read, where that is not as usual; else empty.
+        how_read: how the file is read, where that is not as usual; else empty.
     """
 
     file: Path
     rows: Sequence[tuple[int, Any]]
-    said: str = ""
+    how_read: str = ""
 
 
 def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Records:
@@ -111,15 +111,15 @@ def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Record
         raise ValueError(f"the file {file} does not exist")
     ending, mapped = file.suffix.lower(), columns or {}
     if ending in (".csv", ".tsv"):
-        rows, said = read_cells(file, mapped.values())
+        rows, how_read = read_cells(file, mapped.values())
     elif ending == ".parquet":
-        rows, said = list(parquet_rows(file, mapped.values())), ""
+        rows, how_read = list(parquet_rows(file, mapped.values())), ""
     else:
         if ending != ".json" or _has_lines(file):
             rows = list(read_jsonl(file, strict=False))
         else:
             rows = _object_rows(file) or list(json_items(file, strict=False))
-        said = encoding_of(file).said if ending in (".json", ".jsonl") else ""
+        how_read = encoding_of(file).how_read if ending in (".json", ".jsonl") else ""
     entries = [entry for _, entry in rows if isinstance(entry, dict)]
     for name in dict.fromkeys(chain.from_iterable(entries[:100])):
         if whole_numbers(entry.get(name) for entry in entries):
@@ -128,7 +128,7 @@ def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Record
                     entry[name] = without_fraction(entry[name])
     if mapped:
         rows = [(row, renamed(entry, mapped) if isinstance(entry, dict) else entry) for row, entry in rows]
-    return Records(file, rows, said and f"{file.name} is read as {said}")
+    return Records(file, rows, how_read and f"{file.name} is read as {how_read}")
 
 
 def holds_records(file: Path) -> bool:
@@ -165,7 +165,8 @@ def _object_rows(file: Path) -> list[tuple[int, Any]]:
         if any(name in COLUMNS for name in columns[0]):
             entries = [{"id": key, **value} for key, value in content.items()]
         elif all(column.keys() == columns[0].keys() for column in columns):
-            entries = [{name: column[key] for name, column in content.items()} for key in columns[0]]
+            for key in columns[0]:
+                entries.append({name: column[key] for name, column in content.items()})
     return list(enumerate(entries, start=1))
 
 
@@ -185,8 +186,8 @@ def _has_lines(file: Path) -> bool:
 def renamed(entry: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record with its columns under the names that they have here."""
     taken = set(columns.values())
-    kept = {key: value for key, value in entry.items() if key not in taken and key not in columns}
-    return {**kept, **{key: entry[name] for key, name in columns.items() if name in entry}}
+    unmapped = {key: value for key, value in entry.items() if key not in taken and key not in columns}
+    return {**unmapped, **{key: entry[name] for key, name in columns.items() if name in entry}}
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
@@ -226,8 +227,8 @@ def read_cells(
             rows.append((row, {**dict.fromkeys(filter(None, header), ""), **entry} if blank else entry))
     between = f"a table with {_DELIMITERS.get(delimiter, repr(delimiter))} between cells"
     above = f"a table below {titles} line{'s' if titles > 1 else ''} left out"
-    said = [*([between] if delimiter != usual else []), *([above] if titles else [])]
-    return rows, " in ".join([*said, *([encoding.said] if encoding.said else [])])
+    notes = [between if delimiter != usual else "", above if titles else "", encoding.how_read]
+    return rows, " in ".join(filter(None, notes))
 
 
 def _is_title(line: str, following: str) -> bool:

@@ -104,9 +104,9 @@ def _in_threads(
     # The pool does not outlive the call: a process with threads cannot be forked safely.
     pool = ThreadPoolExecutor(max(min(cores, _MOST_THREADS, len(parts)), 1))
     try:
-        for part in pool.map(lambda part: [call(row) for row in part], parts):
-            answers.append(part)
-            count += len(part)
+        for row_group in pool.map(lambda row_group: [call(row) for row in row_group], parts):
+            answers.append(row_group)
+            count += len(row_group)
             done(count)
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C the rest is not waited for
@@ -140,11 +140,11 @@ def _remembered(key: str, pictures: CheckedPictures) -> list[int] | None:
     return sorted(rows) if sound else None
 
 
-def _remember(key: str, pictures: CheckedPictures, found: dict[int, str]) -> None:
+def _remember(key: str, pictures: CheckedPictures, reasons: dict[int, str]) -> None:
     content = {
         "source": str(pictures.source),
         "pictures": len(pictures),
-        "unreadable": {str(row): pictures.names[row] for row in sorted(found)},
+        "unreadable": {str(row): pictures.names[row] for row in sorted(reasons)},
     }
     try:
         folder = cache_folder()
