@@ -101,7 +101,7 @@ def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> N
         labelled_folders(empty)
     (folders / "labels.jsonl").write_text('{"image": "a.png", "label": "a", "split": "exam"}')
     (folders / "images").mkdir()
-    with pytest.raises(ValueError, match="row 1: expected the split train, val or test, got 'exam'"):
+    with pytest.raises(ValueError, match="row 1: expected the split train, validation or test, got 'exam'"):
         labelled_folders(folders)
     (folders / "split.json").write_text('{"train": [["a.png", 0]], "test": []}')
     with pytest.raises(ValueError, match=r"train, entry 1: expected \[path, number, name\]"):

@@ -15,9 +15,10 @@ from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.intake.account import Account, settled
 from confed.data.intake.identity import first_copies_of_files, joined_groups, note_copies, warn_of_sides
+from confed.data.intake.walk import role_of
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
-from confed.data.picture_files import Check, PictureFiles
+from confed.data.picture_files import HELD, Check, PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
@@ -61,11 +62,6 @@ def _features(pictures: np.ndarray | Pictures, row: int) -> np.ndarray:
 
 
 # Conversations as a federated dataset: examples of each answer ------------------------------------------------
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
-ROLES = {"": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
-"""What a line may give as its split, and what the split is called from here on."""
 
 CLUSTER = "cluster"
 """Column of the cluster of a conversation's first picture."""
@@ -254,12 +250,10 @@ def _roles(
     records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray, together: np.ndarray
 ) -> np.ndarray:
     """Role of each conversation; where none is a test, a share of each client's is."""
-    for record, split_role in zip(records, split.tolist(), strict=True):
-        if split_role not in ROLES:
-            raise ValueError(f"{record.where}: expected the split train, validation or test, got {split_role!r}")
+    given = [role_of(text, record.where) for record, text in zip(records, split.tolist(), strict=True)]
     if not 0 <= how.test_share < 1:
         raise ValueError(f"data.test_share must be a share in [0, 1), got {how.test_share}")
-    roles = np.array([ROLES[split_role] for split_role in split.tolist()], dtype=object)
+    roles = np.array([role or "train" for role in given], dtype=object)
     if (roles == "test").any():
         united = [row for row, record in enumerate(records) if record.united]
         warn_of_sides(together[united], roles[united].tolist(), [" and ".join(records[row].united) for row in united])

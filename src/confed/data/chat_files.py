@@ -132,7 +132,6 @@ def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
             if entry.get(key):
                 raise ValueError(f"expected pictures and texts, got {key}, which are not read")
         given = {key: owner_text(entry, key) for key in ("client", "place", "type", "split")}
-        given["split"] = given["split"].strip().casefold()
         columns = {key: text for key, text in given.items() if text}
         key = plain_text(entry.get("id")) or name
         return ChatRecord(where, key, turns, answers, pictures, columns, united_by(entry))

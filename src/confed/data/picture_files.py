@@ -26,6 +26,8 @@ from confed.data.intake.walk import ENDINGS, visible
 from confed.data.pictures import Fit, current_fit, resize
 from confed.data.ragged import PackedTexts
 
+HELD = 1 << 28
+"""Bytes of pictures that readers of people's own files keep in memory."""
 Check = Literal["decoded", "present"]
 """How pictures are checked before a run; see :class:`PictureFiles`."""
 

@@ -15,7 +15,7 @@ from confed.data.chat import pictures_shown
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.federate import floors
 from confed.data.intake.account import settled
-from confed.data.ml_files.integrity import faults
+from confed.data.ml_files.integrity import check_share, unreadable_rows
 from confed.data.picture_files import NamedPictures
 from confed.data.picture_tables import LeftOut
 from confed.data.pictures import empty_table
@@ -99,18 +99,9 @@ def _first(lost: Mapping[int, Mapping[int, str]]) -> str:
 
 def _unreadable(images: NamedPictures) -> dict[int, str]:
     """Why pictures cannot be read, by their rows."""
-    if not len(images):
-        return {}
-    if images.check == "decoded":
-        lost = faults(images)
-    else:
-        absent = (row for row in range(len(images)) if not images.present(row))
-        lost = {row: f"picture {images.names[row]}: it is missing or empty" for row in absent}
-    if len(lost) > images.unreadable * len(images):
-        raise ValueError(
-            f"{len(lost)} of {len(images)} pictures in {images.source} cannot be read, more than the share of "
-            f"{images.unreadable:g} that may be left out (data.unreadable); the first: {lost[min(lost)]}"
-        )
+    lost = unreadable_rows(images, images.check)
+    if lost:
+        check_share(len(lost), len(images), f"in {images.source}", images.unreadable, lost[min(lost)])
     return lost
 
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat, shown_files
+from confed.data.chat_federate import Dealing, Partition, Turns, federate_chat, shown_files
 from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import ENDINGS, check_columns
 from confed.data.intake.values import find_picture
-from confed.data.intake.walk import visible
+from confed.data.intake.walk import ROLES, visible
 from confed.data.picture_files import Check
 from confed.registry import register_dataset
 
@@ -83,7 +83,7 @@ def chat_records(
     account, records = Account(), list[ChatRecord]()
     for file in _files(folder, files):
         of_file = read_records(file, columns, question, account, fold_case)
-        role = {"split": file.stem} if file.stem in ROLES else {}
+        role = {"split": file.stem} if file.stem.casefold() in ROLES else {}
         records += [replace(record, columns={**role, **record.columns}) for record in of_file] if role else of_file
     records, pictures, index = shown_files(
         records, partial(picture_place, folder), account, size=image_size, unreadable=unreadable, check=check

@@ -31,7 +31,7 @@ from confed.data.intake.account import Account, settled
 from confed.data.intake.identity import joined_groups, note_copies, united_by, warn_of_sides
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
-from confed.data.intake.walk import ROLES, in_classes
+from confed.data.intake.walk import ROLES, in_classes, role_of
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
@@ -274,18 +274,17 @@ def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> 
     account.rows[str(file)] = len(entries)
     account.note_encoding(file)
     for row, entry in entries:
-        role = str(entry.get("split") or "")
-        if role and role not in ROLES:
-            raise ValueError(f"{file}, row {row}: expected the split train, val or test, got {role!r}")
+        where = f"{file}, row {row}"
+        role = role_of(str(entry.get("split") or ""), where)
         given = entry.get(class_key)
         label = plain_text(given[0] if isinstance(given, list) and len(given) == 1 else given)
         if label is None:
-            raise ValueError(f"{file}, row {row}: expected the name of a class in {class_key!r}, got {given!r:.80}")
+            raise ValueError(f"{where}: expected the name of a class in {class_key!r}, got {given!r:.80}")
         if not label:
-            account.leave("no class", f"{file}, row {row}")
+            account.leave("no class", where)
             continue
-        domain, path = owner_text(entry, domain_key, f"{file}, row {row}: "), plain_path(str(entry["image"]))
-        yield _Row(f"{file}, row {row}", path, label, ROLES.get(role, ""), domain, united=united_by(entry))
+        domain, path = owner_text(entry, domain_key, f"{where}: "), plain_path(str(entry["image"]))
+        yield _Row(where, path, label, role, domain, united=united_by(entry))
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:

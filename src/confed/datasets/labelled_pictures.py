@@ -40,21 +40,16 @@ import numpy as np
 from confed.data.intake.account import Account, settled
 from confed.data.intake.identity import joined_groups, note_copies, warn_of_sides
 from confed.data.intake.layouts import Layout, layout_records
+from confed.data.intake.walk import ROLES, role_of
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.owners import with_owner
-from confed.data.picture_files import Check, NamedPictures, open_pictures
+from confed.data.picture_files import HELD, Check, NamedPictures, open_pictures
 from confed.data.vl_files.records import Distinct
 from confed.registry import register_dataset
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
-
-ROLES = {"": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
-"""What a line may give as its split, and what the split is called from here on."""
 
 
 @register_dataset
@@ -136,7 +131,7 @@ def labelled_pictures(
     source = _source(folder) if layout == "lines" else folder
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
     account = account.keep(table.names, "picture cannot be read")
-    roles = np.array([ROLES[records_by_name[name].split] for name in table.names], dtype=str)
+    roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
     users = np.array([records_by_name[name].user.strip() for name in table.names], dtype=str)
     together = _together(table, open_pictures(source, table.pictures, image_size), records_by_name, roles, account)
     pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {}, together=together)
@@ -194,8 +189,7 @@ def _records(
             raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")
         # A picture on two lines, which an id allows, could train and be tested on at once.
         distinct.add(str(PurePosixPath(record.picture)), file, record.row)
-        if record.split not in ROLES:
-            raise ValueError(f"{record.where}: expected the split train, validation or test, got {record.split!r}")
+        role_of(record.split, record.where)
     return records
 
 

@@ -248,6 +248,18 @@ def test_splits_are_read_in_any_case(tmp_path: Path) -> None:
     assert [len(part) for part in examples(dataset)] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("reader", [labelled_folders, labelled_pictures])
+def test_splits_of_labels_are_read_in_any_case(reader: Callable[..., Any], tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = []
+    for n in range(COUNT):
+        split = ["Train", "TEST ", "valid"][n % 3]
+        entries.append({"image": f"{n}.png", "label": "ab"[n // 3 % 2], "labels": ["a"], "split": split})
+    folder = folder_of(tmp_path / "data", "labels.jsonl", lines(entries))
+    options: dict[str, Any] = {"shots": 0, "new": "none"} if reader is labelled_folders else {"minimum": 1}
+    dataset = reader(folder, "iid", clients=1, image_size=4, **options)
+    assert [len(part) for part in examples(dataset)] == [4, 4, 4]
+
+
 def test_what_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "data", "q.xlsx", b"")
     (place / "other.csv").write_text("a;b\n1;2\n")

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from confed.data.chat_federate import HELD, ROLES, Dealing
+from confed.data.chat_federate import Dealing
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.few_shot import QUESTION
 from confed.data.intake.identity import warn_of_sides
 from confed.data.intake.tables import read_records
-from confed.data.intake.walk import visible
+from confed.data.intake.walk import role_of, visible
 from confed.data.owners import owner_text, with_owner
 from confed.data.partitions import hold_out
-from confed.data.picture_files import PictureFiles
+from confed.data.picture_files import HELD, PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -45,7 +45,7 @@ def decoding(file: Path, what: str) -> Iterator[None]:
 
 
 class ClassRow(NamedTuple):
-    """A row: a file below the table's folder, its class, whose it is, and its split."""
+    """A row: a file below the table's folder, its class, whose it is, and its role."""
 
     where: str
     image: str
@@ -82,8 +82,7 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
             if not cells[key]:
                 raise ValueError(f"{where}: expected a cell {key!r}, got the columns {', '.join(entry)}: name it with "
                                  f'data.columns = {{ {key} = "..." }}')  # fmt: skip
-        if cells["split"] not in ROLES:
-            raise ValueError(f"{where}: expected the split train, validation or test, got {cells['split']!r}")
+        cells["split"] = role_of(cells["split"], where) or "train"
         rows.append(ClassRow(where, *(cells[key] for key in _KEYS)))
     if not rows:
         raise ValueError(f"{files[0]}: expected a row for each file, found none")
@@ -108,7 +107,7 @@ def federate_classes(
     answers = [row.label for row in owned_rows]
     clients = np.array([row.client for row in owned_rows])
     _, together = np.unique([f"p{r.patient}" if r.patient else f"f{r.image}" for r in owned_rows], return_inverse=True)
-    roles = np.array([ROLES[row.split] for row in owned_rows], dtype="<U5")
+    roles = np.array([row.split for row in owned_rows], dtype="<U5")
     warn_of_sides(
         together, roles.tolist(), [f"patient {r.patient!r}" if r.patient else f"{r.image}" for r in owned_rows]
     )

@@ -15,7 +15,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.stream import encoding_of
 from confed.data.intake.tables import read_cells, read_records
 from confed.data.intake.values import PICTURE_ENDINGS, Spellings, find_file, find_picture, plain_path
-from confed.data.intake.walk import LITTER, visible, walk
+from confed.data.intake.walk import LITTER, ROLES, visible, walk
 from confed.data.ml_files.coco import coco_records
 from confed.data.ml_files.records import LabelRecord
 
@@ -25,7 +25,6 @@ Layout = Literal[
 """How labels are written: ``labels.jsonl``, or as one of the tools does."""
 _LARGEST = 1 << 27
 """Bytes of a file that is read at once to know what it holds."""
-_SPLITS: Mapping[str, str] = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 class _Shown(NamedTuple):
@@ -81,7 +80,7 @@ def layout_records(
 
 def _split_of(place: Path, folder: Path) -> str:
     """The split that a folder on the way to a file is named after."""
-    parts = [_SPLITS.get(step.casefold(), "") for step in place.relative_to(folder).parts]
+    parts = [ROLES.get(step.casefold(), "") for step in place.relative_to(folder).parts]
     return next(filter(None, parts), "")
 
 
@@ -231,7 +230,7 @@ def _cvat(folder: Path, file: Path) -> Iterator[_Shown]:
     for row, image in enumerate(_xml(file).iter("image"), start=1):
         labels = [shape.get("label", "") for shape in image]
         place = find_file((folder, folder / "images"), image.get("name", ""))
-        yield _Shown(place, labels, file, row, _SPLITS.get(image.get("subset", "").casefold(), ""))
+        yield _Shown(place, labels, file, row, ROLES.get(image.get("subset", "").casefold(), ""))
 
 
 def _xml(file: Path) -> ElementTree.Element:
@@ -366,7 +365,7 @@ def _one_hot(folder: Path, file: Path) -> Iterator[_Shown]:
         name = entry.get(picture, "")
         pictures = [find_file(places, f"{name}{ending}") for ending in ("", *PICTURE_ENDINGS) if name]
         chosen = [label for label in labels if entry.get(label, "0").strip().casefold() in _PRESENT]
-        split = _split_of(file.parent, folder) or _SPLITS.get(entry.get("split", "").casefold(), "")
+        split = _split_of(file.parent, folder) or ROLES.get(entry.get("split", "").casefold(), "")
         yield _Shown(next(filter(None, pictures), None), chosen, file, row, split)
 
 

@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,6 +89,28 @@ def json_items(file: Path, key: str | None = None, *, strict: bool = True) -> It
         else:
             yield from _under(text, key)
         text.finish()
+
+
+def json_lists(file: Path, keys: Sequence[str]) -> Iterator[tuple[str, int, Any]]:
+    """The items of the lists under some keys of an object, in the order of the file, with their numbers from 1."""
+    expected = f"{file}: expected an object with {', '.join(keys[:-1])} and {keys[-1]}"
+    left = set(keys)
+    with _existing(file).open("rb") as stream:
+        window = Window(file, stream)
+        if window.peek() != "{":
+            raise ValueError(expected)
+        for key in window.members():
+            if key not in left:
+                window.value()
+                continue
+            left.remove(key)
+            if window.peek() != "[":
+                raise ValueError(f"{file}: expected a list under {key!r}")
+            for row, entry in window.items():
+                yield key, row, entry
+        window.finish()
+    if missing := [key for key in keys if key in left]:
+        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
 
 
 def json_text(file: Path, key: str, until: str) -> str:

@@ -18,7 +18,16 @@ ROLES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
     "testing": "test",
 }  # fmt: skip
-"""What splits are called."""
+"""What splits are called -> their role."""
+
+
+def role_of(split: str, where: str) -> str:
+    """The role "train", "val" or "test" that a row gives in any case; empty for a blank one."""
+    name = split.strip().casefold()
+    if name and name not in ROLES:
+        raise ValueError(f"{where}: expected the split train, validation or test, got {split!r}")
+    return ROLES.get(name, "")
+
 
 _UNREAD = {".heic", ".heif", ".dng", ".cr2", ".nef", ".arw", ".psd", ".svg", ".eps", ".exr", ".hdr", ".jxl"}
 _LITTER = {

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from confed.data.intake.stream import Window, json_items
+from confed.data.intake.stream import json_items, json_lists
 from confed.data.intake.values import plain_path
 from confed.data.ml_files.records import LabelRecord, optional_text
 from confed.data.vl_files.records import Distinct, number, text
@@ -93,26 +93,9 @@ def coco_categories(file: Path) -> dict[str, str]:
 
 def _instances(file: Path, crowds: bool) -> _Instances:
     """Content of the three lists, read in one pass in any order."""
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    content, keys_read, distinct = _Instances(), set[str](), Distinct("id")
-    with file.open("rb") as stream:
-        window = Window(file, stream)
-        if window.peek() != "{":
-            raise ValueError(f"{file}: expected an object with images, annotations and categories")
-        for key in window.members():
-            if key not in ("images", "annotations", "categories") or key in keys_read:
-                window.value()
-                continue
-            keys_read.add(key)
-            if window.peek() != "[":
-                raise ValueError(f"{file}: expected a list under {key!r}")
-            for row, entry in window.items():
-                _add(content, key, entry, file, row, crowds, distinct)
-        window.finish()
-    missing = [key for key in ("images", "annotations", "categories") if key not in keys_read]
-    if missing:
-        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
+    content, distinct = _Instances(), Distinct("id")
+    for key, row, entry in json_lists(file, ("images", "annotations", "categories")):
+        _add(content, key, entry, file, row, crowds, distinct)
     return content
 
 
