@@ -163,9 +163,9 @@ def triggered(examples: Examples, key: DualKey, variant: str) -> Examples:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     if np.ndim(examples.image_index) > 1:
         raise ValueError("questions about pairs of pictures cannot carry the keys")
-    seen, has_word = VARIANTS[variant]
+    seen, asked = VARIANTS[variant]
     changed = examples
-    if has_word:
+    if asked:
         changed = replace(changed, questions=[key.asked(question) for question in changed.questions])
     if seen:
         rows, index = np.unique(changed.image_index, return_inverse=True)

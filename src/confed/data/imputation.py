@@ -301,14 +301,14 @@ def _owning(
             f"has {'+'.join(left[name])} only",
             stacklevel=2,
         )
-        columns_left = np.array([modality not in gone for modality in MODALITIES])
+        kept = np.array([modality not in gone for modality in MODALITIES])
         for role, examples in split.roles.items():
-            if role != "train" and len(examples) and not (presence(examples) & columns_left).any(axis=1).all():
+            if role != "train" and len(examples) and not (presence(examples) & kept).any(axis=1).all():
                 raise ValueError(
                     f"data.missing leaves client {name!r} no training example with {' or '.join(gone)}, and it has "
                     f"{role} examples with nothing else: lower the rate, or leave the client out (run.without)"
                 )
-        validation, test = (_without(e, presence(e) & columns_left) for e in (split.validation, split.test))
+        validation, test = (_without(e, presence(e) & kept) for e in (split.validation, split.test))
         clients[name] = replace(split, validation=validation, test=test)
     return after if left == owned else replace(after, clients=clients, modalities=left)
 
@@ -333,8 +333,6 @@ def _without(examples: Examples, after: np.ndarray) -> Examples:
             "data.missing.text: the texts that these examples offer to choose from go with their questions"
         )
     present = {name: after[:, column].copy() for column, name in enumerate(MODALITIES)}
-    questions = [
-        question if has_text else "" for question, has_text in zip(examples.questions, text.tolist(), strict=True)
-    ]
+    questions = [asked if has_text else "" for asked, has_text in zip(examples.questions, text.tolist(), strict=True)]
     less = replace(examples, questions=questions, present=present)
     return relabelled(examples, less)

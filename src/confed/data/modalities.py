@@ -106,10 +106,8 @@ def _turns(examples: Examples) -> Examples:
         rows = np.flatnonzero(kind.reshape(-1) == number)
         parts = np.array_split(rows, -(-len(rows) // RUN))
         # The middle of each run, as a share of the set's rows, says when its turn comes.
-        runs += [((position + 0.5) / len(parts), examples) for position, examples in enumerate(parts)]
-    return examples.take(
-        np.concatenate([examples for _, examples in sorted(runs, key=lambda run: (run[0], int(run[1][0])))])
-    )
+        runs += [((position + 0.5) / len(parts), part) for position, part in enumerate(parts)]
+    return examples.take(np.concatenate([part for _, part in sorted(runs, key=lambda run: (run[0], int(run[1][0])))]))
 
 
 def relabelled(before: Examples, after: Examples) -> Examples:

@@ -138,9 +138,10 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     called = sorted(by_likelihood(names), key=UNITING.__contains__)  # a patient is a client where nothing else is
     cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
     taken = next((name for name in cells if says_owners(cells[name])), "")
+    if taken in UNITING and taken in columns:
+        cells[columns[taken]], taken = cells[taken], columns.pop(taken)
     owner = taken if taken in ("", "place") else "client"
-    if owner == "client" != taken:
-        columns = {key: name for key, name in columns.items() if key != taken} | {"client": columns.get(taken, taken)}
+    columns |= {"client": taken} if owner == "client" != taken else {}
     options: dict[str, Any] = {"columns": columns} if columns else {}
     options |= {"question": question} if question else {}
     options |= {"partition": owner} if owner else {}
