@@ -139,7 +139,8 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
     taken = next((name for name in cells if says_owners(cells[name])), "")
     if taken in UNITING and taken in columns:
-        cells[columns[taken]], taken = cells[taken], columns.pop(taken)
+        name_here, taken = taken, columns.pop(taken)
+        cells[taken] = cells[name_here]
     owner = taken if taken in ("", "place") else "client"
     columns |= {"client": taken} if owner == "client" != taken else {}
     options: dict[str, Any] = {"columns": columns} if columns else {}
