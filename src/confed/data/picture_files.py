@@ -172,11 +172,9 @@ class PictureFiles(NamedPictures):
         return resize(self.opened(row), self.size, self.fit)
 
     def first_copies(self) -> list[int]:
-        """See :meth:`NamedPictures.first_copies`."""
         return first_copies_of_files([self.file(row) for row in range(len(self))])
 
     def present(self, row: int) -> bool:
-        """See :meth:`NamedPictures.present`."""
         return self.version(row)[0] > 0
 
     def version(self, row: int) -> tuple[int, ...]:
@@ -230,13 +228,11 @@ class TarPictures(NamedPictures):
         return np.stack(pictures)
 
     def take(self, rows: np.ndarray) -> Self:
-        """See :meth:`NamedPictures.take`."""
         fewer = super().take(rows)
         fewer._spans = self._spans[rows]
         return fewer
 
     def first_copies(self) -> list[int]:
-        """See :meth:`NamedPictures.first_copies`."""
         with self.source.open("rb") as archive:
 
             def read(row: int, most: int) -> bytes:
@@ -247,7 +243,6 @@ class TarPictures(NamedPictures):
             return first_copies(self._spans[:, 1].tolist(), read)
 
     def present(self, row: int) -> bool:
-        """See :meth:`NamedPictures.present`."""
         return bool(self._spans[row, 1] > 0)
 
     def version(self, row: int) -> tuple[int, ...]:

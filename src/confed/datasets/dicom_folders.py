@@ -87,11 +87,9 @@ class DicomPictures(PictureFiles):
     window: tuple[float, float] | None = None
 
     def file(self, row: int) -> Path:
-        """See :meth:`PictureFiles.file`."""
         return self.source / self.names[row].rpartition("#")[0]
 
     def opened(self, row: int) -> np.ndarray:
-        """See :meth:`PictureFiles.opened`."""
         file, frame = self.file(row), int(self.names[row].rpartition("#")[2])
         with decoding(file, "a DICOM picture"):
             content = medical_library("pydicom").dcmread(file)

@@ -94,11 +94,9 @@ class NiftiSlices(PictureFiles):
     window: tuple[float, float] | None = None
 
     def file(self, row: int) -> Path:
-        """See :meth:`PictureFiles.file`."""
         return self.source / self.names[row].rpartition("#")[0]
 
     def opened(self, row: int) -> np.ndarray:
-        """See :meth:`PictureFiles.opened`."""
         file, number = self.file(row), int(self.names[row].rpartition("#")[2])
         volume, low, high = _volume(file, self.version(row))
         if self.window is not None:
