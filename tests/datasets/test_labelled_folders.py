@@ -39,11 +39,12 @@ def test_folder_per_class(folders: Path) -> None:
 
 
 def test_roles_and_domains_above_classes(tmp_path: Path) -> None:
+    values = iter(range(64))
     for role, count in (("train", 6), ("test", 2)):
         for domain in ("aerial", "ground"):
             for name in ("a", "b", "c", "d"):
                 for i in range(count):
-                    picture(tmp_path / role / domain / name / f"{i}.png", i)
+                    picture(tmp_path / role / domain / name / f"{i}.png", next(values))
     dataset = labelled_folders(tmp_path, **{**OPTIONS, "partition": "domain"}, domains=True)
     assert set(dataset.clients) == {"aerial", "ground"}
     assert len(dataset.clients["aerial"].test) == 4
@@ -100,7 +101,7 @@ def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> N
         labelled_folders(empty)
     (folders / "labels.jsonl").write_text('{"image": "a.png", "label": "a", "split": "exam"}')
     (folders / "images").mkdir()
-    with pytest.raises(ValueError, match="row 1: expected the split train, val or test, got 'exam'"):
+    with pytest.raises(ValueError, match="row 1: expected the split train, validation or test, got 'exam'"):
         labelled_folders(folders)
     (folders / "split.json").write_text('{"train": [["a.png", 0]], "test": []}')
     with pytest.raises(ValueError, match=r"train, entry 1: expected \[path, number, name\]"):
@@ -108,7 +109,7 @@ def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> N
     (folders / "split.json").write_text('{"train": [["a.png", 0, "a"]], "test": [["a.png", 0, "a"]]}')
     with pytest.raises(ValueError, match=r"each picture must have one role, got 'a\.png' as train and as test"):
         labelled_folders(folders, split_file="split.json")
-    for name in ("null", '["a"]', "{}"):
+    for name in ("null", '["a", "b"]', "{}"):
         (folders / "labels.jsonl").write_text(f'{{"image": "a.png", "label": {name}}}')
         with pytest.raises(ValueError, match=r"row 1"):
             labelled_folders(folders)

@@ -102,6 +102,20 @@ def test_pictures_stand_as_a_viewer_has_them(tags: dict[str, Any], expected: np.
     np.testing.assert_array_equal(opened(dicom(tmp_path / "a.dcm", CORNERS, **tags)), expected)
 
 
+def test_too_little_memory_says_nothing_about_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    dicom(tmp_path / "a.dcm", GREY)
+    nibabel.save(nibabel.Nifti1Image(np.zeros((2, 2, 2), np.int16), np.eye(4)), tmp_path / "a.nii")
+    monkeypatch.setattr(pydicom, "dcmread", full)
+    monkeypatch.setattr(nibabel, "load", full)
+    for pictures in (DicomPictures, NiftiSlices):
+        name = "a.dcm#0" if pictures is DicomPictures else "a.nii#0"
+        with pytest.raises(MemoryError):
+            pictures(PackedTexts.of([name]), 8, below=tmp_path).fault(0)
+
+
 def test_frames_and_colours(tmp_path: Path) -> None:
     frames = np.stack([np.full((2, 2), value, np.uint8) for value in (0, 50, 100)])
     frames[:, 0, 0] = 255
@@ -195,7 +209,7 @@ def test_what_is_wrong_with_scans_is_one_line(tmp_path: Path) -> None:
     splits = [[*row[:2], ("train", "test")[number % 2]] for number, row in enumerate(rows)]
     table(tmp_path, ("image", "label", "split"), splits)
     with pytest.warns(
-        UserWarning, match="20 patients or files are in several splits of the table, such as patient 'p0'"
+        UserWarning, match="20 patients, documents or pictures are in several of .* such as patient 'p0'"
     ):
         dicom_folders(tmp_path, table="labels.csv", unreadable=1.0, **OPTIONS)
 

@@ -1,7 +1,7 @@
 """Verbs about data: data describe, data prepare."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -348,13 +348,7 @@ def places365(
     """
     from confed.prepare.checkpoints import convert_places365
 
-    facts = convert_places365(source, out, arch)
-    if as_json:
-        print_json({"file": str(out), **facts})
-        return
-    shown = Console(highlight=False)
-    shown.print(f"{facts['architecture']}, {facts['parameters']:,} parameters", soft_wrap=True)
-    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+    _converted(convert_places365(source, out, arch), "{architecture}, {parameters:,} parameters", out, as_json)
 
 
 @convert_app.command()
@@ -370,14 +364,8 @@ def albef(
     """
     from confed.prepare.checkpoints import convert_albef
 
-    facts = convert_albef(source, out, heads)
-    if as_json:
-        print_json({"file": str(out), **facts})
-        return
-    shown = Console(highlight=False)
-    shown.print(f"ALBEF for {facts['image_size']} x {facts['image_size']} pixels, {facts['parameters']:,} parameters")
-    shown.print(f"decoder: {facts['decoder']}")
-    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+    text = "ALBEF for {image_size} x {image_size} pixels, {parameters:,} parameters\ndecoder: {decoder}"
+    _converted(convert_albef(source, out, heads), text, out, as_json)
 
 
 @convert_app.command()
@@ -392,13 +380,16 @@ def model(
     """
     from confed.prepare.checkpoints import convert_model
 
-    facts = convert_model(source, out)
+    _converted(convert_model(source, out), "{tensors} tensors, {parameters:,} parameters", out, as_json, "folder")
+
+
+def _converted(facts: Mapping[str, Any], text: str, out: Path, as_json: bool, kind: str = "file") -> None:
+    """What a conversion has written, as JSON or as text with the facts filled in."""
     if as_json:
-        print_json({"folder": str(out), **facts})
+        print_json({kind: str(out), **facts})
         return
-    shown = Console(highlight=False)
-    shown.print(f"{facts['tensors']} tensors, {facts['parameters']:,} parameters")
-    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+    written = f"written: {escape(str(out))} (SHA-256 {facts['sha256']})"
+    Console(highlight=False).print(f"{text.format(**facts)}\n{written}", soft_wrap=True)
 
 
 cache_app = typer.Typer(help="List or clear what confed keeps of examples between runs.")

@@ -144,18 +144,18 @@ def with_captions(table: ModalTable, examples: Examples, tokenizer: Tokenizer, t
         columns["references"] = pack_texts(examples.captions)
     if not turns:
         return replace(table, columns=columns)
-    before = [tuple(own) for own in examples.before or ((),) * len(examples)]
+    before = [tuple(turns_before) for turns_before in examples.before or ((),) * len(examples)]
     texts: list[str] = []
-    for own in before:
+    for turns_before in before:
         for k in range(turns):
-            texts.append(own[k].text if k < len(own) else "")
+            texts.append(turns_before[k].text if k < len(turns_before) else "")
     text, mask = tokenizer(texts)
     mask = mask * torch.tensor([bool(t.strip()) for t in texts], dtype=torch.int64).unsqueeze(1)
     shape = (len(examples), turns)
     pictures: list[int] = []
-    for own in before:
+    for turns_before in before:
         for k in range(turns):
-            pictures.append(own[k].picture if k < len(own) else -1)
+            pictures.append(turns_before[k].picture if k < len(turns_before) else -1)
     numbers = torch.tensor(pictures, dtype=torch.int64).view(shape)
     columns |= {
         "before_text": (text * mask).view(*shape, text.shape[-1]),

@@ -217,4 +217,4 @@ def _pair(value: Any, where: str) -> tuple[int, int] | None:
 
 def _mapping(value: Any, kind: type[_Value], where: str) -> dict[str, _Value]:
     given: dict[str, Any] = _of_kind(value, dict, where)  # pyright: ignore
-    return {name: _of_kind(own, kind, f"{where}.{name}") for name, own in given.items()}
+    return {name: _of_kind(entry, kind, f"{where}.{name}") for name, entry in given.items()}

@@ -1,9 +1,10 @@
 """Conversations as a federated dataset: examples of each answer, and who owns which."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,9 +14,11 @@ from confed.data.chat_files import ChatRecord
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.intake.account import Account, settled
+from confed.data.intake.identity import first_copies_of_files, joined_groups, note_copies, warn_of_sides
+from confed.data.intake.walk import role_of
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
-from confed.data.picture_files import PictureFiles
+from confed.data.picture_files import HELD, Check, PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
@@ -60,11 +63,6 @@ def _features(pictures: np.ndarray | Pictures, row: int) -> np.ndarray:
 
 # Conversations as a federated dataset: examples of each answer ------------------------------------------------
 
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
-ROLES = {"": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
-"""What a line may give as its split, and what the split is called from here on."""
-
 CLUSTER = "cluster"
 """Column of the cluster of a conversation's first picture."""
 Partition = Literal["client", "place", "type", "cluster", "iid", "dirichlet", "quantity"]
@@ -103,6 +101,25 @@ class Dealing:
     seed: int = 0
 
 
+def shown_files(
+    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, *, size: int, unreadable: float,
+    check: Check,
+) -> tuple[list[ChatRecord], PictureFiles, dict[str, int]]:  # fmt: skip
+    """Conversations that name their pictures by files, these files, and the row of each; equal files are one."""
+    names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
+    files = [find(name) for name in names]
+    each = list(dict.fromkeys(files))
+    firsts = first_copies_of_files(each)
+    note_copies(account, [file.name for file in each], firsts)
+    file_copied = {file: str(each[first]) for file, first in zip(each, firsts, strict=True)}
+    file_of = {name: file_copied[file] for name, file in zip(names, files, strict=True)}
+    index = {file: row for row, file in enumerate(dict.fromkeys(file_of.values()))}
+    shown: list[ChatRecord] = []
+    for record in records:
+        shown.append(replace(record, pictures=tuple(file_of[name] for name in record.pictures)))
+    return shown, PictureFiles(index, size, unreadable=unreadable, check=check), index
+
+
 def federate_chat(
     name: str,
     records: Sequence[ChatRecord],
@@ -114,39 +131,36 @@ def federate_chat(
 ) -> FederatedDataset:
     """Conversations shared out among clients. Owners and test sets are the same for all seeds.
 
-    Conversations of a client that share a picture have one role, and one owner unless a column says otherwise. Where
-    every one is a single question about a single picture, examples are plain questions, which all models read.
+    Conversations that share a picture, a patient or a document have one role unless a column of splits says otherwise,
+    and one owner unless a column says that. Where every one is a single question about a single picture, examples are
+    plain questions, which all models read.
     """
     account.check_remains(len(records))
     if not records:
         raise ValueError(f"{name}: expected conversations, found none")
     if not index:
         raise ValueError(f"{name}: expected pictures in the conversations, found none")
-    if len({record.name for record in records}) < len(records):
-        seen: dict[str, str] = {}
-        for record in records:
-            if (first := seen.setdefault(record.name, record.where)) != record.where:
-                raise ValueError(f"{record.where}: the id {record.name!r} is that of {first} already")
+    _check_names(records)
     has_clients = any(record.columns.get("client", "").strip() for record in records)
     partition = how.partition or ("client" if has_clients else "iid")
     records = _owned(records, partition, how.unseen, account)
+    together = joined_groups((*record.pictures, *record.united) for record in records)
     examples, owner = _examples(records, pictures, index, how.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
     if CLUSTER in (how.partition, how.skew):
         clusters = picture_clusters(pictures, how.clients)
-        speakers = [records[number] for number in _together(records).tolist()]  # of each group one speaks for all
+        speakers = [records[number] for number in together.tolist()]  # of each group one speaks for all
         firsts = [index[record.pictures[0]] if record.pictures else -1 for record in speakers]
         column[CLUSTER] = np.array(["none" if row < 0 else f"cluster {clusters[row]}" for row in firsts])
-    roles = _roles(records, column["split"], how, column["client"])
+    roles = _roles(records, column["split"], how, column["client"], together)
     whole = {key for key in column if key == partition or (column[key] != "").all()}
     keys = {key: column[key][owner] for key in column if key != "split" and key in whole}
     skew = {"answer": np.asarray(examples.answers), **keys}
     if partition == "dirichlet" and how.skew not in skew:
         raise ValueError(f"data.skew must be one of {', '.join(skew)}, columns that every line has; got {how.skew!r}")
     pool = Pool(
-        examples, roles[owner], column["place"][owner], keys, _together(records)[owner],
-        skew.get(how.skew),
+        examples, roles[owner], column["place"][owner], keys, together[owner], skew.get(how.skew),
     )  # fmt: skip
     splits, places = federate(
         pool, partition, unseen=how.unseen, unseen_roles=("train", "val", "test"), clients=how.clients,
@@ -164,6 +178,13 @@ def federate_chat(
     if isinstance(pictures, PictureFiles) and math.prod(pictures.shape) <= HELD:
         return with_held_pictures(leave_out_unreadable(dataset))
     return dataset
+
+
+def _check_names(records: Sequence[ChatRecord]) -> None:
+    rows_by_name: dict[str, str] = {}
+    for record in records:
+        if (first := rows_by_name.setdefault(record.name, record.where)) != record.where:
+            raise ValueError(f"{record.where}: the id {record.name!r} is that of {first} already")
 
 
 def _examples(
@@ -184,17 +205,17 @@ def _examples(
             answers.append(answer)
             people.append(record.answers or (answer,))
             names.append(record.name if len(ends) == 1 else f"{record.name}#{count if turns == 'each' else len(ends)}")
-    counts = [pictures_shown(said) for said in before]
+    counts = [pictures_shown(turns_before) for turns_before in before]
     rows = np.zeros((len(owner), max([*counts, 1])), dtype=np.int64)
     for row, (number, count) in enumerate(zip(owner, counts, strict=True)):
         shown = [index[path] for path in records[number].pictures[:count]]
         rows[row] = [*shown, *[shown[0] if shown else 0] * (rows.shape[1] - count)]
-    asked = [transcript(said[-1:]) for said in before]
-    plain = all(len(said) == 1 and len(said[0].parts) == 2 and said[0].parts[0] is None for said in before)
+    questions = [transcript(turns[-1:]) for turns in before]
+    plain = all(len(turns) == 1 and len(turns[0].parts) == 2 and turns[0].parts[0] is None for turns in before)
     kinds = [records[number].columns.get("type") or "question" for number in owner]
     several = any(record.answers for record in records)
     examples = Examples(
-        pictures, rows[:, 0] if plain else rows, asked, answers, kinds, names,
+        pictures, rows[:, 0] if plain else rows, questions, answers, kinds, names,
         annotations=people if several else None, conversations=None if plain else before,
     )  # fmt: skip
     return examples, np.array(owner, dtype=np.int64)
@@ -218,41 +239,30 @@ def _owned(
         )
     owned = {id(record) for record in with_owner(others, cells, partition)}
     elsewhere = {id(record) for record in records} - {id(record) for record in others}
-    kept = owned | elsewhere
+    record_ids = owned | elsewhere
     for record in records:
-        if id(record) not in kept:
+        if id(record) not in record_ids:
             account.leave(f"no {partition}", record.where)
-    return [record for record in records if id(record) in kept]
+    return [record for record in records if id(record) in record_ids]
 
 
-def _roles(records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray) -> np.ndarray:
+def _roles(
+    records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray, together: np.ndarray
+) -> np.ndarray:
     """Role of each conversation; where none is a test, a share of each client's is."""
-    for record, split_role in zip(records, split.tolist(), strict=True):
-        if split_role not in ROLES:
-            raise ValueError(f"{record.where}: expected the split train, validation or test, got {split_role!r}")
+    given = [role_of(text, record.where) for record, text in zip(records, split.tolist(), strict=True)]
     if not 0 <= how.test_share < 1:
         raise ValueError(f"data.test_share must be a share in [0, 1), got {how.test_share}")
-    roles = np.array([ROLES[split_role] for split_role in split.tolist()], dtype=object)
+    roles = np.array([role or "train" for role in given], dtype=object)
     if (roles == "test").any():
+        united = [row for row, record in enumerate(records) if record.united]
+        warn_of_sides(together[united], roles[united].tolist(), [" and ".join(records[row].united) for row in united])
         return roles.astype(str)
-    together = _together(records)
-    for number, split_role in enumerate(sorted(set(client.tolist()))):
-        rows = np.flatnonzero((client == split_role) & (roles == "train"))
+    names = sorted(set(client.tolist()))
+    pairs = np.unique(np.stack([together, np.searchsorted(names, client)]), axis=1)
+    if len(np.unique(together)) < pairs.shape[1]:  # what several clients have is a test for all of them, or for none
+        client, names = np.full(len(client), ""), [""]
+    for number, name in enumerate(names):
+        rows = np.flatnonzero((client == name) & (roles == "train"))
         roles[rows[hold_out(together[rows], how.test_share, np.random.default_rng([4, number]))]] = "test"
     return roles.astype(str)
-
-
-def _together(records: Sequence[ChatRecord]) -> np.ndarray:
-    """Number of each conversation's group: those that share a picture, directly or by others between them."""
-    parent = list(range(len(records)))
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
-    first: dict[str, int] = {}
-    for number, record in enumerate(records):
-        for picture in record.pictures:
-            parent[root(number)] = root(first.setdefault(picture, number))
-    return np.array([root(number) for number in range(len(records))], dtype=np.int64)

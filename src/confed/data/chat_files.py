@@ -11,8 +11,9 @@ Understood are the layouts of the usual fine-tuning tools:
 
 ``images`` (or ``image``) has paths of pictures; in texts ``<image>`` stands for the next one (LLaVA, LLaMA-Factory,
 ms-swift). Where nothing stands for any, all come before the first user's text. Optional texts are ``system``, ``id``,
-``client``, ``place``, ``type`` and ``split``; other keys are left alone. Columns of other names can be mapped
-(:mod:`confed.data.intake.tables`). Where the question is a column, a placeholder inside its text is a word like others.
+``client``, ``place``, ``type`` and ``split``; ``patient`` and ``document`` keep what is theirs on one side of a split.
+Other keys are left alone. Columns of other names can be mapped (:mod:`confed.data.intake.tables`). Where the question
+is a column, a placeholder inside its text is a word like others.
 """
 
 from collections import Counter
@@ -23,6 +24,7 @@ from typing import Any
 
 from confed.data.chat import Role, Said, check_turns, pictures_shown
 from confed.data.intake.account import Account, Blank
+from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
@@ -45,6 +47,7 @@ class ChatRecord:
         answers: right answers in place of that turn, as several people gave them; empty where it is the only one.
         pictures: paths of its pictures, in the order in which they are shown.
         columns: ``client``, ``place``, ``type`` and ``split``, as far as they are there.
+        united: patient and document, as far as they are there.
     """
 
     where: str
@@ -53,6 +56,7 @@ class ChatRecord:
     answers: tuple[str, ...]
     pictures: tuple[str, ...]
     columns: Mapping[str, str]
+    united: tuple[str, ...] = ()
 
 
 def chat_records(
@@ -69,7 +73,7 @@ def chat_records(
     account = Account() if account is None else account
     read = read_records(file, columns)
     account.rows[str(file)] = len(read.rows)
-    account.note(read.said)
+    account.note(read.how_read)
     entries: list[tuple[str, dict[str, Any]]] = []
     for row, entry in read.rows:
         if not isinstance(entry, dict):
@@ -128,9 +132,9 @@ def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:
             if entry.get(key):
                 raise ValueError(f"expected pictures and texts, got {key}, which are not read")
         given = {key: owner_text(entry, key) for key in ("client", "place", "type", "split")}
-        given["split"] = given["split"].strip().casefold()
         columns = {key: text for key, text in given.items() if text}
-        return ChatRecord(where, plain_text(entry.get("id")) or name, turns, answers, pictures, columns)
+        key = plain_text(entry.get("id")) or name
+        return ChatRecord(where, key, turns, answers, pictures, columns, united_by(entry))
     except Blank:
         raise
     except ValueError as error:
@@ -235,7 +239,7 @@ class _Parts:
         assert len(pictures) == pictures_shown(turns)
         for picture in pictures:
             if ".." in picture.split("/") or "://" in picture or picture.startswith("data:"):
-                raise ValueError(f"expected pictures as paths below the folder, got {picture!r:.80}")
+                raise ValueError(f"expected pictures as paths below the folder, got {picture!r:.80}; save it there")
         return turns, pictures
 
 
@@ -253,10 +257,10 @@ def _turns(entry: Mapping[str, Any], reader: _Parts) -> tuple[tuple[Said, ...], 
             sides += _said(whole, key, "role", "content", reader)
         return (*begun, *sides), ()
     if "question" in entry:
-        asked = Said("user", reader.asked(entry["question"]))
+        question = Said("user", reader.asked(entry["question"]))
         answers = _answers(entry)
         best = answers[0] if len(answers) == 1 else Counter(answers).most_common(1)[0][0]
-        return (*begun, asked, Said("assistant", (best,))), answers if len(answers) > 1 else ()
+        return (*begun, question, Said("assistant", (best,))), answers if len(answers) > 1 else ()
     raise ValueError(
         f"expected messages, conversations, prompt and completion, or question and answer, got {', '.join(entry)!r:.80}"
     )
@@ -266,12 +270,12 @@ def _said(turns: Any, key: str, role: str, content: str, reader: _Parts) -> tupl
     """Turns of a list."""
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError(f"expected a list of turns as {key!r}, got {turns!r:.80}")
-    found: list[Said] = []
+    turns_said: list[Said] = []
     for turn in turns:
         if not isinstance(turn.get(role), str) or turn[role] not in _ROLES:
             raise ValueError(f"expected the {role} of a turn to be of {', '.join(_ROLES)}, got {turn.get(role)!r}")
-        found.append(Said(_ROLES[turn[role]], reader.of(turn.get(content), _ROLES[turn[role]])))
-    return tuple(found)
+        turns_said.append(Said(_ROLES[turn[role]], reader.of(turn.get(content), _ROLES[turn[role]])))
+    return tuple(turns_said)
 
 
 def _answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -306,8 +310,8 @@ def _paths(entry: Mapping[str, Any]) -> list[str]:
     return paths
 
 
-def _path(part: Mapping[str, Any]) -> str:
+def _path(content: Mapping[str, Any]) -> str:
     """Path of a picture part; empty where it has none."""
-    given = next((part[key] for key in ("image", "path", "url", "image_url") if part.get(key)), "")
+    given = next((content[key] for key in ("image", "path", "url", "image_url") if content.get(key)), "")
     given = given.get("url", "") if isinstance(given, dict) else given
     return plain_path(given) if isinstance(given, str) else ""

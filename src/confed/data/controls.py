@@ -43,8 +43,8 @@ class WordAnswers:
         for question_words in words:
             for word in question_words:
                 frequency[word] = frequency.get(word, 0) + 1
-        kept = sorted(frequency, key=lambda word: (-frequency[word], word))[:WORDS]
-        self._column = {word: number for number, word in enumerate(kept, start=1)}
+        counted_words = sorted(frequency, key=lambda word: (-frequency[word], word))[:WORDS]
+        self._column = {word: number for number, word in enumerate(counted_words, start=1)}
         self.answers = tuple(dict.fromkeys(answers[row] for row in rows))
         label_of = {answer: label for label, answer in enumerate(self.answers)}
         labels = torch.tensor([label_of[answers[row]] for row in rows], dtype=torch.int64)

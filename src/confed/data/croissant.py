@@ -157,25 +157,30 @@ def _parts(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, str,
         yield place, "unseen", examples
 
 
-def _asked(part: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
-    lists = {"answers": part.annotations, "choices": part.choices, "captions": part.captions}
-    has_picture = None if part.present is None else part.present.get("image")
-    for row, name in enumerate(part.names):
-        pictures = np.atleast_1d(part.image_index[row]).tolist() if has_picture is None or has_picture[row] else []
-        record = {"id": name, "question": part.questions[row], "answer": part.answers[row], "type": part.types[row]}
-        record |= {key: archive.name(part.images, p) for key, p in zip(("image", "image2"), pictures, strict=False)}
+def _asked(examples: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
+    lists = {"answers": examples.annotations, "choices": examples.choices, "captions": examples.captions}
+    has_picture = None if examples.present is None else examples.present.get("image")
+    for row, name in enumerate(examples.names):
+        pictures = np.atleast_1d(examples.image_index[row]).tolist() if has_picture is None or has_picture[row] else []
+        record = {
+            "id": name,
+            "question": examples.questions[row],
+            "answer": examples.answers[row],
+            "type": examples.types[row],
+        }
+        record |= {key: archive.name(examples.images, p) for key, p in zip(("image", "image2"), pictures, strict=False)}
         yield record | {key: _list(held[row]) for key, held in lists.items() if held is not None}
 
 
-def _labelled(part: LabelExamples, archive: _Archive) -> Iterator[dict[str, str]]:
-    texts = part.table.texts
-    for row in part.rows.tolist():
-        record = {"id": part.table.names[row], "labels": _list(part.table.labels_of(row))}
-        if part.pictures is not None:
-            record["image"] = archive.name(part.pictures, row)
+def _labelled(examples: LabelExamples, archive: _Archive) -> Iterator[dict[str, str]]:
+    texts = examples.table.texts
+    for row in examples.rows.tolist():
+        record = {"id": examples.table.names[row], "labels": _list(examples.table.labels_of(row))}
+        if examples.pictures is not None:
+            record["image"] = archive.name(examples.pictures, row)
         if texts is not None:
             record["question"] = texts[row]
-        yield record | ({} if part.types is None else {"type": str(part.types[row])})
+        yield record | ({} if examples.types is None else {"type": str(examples.types[row])})
 
 
 def _list(values: Any) -> str:

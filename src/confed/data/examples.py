@@ -181,9 +181,9 @@ class Examples:
             raise ValueError(f"regions must be those of {len(self.images)} pictures, got those of {len(self.regions)}")
         if self.sounds is not None or self.series is not None or self.present is not None:
             check_presence(self)
-        asked = None if self.present is None else self.present.get("text")
+        has_text = None if self.present is None else self.present.get("text")
         for row, (name, question) in enumerate(zip(self.names, self.questions, strict=True)):
-            if not question.strip() and (asked is None or asked[row]):
+            if not question.strip() and (has_text is None or has_text[row]):
                 raise ValueError(f"the question of example {name!r} is empty")
         self._check_texts()
 

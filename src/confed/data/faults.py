@@ -86,10 +86,10 @@ def _contradictions(parts: list[Examples]) -> Iterator[str]:
 def _shared(parts: dict[str, tuple[Examples, Examples]]) -> Iterator[str]:
     """Pictures that are both in a training and in a test set."""
 
-    def shown(part: Examples) -> set[tuple[int, int]]:
+    def shown(examples: Examples) -> set[tuple[int, int]]:
         # Each client and role may have a table of its own, in which numbers begin anew.
-        numbers = np.ravel(part.image_index[presence(part)[:, 0]])
-        return {(id(part.images), number) for number in numbers.tolist()}
+        numbers = np.ravel(examples.image_index[presence(examples)[:, 0]])
+        return {(id(examples.images), number) for number in numbers.tolist()}
 
     learned = {name: shown(train) for name, (train, _) in parts.items()}
     everywhere = set[tuple[int, int]]().union(*learned.values()) if learned else set[int]()

@@ -266,7 +266,9 @@ def _check_classes(pool: ClassPool) -> None:
         raise ValueError(f"dataset {pool.name!r}: every class must have a name of its own, got {doubles[0]!r} twice")
     tested = set(pool.labels[np.asarray(pool.roles) == "test"].tolist())
     if bare := [name for number, name in enumerate(pool.classes) if number not in tested]:
-        raise ValueError(f"dataset {pool.name!r}: class {bare[0]!r} has no test example")
+        others = [name for name in pool.classes if name.casefold() == bare[0].casefold() and name != bare[0]]
+        hint = f"; {others[0]!r} differs in case alone: data.fold_case = true makes them one" if others else ""
+        raise ValueError(f"dataset {pool.name!r}: class {bare[0]!r} has no test example{hint}")
     if nameless := [number for number, name in enumerate(pool.classes) if not name.strip()]:
         raise ValueError(
             f"dataset {pool.name!r}: class number {nameless[0]} has no name, and names are what is learned"

@@ -123,8 +123,8 @@ class LazyTables(Mapping[str, LabelData]):
     def without(self, names: Sequence[str]) -> "LazyTables":
         """The same clients but for some."""
         left_out = frozenset(names)
-        kept = np.array([name not in left_out for name in self._names], dtype=bool)
-        sizes = None if self.sizes is None else self.sizes[kept]
+        stays = np.array([name not in left_out for name in self._names], dtype=bool)
+        sizes = None if self.sizes is None else self.sizes[stays]
         return LazyTables(Selected(self._names, names), self._make, sizes, self._known, self._tests)
 
 
@@ -215,10 +215,10 @@ def _looked_at(dataset: LabelDataset) -> dict[str, tuple[LabelExamples, LabelExa
 
 
 def _kinds(dataset: LabelDataset, parts: Sequence[LabelExamples]) -> tuple[str, ...]:
-    kinds = {id(e.types): e.types for e in parts if e.types is not None}
-    return tuple(
-        sorted({*dataset.types, *(str(kind) for kind_column in kinds.values() for kind in np.unique(kind_column))})
-    )
+    kinds = set(dataset.types)
+    for column in {id(examples.types): examples.types for examples in parts}.values():
+        kinds.update(map(str, np.unique(column)) if column is not None else ())
+    return tuple(sorted(kinds))
 
 
 class _Encoder:

@@ -72,14 +72,12 @@ class ModalTable(Table):
         return result
 
     def groups(self, rows: Tensor) -> list[Tensor]:
-        """See :class:`Table`."""
         rows_of_kind: dict[int, list[int]] = {}
         for row, kind in zip(rows.tolist(), self._kinds()[rows].tolist(), strict=True):
             rows_of_kind.setdefault(kind, []).append(row)
         return [torch.tensor(group, dtype=torch.int64) for group in rows_of_kind.values()]
 
     def inputs(self, modality: str) -> Tensor:
-        """See :class:`Table`."""
         index = {"audio": self.sound_index, "series": self.series_index}.get(modality)
         return super().inputs(modality) if index is None else index
 

@@ -19,12 +19,15 @@ import numpy as np
 import torch
 
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
+from confed.data.intake.identity import first_copies, first_copies_of_files
 from confed.data.intake.opening import read_picture
 from confed.data.intake.values import stored_name
 from confed.data.intake.walk import ENDINGS, visible
 from confed.data.pictures import Fit, current_fit, resize
 from confed.data.ragged import PackedTexts
 
+HELD = 1 << 28
+"""Bytes of pictures that readers of people's own files keep in memory."""
 Check = Literal["decoded", "present"]
 """How pictures are checked before a run; see :class:`PictureFiles`."""
 
@@ -112,6 +115,10 @@ class NamedPictures(LazyPictures):
             return str(error)
         return ""
 
+    def first_copies(self) -> list[int]:
+        """The first row with the same bytes as each row; of pictures that are no files of their own the row itself."""
+        return list(range(len(self)))
+
     @abstractmethod
     def present(self, row: int) -> bool:
         """Whether there is a picture that is not empty; it is not read."""
@@ -164,8 +171,10 @@ class PictureFiles(NamedPictures):
     def _one(self, row: int) -> np.ndarray:
         return resize(self.opened(row), self.size, self.fit)
 
+    def first_copies(self) -> list[int]:
+        return first_copies_of_files([self.file(row) for row in range(len(self))])
+
     def present(self, row: int) -> bool:
-        """See :meth:`NamedPictures.present`."""
         return self.version(row)[0] > 0
 
     def version(self, row: int) -> tuple[int, ...]:
@@ -219,13 +228,21 @@ class TarPictures(NamedPictures):
         return np.stack(pictures)
 
     def take(self, rows: np.ndarray) -> Self:
-        """See :meth:`NamedPictures.take`."""
         fewer = super().take(rows)
         fewer._spans = self._spans[rows]
         return fewer
 
+    def first_copies(self) -> list[int]:
+        with self.source.open("rb") as archive:
+
+            def read(row: int, most: int) -> bytes:
+                start, length = self._spans[row].tolist()
+                archive.seek(start)
+                return archive.read(length if most < 0 else min(length, most))
+
+            return first_copies(self._spans[:, 1].tolist(), read)
+
     def present(self, row: int) -> bool:
-        """See :meth:`NamedPictures.present`."""
         return bool(self._spans[row, 1] > 0)
 
     def version(self, row: int) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def end_to_end(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """At least one array (length, ...) as the values and offsets of a :class:`Ragged`."""
-    return np.concatenate(parts), offsets_of([len(part) for part in parts])
+    return np.concatenate(parts), offsets_of(list(map(len, parts)))
 
 
 def joined(tables: Sequence[Rows]) -> Rows:

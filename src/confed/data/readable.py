@@ -15,7 +15,7 @@ from confed.data.chat import pictures_shown
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.federate import floors
 from confed.data.intake.account import settled
-from confed.data.ml_files.integrity import faults
+from confed.data.ml_files.integrity import check_share, unreadable_rows
 from confed.data.picture_files import NamedPictures
 from confed.data.picture_tables import LeftOut
 from confed.data.pictures import empty_table
@@ -33,7 +33,11 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     for name, split in dataset.clients.items():
         parts |= {(name, "train"): split.train, (name, "validation"): split.validation, (name, "test"): split.test}
     parts |= {(name, "unseen"): examples for name, examples in dataset.unseen.items()}
-    tables = {id(part.images): part.images for part in parts.values() if isinstance(part.images, NamedPictures)}
+    tables = {
+        id(examples.images): examples.images
+        for examples in parts.values()
+        if isinstance(examples.images, NamedPictures)
+    }
     if not tables:
         return dataset
     lost = {key: _unreadable(images) for key, images in tables.items()}
@@ -45,23 +49,25 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     if not names:
         return replace(dataset, unreadable=LeftOut((), count, {}))
     smaller = {key: _without(tables[key], rows) for key, rows in lost.items() if rows}
-    kept: dict[tuple[str, str], Examples] = {}
+    readable: dict[tuple[str, str], Examples] = {}
     left: dict[str, dict[str, int]] = {}
-    for (name, role), part in parts.items():
-        kept[name, role] = _readable(part, *smaller[id(part.images)]) if id(part.images) in smaller else part
-        if fewer := len(part) - len(kept[name, role]):
+    for (name, role), examples in parts.items():
+        readable[name, role] = (
+            _readable(examples, *smaller[id(examples.images)]) if id(examples.images) in smaller else examples
+        )
+        if fewer := len(examples) - len(readable[name, role]):
             left.setdefault(name, {})[role] = fewer
-        if role == "train" and len(part) and not len(kept[name, role]):
+        if role == "train" and len(examples) and not len(readable[name, role]):
             raise ValueError(f"client {name!r} has no training example whose picture can be read: {_first(lost)}")
     out = LeftOut(tuple(names), count, left)
     warnings.warn(f"{dataset.name}: {out}; the first: {_first(lost)}", stacklevel=2)
-    clients = {n: Split(kept[n, "train"], kept[n, "validation"], kept[n, "test"]) for n in dataset.clients}
+    clients = {n: Split(readable[n, "train"], readable[n, "validation"], readable[n, "test"]) for n in dataset.clients}
     # What is said of all examples is said of those that are left.
     counts = floors(clients) if "question-only floor" in dataset.facts else {}
     fewer = replace(
         dataset,
         clients=clients,
-        unseen={name: kept[name, "unseen"] for name in dataset.unseen},
+        unseen={name: readable[name, "unseen"] for name in dataset.unseen},
         facts={**dataset.facts, **counts, "unreadable": str(out)},
         unreadable=out,
     )
@@ -75,16 +81,16 @@ def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
     """
     parts = dataset.parts
     tables: dict[int, np.ndarray] = {}
-    for files in {id(part.images): part.images for part in (*parts, *dataset.unseen.values())}.values():
+    for files in {id(examples.images): examples.images for examples in (*parts, *dataset.unseen.values())}.values():
         table = tables[id(files)] = empty_table(len(files), files.shape[1])
         for row in range(len(files)):
             table[row] = files[row]
 
-    def held(part: Examples) -> Examples:
-        return replace(part, images=tables[id(part.images)])
+    def held(examples: Examples) -> Examples:
+        return replace(examples, images=tables[id(examples.images)])
 
     clients = {name: Split(held(s.train), held(s.validation), held(s.test)) for name, s in dataset.clients.items()}
-    return replace(dataset, clients=clients, unseen={name: held(part) for name, part in dataset.unseen.items()})
+    return replace(dataset, clients=clients, unseen={name: held(examples) for name, examples in dataset.unseen.items()})
 
 
 def _first(lost: Mapping[int, Mapping[int, str]]) -> str:
@@ -93,18 +99,9 @@ def _first(lost: Mapping[int, Mapping[int, str]]) -> str:
 
 def _unreadable(images: NamedPictures) -> dict[int, str]:
     """Why pictures cannot be read, by their rows."""
-    if not len(images):
-        return {}
-    if images.check == "decoded":
-        lost = faults(images)
-    else:
-        absent = (row for row in range(len(images)) if not images.present(row))
-        lost = {row: f"picture {images.names[row]}: it is missing or empty" for row in absent}
-    if len(lost) > images.unreadable * len(images):
-        raise ValueError(
-            f"{len(lost)} of {len(images)} pictures in {images.source} cannot be read, more than the share of "
-            f"{images.unreadable:g} that may be left out (data.unreadable); the first: {lost[min(lost)]}"
-        )
+    lost = unreadable_rows(images, images.check)
+    if lost:
+        check_share(len(lost), len(images), f"in {images.source}", images.unreadable, lost[min(lost)])
     return lost
 
 
@@ -115,23 +112,24 @@ def _without(images: NamedPictures, lost: Mapping[int, str]) -> tuple[NamedPictu
     return images.take(np.flatnonzero(readable)), np.where(readable, np.cumsum(readable) - 1, -1)
 
 
-def _readable(part: Examples, images: NamedPictures, new: np.ndarray) -> Examples:
+def _readable(examples: Examples, images: NamedPictures, new: np.ndarray) -> Examples:
     """The examples none of whose pictures is lost, also of those that are shown before them."""
-    readable = np.ones(len(part), dtype=bool)
-    if part.present is not None and "image" in part.present:
-        readable = part.present["image"]
-    each = readable.reshape(-1, *[1] * (np.ndim(part.image_index) - 1))
-    if part.conversations is not None:  # a row without pictures has an index of no meaning
-        each = np.array([pictures_shown(turns) > 0 for turns in part.conversations], dtype=bool).reshape(-1, 1)
-    index = np.where(each, new[np.where(each, part.image_index, 0)], 0)
+    readable = np.ones(len(examples), dtype=bool)
+    if examples.present is not None and "image" in examples.present:
+        readable = examples.present["image"]
+    each = readable.reshape(-1, *[1] * (np.ndim(examples.image_index) - 1))
+    if examples.conversations is not None:  # a row without pictures has an index of no meaning
+        each = np.array([pictures_shown(turns) > 0 for turns in examples.conversations], dtype=bool).reshape(-1, 1)
+    index = np.where(each, new[np.where(each, examples.image_index, 0)], 0)
     sound = np.array(np.all(index >= 0, axis=tuple(range(1, index.ndim))))
-    for row, turns in enumerate(part.before or ()):
+    for row, turns in enumerate(examples.before or ()):
         sound[row] &= all(turn.picture < 0 or new[turn.picture] >= 0 for turn in turns)
     rows = np.flatnonzero(sound)
-    fewer = part.take(rows)
-    if part.regions is not None:  # they belong to the rows of the whole table
+    fewer = examples.take(rows)
+    if examples.regions is not None:  # they belong to the rows of the whole table
         return fewer
-    turned = None
-    if fewer.before is not None:
-        turned = [[Turn(int(new[p]) if p >= 0 else p, text) for p, text in turns] for turns in fewer.before]
+    turned: list[list[Turn]] | None = None if fewer.before is None else []
+    for turns in fewer.before or ():
+        if turned is not None:
+            turned.append([Turn(int(new[number]) if number >= 0 else number, text) for number, text in turns])
     return replace(fewer, images=images, image_index=index[rows], before=turned)

@@ -96,8 +96,10 @@ def _npz(file: Path) -> PictureRegions:
         with zipfile.ZipFile(file) as archive:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
             features, boxes = (_key(names, keys, file) for keys in (_FEATURES, _BOXES))
-            shape = _region_layouts_header(archive, names[features], file)
-            boxed = _region_layouts_header(archive, names[boxes], file)
+            with archive.open(names[features]) as stream:
+                shape, _ = array_header(stream, str(file))
+            with archive.open(names[boxes]) as stream:
+                boxed, _ = array_header(stream, str(file))
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         raise ValueError(f"{file} must be a complete .npz file: {error}") from error
     if len(shape) != 2 or len(boxed) != 2 or boxed[1] != 4 or boxed[0] not in shape:
@@ -119,7 +121,7 @@ def _npz(file: Path) -> PictureRegions:
 
 def _npy(file: Path) -> PictureRegions:
     with file.open("rb") as stream:
-        shape = _array_header(stream, file)
+        shape, _ = array_header(stream, str(file))
     if len(shape) not in (2, 3):
         raise ValueError(f"{file}: expected features of shape (R, W), or a grid (W, h, w), got {shape}")
     if len(shape) == 3:
@@ -136,21 +138,11 @@ def _npy(file: Path) -> PictureRegions:
     return PictureRegions(_number(file), str(file), rows * columns, width, read)
 
 
-def _key(there: Mapping[str, Any], keys: Sequence[str], file: Path) -> str:
-    present_keys = [key for key in keys if key in there]
+def _key(arrays: Mapping[str, Any], keys: Sequence[str], file: Path) -> str:
+    present_keys = [key for key in keys if key in arrays]
     if not present_keys:
-        raise ValueError(f"{file}: expected an array {' or '.join(map(repr, keys))}, got {', '.join(there) or 'none'}")
+        raise ValueError(f"{file}: expected an array {' or '.join(map(repr, keys))}, got {', '.join(arrays) or 'none'}")
     return present_keys[0]
-
-
-def _region_layouts_header(archive: zipfile.ZipFile, name: str, file: Path) -> tuple[int, ...]:
-    with archive.open(name) as stream:
-        return _array_header(stream, file)
-
-
-def _array_header(stream: Any, file: Path) -> tuple[int, ...]:
-    """The shape of an array in NumPy's format, without reading its values."""
-    return array_header(stream, str(file))[0]
 
 
 # HDF5 -------------------------------------------------------------------------------------------------------
@@ -177,10 +169,10 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
             f"{features.shape} and {boxes.shape}"
         )
     images = _hdf5_ids(content, file, len(features) if ends is None else len(ends))
-    sizes = {
-        key: hdf5_array(content, name, str(file))[:] for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH))
-        for name in names if name in content
-    }  # fmt: skip
+    sizes: dict[str, np.ndarray] = {}
+    for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH)):
+        for name in filter(content.__contains__, names):
+            sizes[key] = hdf5_array(content, name, str(file))[:]
     for row, image in enumerate(images):
         where = f"{file}, row {row}"
         at = row if ends is None else slice(int(ends[row][0]), int(ends[row][1]))
@@ -306,17 +298,16 @@ class StoredRegions:
         return self.shape[0]
 
     def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See :class:`confed.data.regions.Regions`."""
         features, boxes = (table[index].astype(np.float32) for table in self._mapped)
         return features, boxes
 
     @cached_property
     def _mapped(self) -> tuple[np.ndarray, np.ndarray]:
-        features, boxes = (
-            np.memmap(self.file, dtype=kind, mode="r", offset=start, shape=shape)
-            for kind, shape, start in (self._tables[name] for name in ("features", "boxes"))
-        )
-        return features, boxes
+        mapped: list[np.ndarray] = []
+        for name in ("features", "boxes"):
+            kind, shape, start = self._tables[name]
+            mapped.append(np.memmap(self.file, dtype=kind, mode="r", offset=start, shape=shape))
+        return mapped[0], mapped[1]
 
 
 def write_regions(

@@ -74,7 +74,6 @@ class HeldRegions:
         return len(self.features)
 
     def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See :class:`Regions`."""
         features, boxes = self.features[index], self.boxes[index]
         return features.astype(np.float32, copy=False), boxes.astype(np.float32, copy=False)
 

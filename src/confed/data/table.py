@@ -83,22 +83,7 @@ class Table:
         the picture. Of several annotators, their answers are under ``annotated``, int64 (B, A), labels or C for one
         outside the vocabulary, and the scores that follow under ``target``, float32 (B, C).
         """
-        batch = {name: gathered(column, rows) for name, column in self.columns.items()}
-        pictures = self.image_index[rows]
-        first = pictures if pictures.ndim == 1 else pictures[:, 0]
-        if self.images is not None and "image_count" in batch:
-            most = max(int(batch["image_count"].max()), 1) if len(rows) else 1
-            batch["image"] = _pictures(self.images, pictures[:, :most].flatten()).unflatten(0, (len(rows), most))
-        elif self.images is not None:
-            batch["image"] = _pictures(self.images, first)
-            if pictures.ndim == 2:
-                batch["image2"] = _pictures(self.images, pictures[:, 1])
-        if self.regions is not None:
-            batch["regions"], batch["boxes"] = map(torch.from_numpy, self.regions[first.cpu().numpy()])
-        if self.targets is not None:
-            batch["target"], batch["annotated"] = self.targets[rows], self.targets.labels[rows]
-        batch["index"] = rows
-        return batch
+        return {name: gather() for name, gather in self._gathers(rows).items()}
 
     def sets(self) -> list[tuple[str, ...]]:
         """The sets of modalities that its examples have, each once, in the fixed order of modalities."""
@@ -115,12 +100,20 @@ class Table:
 
     def row_batch(self, rows: Tensor, source: object) -> RowBatch:
         """The given rows as :meth:`batch` has them, each tensor gathered when it is read."""
+        return RowBatch(source, rows, self._gathers(rows))
+
+    def _gathers(self, rows: Tensor) -> dict[str, Callable[[], Tensor]]:
+        """Name of each tensor of a batch -> what gathers it."""
         pictures = self.image_index[rows]
         first = pictures if pictures.ndim == 1 else pictures[:, 0]
         parts: dict[str, Callable[[], Tensor]] = {
             name: partial(gathered, column, rows) for name, column in self.columns.items()
         }
-        if self.images is not None:
+        if self.images is not None and "image_count" in self.columns:
+            most = max(int(self.columns["image_count"][rows].max()), 1) if len(rows) else 1
+            each = partial(_pictures, self.images, pictures[:, :most].flatten())
+            parts["image"] = lambda: each().unflatten(0, (len(rows), most))
+        elif self.images is not None:
             parts["image"] = partial(_pictures, self.images, first)
             if pictures.ndim == 2:
                 parts["image2"] = partial(_pictures, self.images, pictures[:, 1])
@@ -130,7 +123,7 @@ class Table:
         if (targets := self.targets) is not None:
             parts |= {"target": lambda: targets[rows], "annotated": lambda: targets.labels[rows]}
         parts["index"] = lambda: rows
-        return RowBatch(source, rows, parts)
+        return parts
 
     def on(self, move: Callable[[Tensor], Tensor]) -> "Table":
         """The same rows with other tensors in place of pictures and columns.

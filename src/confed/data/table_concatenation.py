@@ -29,13 +29,13 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
 def _pool(tables: Sequence[Table]) -> Table:
     """Rows that all have the same columns."""
     offsets: dict[tuple[int, int], int] = {}
-    parts: list[Table] = []
+    stores: list[Table] = []
     index: list[Tensor] = []
     for table in tables:
         key = id(table.images), id(table.regions)
         if key not in offsets:
-            offsets[key] = sum(_pictures(part) for part in parts)
-            parts.append(table)
+            offsets[key] = sum(map(_pictures, stores))
+            stores.append(table)
         index.append(table.image_index + offsets[key])
     columns: dict[str, Tensor] = {}
     for name in tables[0].columns:
@@ -46,15 +46,14 @@ def _pool(tables: Sequence[Table]) -> Table:
             f"tables put together need annotators' answers of all tables, or of none, got {len(soft)} of {len(tables)}"
         )
     targets = SoftTargets.join(soft) if soft else None
-    if len(parts) == 1:
-        return Table(parts[0].images, torch.cat(index), columns, parts[0].regions, targets)
-    images = [part.images for part in parts if isinstance(part.images, Tensor)]
-    regions = [part.regions for part in parts if isinstance(part.regions, HeldRegions)]
-    if any(
-        sum(part is not None for part in stored) > 0 and len(held) < len(parts)
-        for held, stored in ((images, [p.images for p in parts]), (regions, [p.regions for p in parts]))
-    ):
-        raise ValueError(f"tables over {len(parts)} picture tables can be pooled in memory only")
+    if len(stores) == 1:
+        return Table(stores[0].images, torch.cat(index), columns, stores[0].regions, targets)
+    images = [store.images for store in stores if isinstance(store.images, Tensor)]
+    regions = [store.regions for store in stores if isinstance(store.regions, HeldRegions)]
+    has_images = any(store.images is not None for store in stores)
+    has_regions = any(store.regions is not None for store in stores)
+    if (has_images and len(images) < len(stores)) or (has_regions and len(regions) < len(stores)):
+        raise ValueError(f"tables over {len(stores)} picture tables can be pooled in memory only")
     return Table(
         torch.cat(images) if images else None,
         torch.cat(index),

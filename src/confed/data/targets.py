@@ -26,8 +26,9 @@ class SoftTargets:
         """From all annotators' answers; answers outside the vocabulary score nothing."""
         label_of = {answer: label for label, answer in enumerate(answers)}
         most = max(ANNOTATORS, max(map(len, annotations), default=0))
-        rows = [[*(label_of.get(answer, width) for answer in given)] + [width] * (most - len(given))
-                for given in annotations]  # fmt: skip
+        rows: list[list[int]] = []
+        for given in annotations:
+            rows.append([*(label_of.get(answer, width) for answer in given), *[width] * (most - len(given))])
         return cls(torch.tensor(rows, dtype=torch.int64).view(-1, most), width)
 
     @classmethod
@@ -48,8 +49,8 @@ class SoftTargets:
         labels = self.labels[rows]
         alike = (labels.unsqueeze(2) == labels.unsqueeze(1)).sum(2)  # how many gave the same answer
         scores = soft_targets(alike.where(labels < self.width, 0))
-        found = torch.zeros(len(rows), self.width + 1)
-        return found.scatter_(1, labels, scores)[:, : self.width].contiguous()
+        target = torch.zeros(len(rows), self.width + 1)
+        return target.scatter_(1, labels, scores)[:, : self.width].contiguous()
 
     def take(self, count: int) -> "SoftTargets":
         """The first ``count`` rows."""

@@ -9,18 +9,18 @@ that split where they have none of their own. Columns of other names are mapped 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
-from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat
+from confed.data.chat_federate import Dealing, Partition, Turns, federate_chat, shown_files
 from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import ENDINGS, check_columns
 from confed.data.intake.values import find_picture
-from confed.data.intake.walk import visible
-from confed.data.picture_files import Check, PictureFiles
+from confed.data.intake.walk import ROLES, visible
+from confed.data.picture_files import Check
 from confed.registry import register_dataset
 
 
@@ -83,22 +83,16 @@ def chat_records(
     account, records = Account(), list[ChatRecord]()
     for file in _files(folder, files):
         of_file = read_records(file, columns, question, account, fold_case)
-        role = {"split": file.stem} if file.stem in ROLES else {}
+        role = {"split": file.stem} if file.stem.casefold() in ROLES else {}
         records += [replace(record, columns={**role, **record.columns}) for record in of_file] if role else of_file
-    names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
-    places = [picture_place(folder, name) for name in names]
-    files_shown = {name: str(place) for name, place in zip(names, places, strict=True)}
-    if len(set(files_shown.values())) < len(names):  # a picture under two names is one
-        records = [replace(record, pictures=tuple(map(files_shown.__getitem__, record.pictures))) for record in records]
-        places = list(dict.fromkeys(places))
-        names = [str(place) for place in places]
+    records, pictures, index = shown_files(
+        records, partial(picture_place, folder), account, size=image_size, unreadable=unreadable, check=check
+    )
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
     )
-    return federate_chat(
-        "chat_records", records, PictureFiles(places, image_size, unreadable=unreadable, check=check),
-        {name: row for row, name in enumerate(names)}, how, {"origin": "conversations of a folder"}, account,
-    )  # fmt: skip
+    origin = {"origin": "conversations of a folder"}
+    return federate_chat("chat_records", records, pictures, index, how, origin, account)
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:

@@ -16,7 +16,7 @@ import numpy as np
 from confed.data.bounded_files import check_array
 from confed.data.chat_federate import Dealing
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import class_rows, federate_classes, medical_library
+from confed.data.intake.class_table import class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
 from confed.data.picture_files import Check, PictureFiles
 from confed.registry import register_dataset
@@ -87,19 +87,15 @@ class DicomPictures(PictureFiles):
     window: tuple[float, float] | None = None
 
     def file(self, row: int) -> Path:
-        """See :meth:`PictureFiles.file`."""
         return self.source / self.names[row].rpartition("#")[0]
 
     def opened(self, row: int) -> np.ndarray:
-        """See :meth:`PictureFiles.opened`."""
         file, frame = self.file(row), int(self.names[row].rpartition("#")[2])
-        try:
+        with decoding(file, "a DICOM picture"):
             content = medical_library("pydicom").dcmread(file)
             check_array((int(content.Rows), int(content.Columns), 3), np.dtype(np.float64), str(file))
             pixels = import_module("pydicom.pixels").pixel_array(content, index=frame)
             return _upright(_shown_pixels(content, pixels, self.window), content)
-        except Exception as error:  # its decoders raise of everything
-            raise ValueError(f"{file}: expected a DICOM picture, got: {' '.join(str(error).split())[:200]}") from error
 
 
 def _header(file: Path) -> Any:

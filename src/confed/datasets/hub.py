@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
-from confed.data.chat_federate import ROLES, Dealing, Partition, Turns, federate_chat
+from confed.data.chat_federate import Dealing, Partition, Turns, federate_chat
 from confed.data.chat_files import ChatRecord, as_list, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.opening import read_picture
 from confed.data.intake.tables import COLUMNS, check_columns
 from confed.data.intake.values import find_file
+from confed.data.intake.walk import ROLES
+from confed.data.ml_files.integrity import check_share
 from confed.data.picture_files import check_unreadable
 from confed.data.pictures import empty_table, resize
 from confed.data.tables import Tables, undecoded
@@ -103,20 +105,10 @@ def hub(
     records, account = list[ChatRecord](), Account()
     for split, rows in _splits(source, revision, config, splits).items():
         of_split = _entries(rows, f"{name}, split {split!r}", mapped, most, table, question, account)
-        role = split if split in ROLES else "train"
+        role = split if split.casefold() in ROLES else "train"
         for record in records_of(of_split, question, split, account, fold_case):
             records.append(replace(record, columns={"split": role, **record.columns}))
-    lost = {picture for picture, row in table.index.items() if row < 0}
-    if lost:
-        warning = f"hub: {len(lost)} of {len(table.index)} pictures of {name} cannot be read"
-        if len(lost) > unreadable * len(table.index):
-            raise ValueError(f"{warning}, more than the share of {unreadable:g} that may be left out (data.unreadable)")
-        kept = [record for record in records if not lost & set(record.pictures)]
-        warnings.warn(f"{warning} and are left out with {len(records) - len(kept)} conversations", stacklevel=2)
-        for record in records:
-            if lost & set(record.pictures):
-                account.leave("picture cannot be read", record.where)
-        records = kept
+    records = table.readable(records, f"of {name}", unreadable, account)
     how = Dealing(
         partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
     )
@@ -164,6 +156,17 @@ class PictureTable:
             except ValueError:
                 self.index[name] = -1
         return name
+
+    def readable(self, records: Sequence[ChatRecord], where: str, at_most: float, account: Account) -> list[ChatRecord]:
+        """Conversations without those whose pictures cannot be read, which are counted; too many are an error."""
+        lost = {picture for picture, row in self.index.items() if row < 0}
+        left = [record for record in records if lost & set(record.pictures)]
+        for record in left:
+            account.leave("picture cannot be read", record.where)
+        if lost:
+            text = check_share(len(lost), len(self.index), where, at_most)
+            warnings.warn(f"{text} with {len(left)} conversations", stacklevel=3)
+        return [record for record in records if not lost & set(record.pictures)]
 
     def pictures(self) -> np.ndarray:
         """All pictures, uint8 (M, S, S, 3)."""

@@ -4,9 +4,9 @@ Below ``root``, one of:
 
 * a folder per class, ``class/picture.jpg``, or per domain and class, ``domain/class/picture.jpg`` (``domains = true``),
   beside which ``train``, ``val`` and ``test`` may stand above the classes, as torchvision's users have them;
-* ``labels.jsonl``, one object a line with ``image``, ``label`` and, if wanted, ``split`` ("train", "val", "test") and
-  ``domain``, with the pictures in ``images/`` or an uncompressed ``images.tar``; ``class_key`` is another key than
-  ``label``;
+* ``labels.jsonl``, one object a line with ``image``, ``label`` and, if wanted, ``split`` ("train", "val", "test"),
+  ``domain``, ``patient`` and ``document``, with the pictures in ``images/`` or an uncompressed ``images.tar``;
+  ``class_key`` is another key than ``label``;
 * CoOp's split file, ``split_*.json`` (``split_file``): lists ``train``, ``val`` and ``test`` of [path, number, name];
   paths are below ``pictures``.
 
@@ -28,9 +28,10 @@ import numpy as np
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
 from confed.data.intake.account import Account, settled
+from confed.data.intake.identity import joined_groups, note_copies, united_by, warn_of_sides
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
-from confed.data.intake.walk import ROLES, in_classes
+from confed.data.intake.walk import ROLES, in_classes, role_of
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
@@ -39,13 +40,19 @@ from confed.registry import register_dataset
 
 
 class _Row(NamedTuple):
-    """A picture: its path below the source of pictures, class, role ("" where nothing says), domain, class number."""
+    """A picture: its path below the source of pictures, its class, and what else is known of it.
 
+    ``where`` is its file and row, or its path; ``role`` is empty where nothing says it; ``united`` names the patient
+    and the document whose pictures stay on one side of a split.
+    """
+
+    where: str
     path: str
     label: str
     role: str = ""
     domain: str = ""
     number: int = 0
+    united: tuple[str, ...] = ()
 
 
 @register_dataset
@@ -129,7 +136,7 @@ def labelled_folders(
     if partition == "domain" and any(row.domain for row in rows):
         rows = with_owner(rows, [row.domain for row in rows], domain_key)
         account = account.keep([row.path for row in rows], f"no {domain_key}")
-    pool = _pool("labelled_folders", source, rows, image_size, test_share, validation)
+    pool = _pool("labelled_folders", source, rows, image_size, test_share, validation, account)
     facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
     dataset = few_shot(
         pool, partition, shots=shots or None, validation_shots=validation_shots,
@@ -140,14 +147,20 @@ def labelled_folders(
     for path in map(Path, others):
         of_file = (path.parent, path.name) if path.suffix == ".json" else (path, "")
         read = _read(*of_file, pictures, domains, others_key, "domain", Account(), fold_case)
-        elsewhere.append(_pool(path.stem, *read, image_size, test_share, 0.0))
+        elsewhere.append(_pool(path.stem, *read, image_size, test_share, 0.0, Account()))
     dataset = settled(dataset, account, "beyond the shots or max_test")
     dataset = with_other_sets(dataset, elsewhere, max_test)
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
 
 
 def _pool(
-    name: str, source: Path, rows: Sequence[_Row], image_size: int, test_share: float, validation: float
+    name: str,
+    source: Path,
+    rows: Sequence[_Row],
+    image_size: int,
+    test_share: float,
+    validation: float,
+    account: Account,
 ) -> ClassPool:
     """All pictures of a folder, with their classes, roles and domains."""
     numbers = {row.label: row.number for row in rows}
@@ -160,12 +173,16 @@ def _pool(
             )
     place = {label: number for number, label in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], dtype=np.int64)
+    images = open_pictures(source, PackedTexts.of(row.path for row in rows), image_size)
+    firsts = images.first_copies()
+    note_copies(account, [row.path for row in rows], firsts)
+    together = joined_groups((("picture", first), *row.united) for row, first in zip(rows, firsts, strict=True))
     return ClassPool(
         name,
         _spoken(names),
-        open_pictures(source, PackedTexts.of(row.path for row in rows), image_size),
+        images,
         labels,
-        _roles(rows, labels, test_share, validation),
+        _roles(rows, labels, test_share, validation, together),
         [row.path for row in rows],
         np.array([row.domain.strip() for row in rows]) if any(row.domain for row in rows) else None,
     )
@@ -178,17 +195,35 @@ def _spoken(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.lower() if counts[name.lower()] == 1 else name for name in spaced)
 
 
-def _roles(rows: Sequence[_Row], labels: np.ndarray, test_share: float, validation: float) -> np.ndarray:
-    """Roles as the data say, or shares of each class as its test and validation examples."""
+def _roles(
+    rows: Sequence[_Row], labels: np.ndarray, test_share: float, validation: float, together: np.ndarray
+) -> np.ndarray:
+    """Roles as the data say, or shares of each class as its test and validation examples, groups as a whole."""
     declared = np.array([row.role for row in rows])
     roles = np.where(declared == "", "train", declared)
+    if (declared == "test").any():
+        described = [" and ".join(row.united) or f"the picture {row.path}" for row in rows]
+        warn_of_sides(together, roles.tolist(), described)
+    rows_of_group: dict[int, list[int]] = {}
+    for row, group in enumerate(together.tolist()):
+        rows_of_group.setdefault(group, []).append(row)
     for role, share, stream in (("test", test_share, 9), ("val", validation, 10)):
         if (declared == role).any() or not share:
             continue
         for label in np.unique(labels):
             rng = np.random.default_rng([stream, int(label)])
-            class_rows = rng.permutation(np.flatnonzero((labels == label) & (roles == "train")))
-            roles[class_rows[: max(round(share * len(class_rows)), 1)]] = role
+            of_class = labels == label
+            class_rows = rng.permutation(np.flatnonzero(of_class & (roles == "train")))
+            count = int((of_class & (roles == role)).sum())
+            wanted = max(round(share * (len(class_rows) + count)), 1)
+            for row in class_rows.tolist():
+                if count >= wanted:
+                    break
+                group = [member for member in rows_of_group[int(together[row])] if roles[member] == "train"]
+                if of_class[group].sum() == (of_class & (roles == "train")).sum():  # a class of copies of one picture
+                    group = [row]
+                roles[group] = role
+                count += int(of_class[group].sum())
     return roles
 
 
@@ -197,60 +232,59 @@ def _read(
     account: Account, fold_case: bool,
 ) -> tuple[Path, list[_Row]]:  # fmt: skip
     """The source of pictures and all rows, classes in their normal form."""
-    source, file, places = _listed(folder, split_file, pictures, domains, class_key, domain_key, account)
-    rows = [row for row, _ in places]
+    source, file, rows = _listed(folder, split_file, pictures, domains, class_key, domain_key, account)
     spelled = Spellings("classes", [row.label for row in rows], fold_case)
     account.note(*spelled.notes)
-    account.rows.setdefault(str(file), len(rows))
+    account.rows.setdefault(str(file), len(rows) + sum(map(len, account.left.values())))
     account.check_remains(len(rows))
-    account.used |= {row.path: f"{file}, row {number}" for row, number in places}
+    account.used |= {row.path: row.where for row in rows}
     return source, [row._replace(label=spelled[row.label]) for row in rows]
 
 
 def _listed(
     folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str, account: Account
-) -> tuple[Path, Path, list[tuple[_Row, int]]]:
-    """The source of pictures, what lists them, and all rows with their numbers there."""
+) -> tuple[Path, Path, list[_Row]]:
+    """The source of pictures, what lists them, and all rows."""
     if not folder.is_dir():
         raise ValueError(f"labelled_folders: expected a folder, found none at {folder}")
     if split_file:
-        of_file = enumerate(_of_split_file(folder / split_file), start=1)
-        return folder / pictures, folder / split_file, [(row, number) for number, row in of_file]
+        return folder / pictures, folder / split_file, list(_of_split_file(folder / split_file))
     if (folder / "labels.jsonl").is_file():
         source = next((p for p in (folder / "images.tar", folder / "images") if p.exists()), None)
         if source is None:
             raise ValueError(f"labelled_folders: expected pictures in {folder / 'images'} or images.tar, found neither")
         return source, folder / "labels.jsonl", list(_of_lines(folder / "labels.jsonl", class_key, domain_key, account))
-    paths, notes = in_classes(folder, 2 + domains)
-    account.note(*(f"left out: {note}" for note in notes))
+    paths, walked = in_classes(folder, 2 + domains)
+    for why, left in walked.left.items():
+        for path in left:
+            account.leave(why, path)
     rows: list[_Row] = []
     for parts, role, below in paths:
-        rows.append(_Row("/".join(parts), below[int(domains)], role, below[0] if domains else ""))
+        path = "/".join(parts)
+        rows.append(_Row(path, path, below[int(domains)], role, below[0] if domains else ""))
     if not rows:
         form = "domain/class/picture" if domains else "class/picture"
         raise ValueError(f"labelled_folders: expected {form}, labels.jsonl or data.split_file in {folder}, found none")
-    return folder, folder, [(row, number) for number, row in enumerate(rows, start=1)]
+    return folder, folder, rows
 
 
-def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> Iterator[tuple[_Row, int]]:
+def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> Iterator[_Row]:
     """Rows of ``labels.jsonl``."""
     entries = list(read_jsonl(file, ("image",), strict=False))
     account.rows[str(file)] = len(entries)
     account.note_encoding(file)
     for row, entry in entries:
-        role = str(entry.get("split") or "")
-        if role and role not in ROLES:
-            raise ValueError(f"{file}, row {row}: expected the split train, val or test, got {role!r}")
-        label = plain_text(entry.get(class_key))
+        where = f"{file}, row {row}"
+        role = role_of(str(entry.get("split") or ""), where)
+        given = entry.get(class_key)
+        label = plain_text(given[0] if isinstance(given, list) and len(given) == 1 else given)
         if label is None:
-            raise ValueError(
-                f"{file}, row {row}: expected the name of a class in {class_key!r}, got {entry.get(class_key)!r:.80}"
-            )
+            raise ValueError(f"{where}: expected the name of a class in {class_key!r}, got {given!r:.80}")
         if not label:
-            account.leave("no class", f"{file}, row {row}")
+            account.leave("no class", where)
             continue
-        domain = owner_text(entry, domain_key, f"{file}, row {row}: ")
-        yield _Row(plain_path(str(entry["image"])), label, ROLES.get(role, ""), domain), row
+        domain, path = owner_text(entry, domain_key, f"{where}: "), plain_path(str(entry["image"]))
+        yield _Row(where, path, label, role, domain, united=united_by(entry))
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:
@@ -261,9 +295,11 @@ def _of_split_file(file: Path) -> Iterator[_Row]:
         raise ValueError(f"{file} must be a readable JSON file: {error}") from error
     if not isinstance(content, dict) or not {"train", "test"} <= content.keys():
         raise ValueError(f"{file} must have the lists train, val and test of [path, number, name]")
+    row = 0
     for role, listed in content.items():
         for number, entry in enumerate(listed if isinstance(listed, list) else [listed], start=1):
             fits = isinstance(entry, list) and [type(field) for field in entry] == [str, int, str]
             if role not in ROLES or not fits:
                 raise ValueError(f"{file}, {role}, entry {number}: expected [path, number, name], got {entry!r:.80}")
-            yield _Row(plain_path(entry[0]), entry[2], ROLES[role], number=entry[1])
+            row += 1
+            yield _Row(f"{file}, row {row}", plain_path(entry[0]), entry[2], ROLES[role], number=entry[1])

@@ -1,8 +1,9 @@
 r"""Multi-label pictures from a folder of the user's.
 
 Below ``root``: ``labels.jsonl``, one object a line with ``image``, a file's name, and ``labels``, a list of names that
-may be empty; if wanted ``user``, whose picture it is, ``split`` ("train", "validation" or "test") and ``id``
-(:func:`confed.data.ml_files.records.line_records`)::
+may be empty; if wanted ``user``, whose picture it is, ``split`` ("train", "validation" or "test"), ``id``
+(:func:`confed.data.ml_files.records.line_records`), and ``patient`` and ``document``, which keep what is theirs on one
+side of a split::
 
     {"image": "0001.jpg", "labels": ["cat", "sofa"], "user": "anna"}
 
@@ -29,7 +30,7 @@ and embeddings made without ``--width``::
       model.embeddings=labels.safetensors
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -37,22 +38,18 @@ from typing import Literal
 import numpy as np
 
 from confed.data.intake.account import Account, settled
+from confed.data.intake.identity import joined_groups, note_copies, warn_of_sides
 from confed.data.intake.layouts import Layout, layout_records
+from confed.data.intake.walk import ROLES, role_of
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
-from confed.data.ml_files.table import build_table
+from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.owners import with_owner
-from confed.data.picture_files import Check
+from confed.data.picture_files import HELD, Check, NamedPictures, open_pictures
 from confed.data.vl_files.records import Distinct
 from confed.registry import register_dataset
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
-
-ROLES = {"": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
-"""What a line may give as its split, and what the split is called from here on."""
 
 
 @register_dataset
@@ -84,8 +81,9 @@ def labelled_pictures(
             "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
             labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
         layout: "lines" for ``labels.jsonl``, or what another tool has written below ``root``: "yolo", "roboflow"
-            (COCO's objects beside each split's pictures), "cvat" (for images), "label_studio" (JSON), or "one_hot", a
-            table with a column of zeros and ones per label.
+            (COCO's objects beside each split's pictures), "coco" (one file of them), "cvat" (for images), "createml",
+            "label_studio" (JSON), "voc" and "labelme" (a file per picture), "boxes", a table with a box per row, or
+            "one_hot", one with a column of zeros and ones per label.
         user_key: what ``labels.jsonl`` calls whose a picture is; pictures that are nobody's are left out by "user".
         clients: number of clients, but for "user".
         alpha: concentration of the skewed partitions.
@@ -133,9 +131,10 @@ def labelled_pictures(
     source = _source(folder) if layout == "lines" else folder
     table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
     account = account.keep(table.names, "picture cannot be read")
-    roles = np.array([ROLES[records_by_name[name].split] for name in table.names], dtype=str)
+    roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
     users = np.array([records_by_name[name].user.strip() for name in table.names], dtype=str)
-    pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {})
+    together = _together(table, open_pictures(source, table.pictures, image_size), records_by_name, roles, account)
+    pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {}, together=together)
     splits = federate_labels(
         pool,
         chosen,
@@ -155,6 +154,24 @@ def labelled_pictures(
     return settled(dataset, account, "beyond max_train, or validation of no client that trains")
 
 
+def _together(
+    table: MultiLabelTable,
+    pictures: NamedPictures,
+    records: Mapping[str, LabelRecord],
+    roles: np.ndarray,
+    account: Account,
+) -> np.ndarray | None:
+    """Group of each row, those of one picture, patient or document; None where each row stands for itself."""
+    firsts = pictures.first_copies()
+    note_copies(account, table.pictures, firsts)
+    united = [records[name].united for name in table.names]
+    groups = joined_groups((("picture", first), *names) for first, names in zip(firsts, united, strict=True))
+    if (roles == "test").any():
+        described = [" and ".join(names) or f"the picture {table.pictures[row]}" for row, names in enumerate(united)]
+        warn_of_sides(groups, roles.tolist(), described)
+    return groups if len(np.unique(groups)) < len(groups) else None
+
+
 def _records(
     folder: Path, user_key: str, account: Account, fold_case: bool, labels: Sequence[str]
 ) -> list[LabelRecord]:
@@ -172,8 +189,7 @@ def _records(
             raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")
         # A picture on two lines, which an id allows, could train and be tested on at once.
         distinct.add(str(PurePosixPath(record.picture)), file, record.row)
-        if record.split not in ROLES:
-            raise ValueError(f"{record.where}: expected the split train, validation or test, got {record.split!r}")
+        role_of(record.split, record.where)
     return records
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from confed.data.bounded_files import check_array
 from confed.data.chat_federate import Dealing
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import class_rows, federate_classes, medical_library
+from confed.data.intake.class_table import class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
 from confed.data.picture_files import Check, PictureFiles
 from confed.registry import register_dataset
@@ -94,11 +94,9 @@ class NiftiSlices(PictureFiles):
     window: tuple[float, float] | None = None
 
     def file(self, row: int) -> Path:
-        """See :meth:`PictureFiles.file`."""
         return self.source / self.names[row].rpartition("#")[0]
 
     def opened(self, row: int) -> np.ndarray:
-        """See :meth:`PictureFiles.opened`."""
         file, number = self.file(row), int(self.names[row].rpartition("#")[2])
         volume, low, high = _volume(file, self.version(row))
         if self.window is not None:
@@ -114,7 +112,7 @@ def _volume(file: Path, version: tuple[int, ...]) -> tuple[np.ndarray, float, fl
     """A volume with axes towards the patient's right, front and head, float32, and which values are black and white."""
     del version  # it tells one state of the file from another
     library = medical_library("nibabel")
-    try:
+    with decoding(file, "a NIfTI volume, .nii or .nii.gz"):
         image = library.load(file)
         check_array(image.shape, np.dtype(np.float64), str(file))
         if len(image.shape) < 3:
@@ -122,9 +120,6 @@ def _volume(file: Path, version: tuple[int, ...]) -> tuple[np.ndarray, float, fl
         volume = np.asarray(library.as_closest_canonical(image).dataobj, dtype=np.float32)
         volume = volume.reshape(*volume.shape[:3], -1)[..., 0]
         limits = float(image.header["cal_min"]), float(image.header["cal_max"])
-    except Exception as error:  # its readers raise of everything
-        text = " ".join(str(error).split())[:200]
-        raise ValueError(f"{file}: expected a NIfTI volume, .nii or .nii.gz, got: {text}") from error
     if not limits[1] > limits[0]:
         low, high = np.percentile(volume[np.isfinite(volume)], _SHARES)
         limits = float(low), float(high)

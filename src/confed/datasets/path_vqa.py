@@ -57,8 +57,7 @@ def path_vqa(
         unreadable: share of the pictures that may be left out because they cannot be read, with their questions.
         seed: chooses training questions under ``max_train``.
 
-    Raises:
-        ValueError: a file or picture is missing or faulty (names file and row), or an option is out of range.
+    Raises ``ValueError``: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """
     check_unreadable(unreadable, "decoded")
     folder, account, table = Path(root), Account(), PictureTable(image_size, Path(root).resolve())
@@ -76,16 +75,7 @@ def path_vqa(
                 texts = {key: given[key] for key in _COLUMNS[1:] if key in given}
                 entries.append((where, {**texts, "images": [table.add(shown, where)], "type": kind, "split": split}))
         records += records_of(entries, "", f"path_vqa-{split}", account)
-    lost = {name for name, row in table.index.items() if row < 0}
-    if len(lost) > unreadable * len(table.index):
-        raise ValueError(
-            f"path_vqa: {len(lost)} of {len(table.index)} pictures in {folder} cannot be read, more than the share of "
-            f"{unreadable:g} that may be left out (data.unreadable)"
-        )
-    for record in records:
-        if lost & set(record.pictures):
-            account.leave("picture cannot be read", record.where)
-    records = [record for record in records if not lost & set(record.pictures)]
+    records = table.readable(records, f"in {folder}", unreadable, account)
     count = sum(account.rows.values())
     facts = _FACTS if count in _PUBLISHED else {"origin": f"{count} questions in PathVQA's format"}
     how = Dealing(partition, clients, alpha, max_train=max_train, max_test=max_test, seed=seed)

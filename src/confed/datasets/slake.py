@@ -5,16 +5,17 @@ of objects with ``qid``, ``img_name`` ("xmlab0/source.jpg"), ``question``, ``ans
 ``answer_type`` (OPEN, CLOSED), ``modality`` and ``location``; and the pictures in ``imgs``.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat
+from confed.data.chat_federate import Dealing, Partition, federate_chat, shown_files
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_records
-from confed.data.intake.values import find_file, plain_text
-from confed.data.picture_files import Check, PictureFiles
+from confed.data.intake.values import file_in, plain_text
+from confed.data.picture_files import Check
 from confed.registry import register_dataset
 
 _FILES = {"train": ("train.json",), "validation": ("validate.json", "validation.json"), "test": ("test.json",)}
@@ -81,16 +82,14 @@ def slake(
                 continue
             entries.append((where, _entry(given, split, place)))
         records += records_of(entries, "", f"slake-{split}", account)
-    names = list(dict.fromkeys(record.pictures[0] for record in records))
     places = (folder / "imgs", folder / "images", folder)
-    found = [find_file(places, name) or places[0] / name for name in names]
+    records, pictures, index = shown_files(
+        records, partial(file_in, places), account, size=image_size, unreadable=unreadable, check=check
+    )
     published = sum(account.rows.values()) == _PUBLISHED
     facts = _FACTS if published else {"origin": f"{sum(account.rows.values())} questions in SLAKE's format"}
-    return federate_chat(
-        "slake", records, PictureFiles(found, image_size, unreadable=unreadable, check=check),
-        {name: row for row, name in enumerate(names)},
-        Dealing(partition, clients, alpha, max_train=max_train, max_test=max_test, seed=seed), facts, account,
-    )  # fmt: skip
+    how = Dealing(partition, clients, alpha, max_train=max_train, max_test=max_test, seed=seed)
+    return federate_chat("slake", records, pictures, index, how, facts, account)
 
 
 def _entry(given: dict[str, Any], split: str, place: str) -> dict[str, Any]:

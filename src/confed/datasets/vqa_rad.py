@@ -5,16 +5,17 @@ Below ``root``, as published (https://osf.io/89kps): ``VQA_RAD Dataset Public.js
 ``phrase_type``, which begins with "test" in the test questions; and the pictures in ``VQA_RAD Image Folder``.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat
+from confed.data.chat_federate import Dealing, Partition, federate_chat, shown_files
 from confed.data.chat_files import records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_records
-from confed.data.intake.values import find_file, plain_text
-from confed.data.picture_files import Check, PictureFiles
+from confed.data.intake.values import file_in, find_file, plain_text
+from confed.data.picture_files import Check
 from confed.registry import register_dataset
 
 _FILES = ("VQA_RAD Dataset Public.json", "VQA_RAD_Dataset_Public.json")
@@ -72,21 +73,18 @@ def vqa_rad(
     account.rows[str(file)] = len(rows)
     entries = [(f"{file}, row {row}", _entry(entry, f"{file}, row {row}")) for row, entry in rows]
     records = records_of(entries, "", "vqa_rad", account)
-    names = list(dict.fromkeys(record.pictures[0] for record in records))
     places = [folder / name for name in _FOLDERS]
-    found = [find_file(places, name) or places[0] / name for name in names]
+    records, pictures, index = shown_files(
+        records, partial(file_in, places), account, size=image_size, unreadable=unreadable, check=check
+    )
     seen = {record.pictures for record in records if record.columns["split"] == "train"}
     tested = {record.pictures for record in records if record.columns["split"] == "test"}
     facts = {
         **(_FACTS if len(rows) == _PUBLISHED else {"origin": f"{len(rows)} questions in VQA-RAD's format"}),
         "pictures seen in training": f"{len(tested & seen)} of {len(tested)} test pictures",
     }
-    return federate_chat(
-        "vqa_rad", records, PictureFiles(found, image_size, unreadable=unreadable, check=check),
-        {name: row for row, name in enumerate(names)},
-        Dealing(partition, clients, alpha, validation=validation, max_train=max_train, max_test=max_test, seed=seed),
-        facts, account,
-    )  # fmt: skip
+    how = Dealing(partition, clients, alpha, validation=validation, max_train=max_train, max_test=max_test, seed=seed)
+    return federate_chat("vqa_rad", records, pictures, index, how, facts, account)
 
 
 def _entry(given: Any, where: str) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.captions import caption_records
-from confed.data.chat_files import ChatRecord, asking, chat_records
+from confed.data.chat_files import ChatRecord, as_list, asking, chat_records
 from confed.data.intake.account import Account
+from confed.data.intake.identity import UNITING
 from confed.data.intake.layouts import layout_of, layout_records
 from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
 from confed.data.intake.values import find_picture, plain_text
-from confed.data.intake.walk import ROLES, in_classes, visible
+from confed.data.intake.walk import ROLES, in_classes, visible, walk
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 
@@ -31,6 +32,8 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "place": ("domain", "scene", "location"),
     "type": ("question_type", "category", "answer_type"),
     "split": ("partition", "fold", "set", "subset"),
+    "patient": ("patient_id", "patientid", "subject", "subject_id", "subject id", "patient id"),
+    "document": ("document_id", "doc", "doc_id", "report_id", "study_id"),
 }
 """What columns are called elsewhere, in the order in which they are taken; for clients: :mod:`confed.data.owners`."""
 
@@ -125,14 +128,19 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
     if len(absent) == len(shown):
         what = f"the first is {absent[0]!r}" if absent else "no row has one"
+        pictures = walk(folder).pictures
+        what += f"; there are {len(pictures)} others, such as {'/'.join(pictures[0])}" if pictures else ""
         raise ValueError(
             f"{next(iter(files))}: expected pictures below {folder} or its folder images/, found none; {what}"
         )
     single = all(len(r.turns) == 2 and len(r.turns[0].parts) == 2 and r.turns[0].parts[0] is None for r in records)
     names = set(chain.from_iterable(entries))
-    called = by_likelihood(names)
+    called = sorted(by_likelihood(names), key=UNITING.__contains__)  # a patient is a client where nothing else is
     cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
     taken = next((name for name in cells if says_owners(cells[name])), "")
+    if taken in UNITING and taken in columns:
+        name_here, taken = taken, columns.pop(taken)
+        cells[taken] = cells[name_here]
     owner = taken if taken in ("", "place") else "client"
     columns |= {"client": taken} if owner == "client" != taken else {}
     options: dict[str, Any] = {"columns": columns} if columns else {}
@@ -149,7 +157,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     if owner:
         saw.append(f"one client per {columns.get(owner, owner)}: {_listed(filter(None, map(str.strip, cells[taken])))}")
         saw += notes_on_owners(cells[taken], columns.get(owner, owner))
-    saw += not_taken([name for name in called if name != taken], "columns.client")
+    saw += not_taken([name for name in called if name not in (taken, *UNITING)], "columns.client")
     saw += [f"{len(absent)} pictures are not there, such as {absent[0]!r}"] if absent else []
     uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
     form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
@@ -309,18 +317,24 @@ def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
     if not proposals:
         content = f"holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "is empty"
         advice = [f"{name}: {_ADVICE[ending]}" for name in names if (ending := Path(name).suffix.lower()) in _ADVICE]
-        advice += [f"{name} has the columns {listed}" for name in names if (listed := _header(folder / name))]
-        told = f"; {'; '.join(advice[:3])}" if advice else ""
-        raise ValueError(f"{folder} {content}, which is none of the forms that are recognised: {FORMS}{told}")
+        advice += [f"{name} has {listed}" for name in names if (listed := _header(folder / name))]
+        if pictures := walk(folder).pictures:
+            advice.append(f"nothing says what its {len(pictures)} pictures, such as {'/'.join(pictures[0])}, show")
+        told = f" ({'; '.join(advice[:3])})" if advice else ""
+        raise ValueError(f"{folder} {content}, which is none of the forms that are recognised{told}: {FORMS}")
     return proposals, [name for name in names if name not in proposals[0].uses]
 
 
 def _header(file: Path) -> str:
     """The columns of a table that is recognised as nothing, for a message."""
-    if file.suffix.lower() not in ENDINGS or not file.is_file() or not holds_records(file):
+    if file.suffix.lower() not in ENDINGS or not file.is_file():
         return ""
+    if not holds_records(file):
+        return "no list of objects and no object a line, or is no JSON"
     rows = [entry for _, entry in read_records(file).rows if isinstance(entry, dict)]
-    return ", ".join(map(str, rows[0])) + ", no picture with a question, an answer or a label" if rows else ""
+    if not rows:
+        return "no rows"
+    return f"the columns {', '.join(map(str, list(rows[0])[:8]))}, no picture with a question, an answer or a label"
 
 
 def dealt(count: int, clients: int, groups: int | None = None) -> dict[str, Any]:
@@ -465,7 +479,7 @@ def _labels(folder: Path, clients: int) -> Found | None:
     single = sum("label" in entry for entry in entries)
     uses = frozenset({file.name, pictures.name, "labels.txt"})
     if several > len(entries) / 2:
-        given = [entry["labels"] for entry in entries if isinstance(entry.get("labels"), list)]
+        given = [entry["labels"] for entry in entries if isinstance(entry.get("labels"), list | dict)]
         labels = Counter(filter(None, map(plain_text, chain.from_iterable(given))))
         saw = [f"labels.jsonl: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
         shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
@@ -473,11 +487,13 @@ def _labels(folder: Path, clients: int) -> Found | None:
         return Found("labels", "labelled_pictures", options, saw, uses)
     if single <= len(entries) / 2:
         return None
-    classes = Counter(filter(None, (plain_text(entry.get("label")) for entry in entries)))
+    given = [value for entry in entries for value in as_list(entry.get("label"))]
+    classes = Counter(filter(None, map(plain_text, given)))
     owners: list[str] = []
     shares = _by_owner(entries, "domain", owners)
     roles = {ROLES.get(str(entry.get("split", "")), "") for entry in entries}
-    proposal = _of_classes(folder, classes, set(), roles, clients, "labels.jsonl", uses)
+    trained = sum(ROLES.get(str(entry.get("split", "")), "") in ("", "train") for entry in entries)
+    proposal = _of_classes(folder, classes, set(), roles, clients, trained, "labels.jsonl", uses)
     kept = {key: value for key, value in proposal.options.items() if not shares or key not in DEALT}
     return replace(proposal, options={**kept, **shares}, saw=[*proposal.saw, *owners])
 
@@ -501,7 +517,7 @@ def _by_owner(entries: Sequence[Mapping[str, Any]], usual: str, saw: list[str]) 
 
 def _classes(folder: Path, clients: int) -> Found | None:
     """Pictures in a folder per class, or per domain and class."""
-    paths, notes = in_classes(folder)
+    paths, walked = in_classes(folder)
     roles = {path.role for path in paths if path.role}
     below = [path.below for path in paths]
     deep = [path for path in below if len(path) >= 3]
@@ -510,7 +526,7 @@ def _classes(folder: Path, clients: int) -> Found | None:
         inner.setdefault(path[0], set()).add(path[1])
     shared = set.intersection(*inner.values()) if len(inner) > 1 else set[str]()
     domains = set(inner) if len(deep) == len(below) and len(shared) > 1 else set[str]()
-    classes = Counter(path[1] if domains else path[0] for path in below)
+    classes = Counter(plain_text(path[1] if domains else path[0]) or "" for path in below)
     if len(classes) == 1 and len(deep) == len(paths):
         top = paths[0].parts[0]
         raise ValueError(f"{folder}: all {len(paths)} pictures lie below {top}/: name that folder, {folder / top}")
@@ -523,8 +539,9 @@ def _classes(folder: Path, clients: int) -> Found | None:
             "or write labels.jsonl with a line per picture"
         )
     uses = frozenset(path.parts[0] for path in paths)
-    proposal = _of_classes(folder, classes, domains, roles, clients, "folders", uses)
-    return replace(proposal, saw=[*proposal.saw, *(f"left out: {note}" for note in notes)])
+    trained = sum(path.role in ("", "train") for path in paths)
+    proposal = _of_classes(folder, classes, domains, roles, clients, trained, "folders", uses)
+    return replace(proposal, saw=[*proposal.saw, *(f"left out: {note}" for note in walked.notes())])
 
 
 def _of_classes(
@@ -533,6 +550,7 @@ def _of_classes(
     domains: set[str],
     roles: set[str],
     clients: int,
+    trained: int,
     where: str,
     uses: frozenset[str],
 ) -> Found:
@@ -543,7 +561,7 @@ def _of_classes(
         options |= {"partition": "domain"}
     else:
         # A validation example of each class, at least, is shared out too.
-        options |= dealt(count, min(clients, max(len(classes), count // 15)))
+        options |= dealt(count, min(clients, max(len(classes), trained // 15)))
     options |= {"shots": 0, "new": "none", "image_size": 64, "validation": 0.1}
     saw = [f"{where}: {count} pictures of {len(classes)} classes, {_most(classes)}"]
     saw += [f"{len(domains)} domains, each a client: {', '.join(sorted(domains)[:6])}"] if len(domains) > 1 else []

@@ -47,6 +47,52 @@ def roboflow(root: Path) -> None:
         (root / split / "_annotations.coco.json").write_text(json.dumps(content))
 
 
+def coco(root: Path) -> None:
+    pictures(root / "images", 16)
+    objects = [(n, name) for n in range(16) for name in LABELS[n % 4]]
+    content = {
+        "images": [{"id": n, "file_name": f"images/{n}.png"} for n in range(16)],
+        "annotations": [
+            {"id": number, "image_id": n, "category_id": ["cat", "dog"].index(name)}
+            for number, (n, name) in enumerate(objects)
+        ],
+        "categories": [{"id": n, "name": name} for n, name in enumerate(("cat", "dog"))],
+    }
+    (root / "result.json").write_text(json.dumps(content))
+
+
+def voc(root: Path) -> None:
+    pictures(root / "train", 16)
+    for n in range(16):
+        shapes = "".join(f"<object><name>{name}</name></object>" for name in LABELS[n % 4])
+        text = f"<annotation><filename>{n}.png</filename>{shapes}</annotation>"
+        (root / "train" / f"{n}.xml").write_text(text)
+
+
+def labelme(root: Path) -> None:
+    pictures(root, 16)
+    for n in range(16):
+        shapes = [{"label": name, "points": []} for name in LABELS[n % 4]]
+        (root / f"{n}.json").write_text(json.dumps({"shapes": shapes, "imagePath": f"..\\{n}.png"}))
+
+
+def createml(root: Path) -> None:
+    pictures(root / "train", 16)
+    rows: list[dict[str, Any]] = []
+    for n in range(16):
+        shapes = [{"label": name, "coordinates": {"x": 1}} for name in LABELS[n % 4]]
+        rows.append({"image": f"{n}.png", "annotations": shapes})
+    (root / "train" / "_annotations.createml.json").write_text(json.dumps(rows))
+
+
+def yolo_beside(root: Path) -> None:
+    pictures(root, 16)
+    (root / "classes.txt").write_text("cat\ndog\n")
+    for n in range(16):
+        text = "".join(f"{['cat', 'dog'].index(name)} 0.5 0.5 0.1 0.1\n" for name in LABELS[n % 4])
+        (root / f"{n}.txt").write_text(text)
+
+
 def cvat(root: Path) -> None:
     pictures(root / "images", 16)
     body = ""
@@ -81,6 +127,14 @@ def one_hot(root: Path) -> None:
     (root / "train.csv").write_text("image_id,width,cat,dog\n" + "".join(rows))
 
 
+def signs(root: Path) -> None:
+    one_hot(root)
+    rows = [
+        f"{n},{'1' if 'cat' in LABELS[n % 4] else '-1'},{'1' if 'dog' in LABELS[n % 4] else '-1'}\n" for n in range(16)
+    ]
+    (root / "train.csv").write_text("image_id,cat,dog\n" + "".join(rows))
+
+
 def one_hot_beside(root: Path) -> None:
     for split, first in (("train", 0), ("valid", 8)):
         pictures(root / split, 8, first)
@@ -93,7 +147,9 @@ def one_hot_beside(root: Path) -> None:
 KINDS = {
     "yolo": (yolo, "yolo"), "roboflow": (roboflow, "roboflow"), "cvat": (cvat, "cvat"),
     "label studio": (label_studio, "label_studio"), "short label studio": (short_label_studio, "label_studio"),
-    "one hot": (one_hot, "one_hot"), "one hot beside": (one_hot_beside, "one_hot"),
+    "one hot": (one_hot, "one_hot"), "one hot beside": (one_hot_beside, "one_hot"), "signs": (signs, "one_hot"),
+    "coco": (coco, "coco"), "voc": (voc, "voc"), "labelme": (labelme, "labelme"), "createml": (createml, "createml"),
+    "yolo beside": (yolo_beside, "yolo"),
 }  # fmt: skip
 
 
@@ -114,6 +170,18 @@ def test_layouts_are_recognised_and_read(kind: str, tmp_path: Path) -> None:
         for part in split.roles.values():
             given |= {int(Path(part.table.pictures[row]).stem): part.table.labels_of(row) for row in part.rows.tolist()}
     assert given == {n: tuple(sorted(LABELS[n % 4])) for n in range(16)}
+
+
+def test_rows_of_boxes_are_merged_by_picture(tmp_path: Path) -> None:
+    pictures(tmp_path / "images", 16)
+    rows = [f"{n // 2}.png,{['cat', 'dog'][n % 2]},1,1,2,2\n" for n in range(32)]
+    (tmp_path / "boxes.csv").write_text("filename,class,xmin,ymin,xmax,ymax\n" + "".join(rows))
+    options = recognise(tmp_path)[0][0].options
+    dataset = labelled_pictures(**{**options, "image_size": 4})
+    assert dataset.account is not None
+    assert dataset.account.counts == {"rows": 32, "used": 16, "left out": 0, "merged": 16}
+    assert "16 merged (objects of one picture)" in dataset.facts["account"]
+    assert (dataset.labels, options["layout"]) == (("cat", "dog"), "boxes")
 
 
 @pytest.mark.parametrize(

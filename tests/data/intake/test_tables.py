@@ -140,6 +140,12 @@ KINDS: dict[str, tuple[str, str | bytes, set[str], str, int]] = {
         "q.json", json.dumps({key: {str(n): row[key] for n, row in enumerate(rows())} for key in rows()[0]}), YES_NO,
         "", 0,
     ),
+    "lists by split": ("q.json", json.dumps({"train": rows()[:8], "test": rows()[8:]}), YES_NO, "", 0),
+    "rows by id": ("q.json", json.dumps({f"id {n}": row for n, row in enumerate(rows())}), YES_NO, "", 0),
+    "a comment above": ("q.csv", "# made by hand\n" + table(rows()), YES_NO, "below 1 line left out", 0),
+    "a title above": ("q.csv", "My export;;;\n" + table(rows(), ";"), YES_NO, "semicolons", 0),
+    "names in another case": ("q.csv", table(rows(image=lambda n: f"{n}.PNG")), YES_NO, "", 0),
+    "signs of an address": ("q.csv", table(rows(image=lambda n: f"%69mages/{n}.png")), YES_NO, "", 0),
     "answers as lists": ("q.jsonl", lines(rows(answer=lambda n: [["yes"], ["no"]][n % 2])), YES_NO, "", 0),
     "lines called .json": ("q.json", lines(rows()), YES_NO, "", 0),
     "other systems' paths": ("q.jsonl", lines(rows(image=lambda n: f"images\\{n}.png")), YES_NO, "", 0),
@@ -242,6 +248,18 @@ def test_splits_are_read_in_any_case(tmp_path: Path) -> None:
     assert [len(part) for part in examples(dataset)] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("reader", [labelled_folders, labelled_pictures])
+def test_splits_of_labels_are_read_in_any_case(reader: Callable[..., Any], tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = []
+    for n in range(COUNT):
+        split = ["Train", "TEST ", "valid"][n % 3]
+        entries.append({"image": f"{n}.png", "label": "ab"[n // 3 % 2], "labels": ["a"], "split": split})
+    folder = folder_of(tmp_path / "data", "labels.jsonl", lines(entries))
+    options: dict[str, Any] = {"shots": 0, "new": "none"} if reader is labelled_folders else {"minimum": 1}
+    dataset = reader(folder, "iid", clients=1, image_size=4, **options)
+    assert [len(part) for part in examples(dataset)] == [4, 4, 4]
+
+
 def test_what_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "data", "q.xlsx", b"")
     (place / "other.csv").write_text("a;b\n1;2\n")
@@ -337,6 +355,18 @@ def test_a_large_sorted_file_keeps_all_classes(tmp_path: Path) -> None:
     counts = dataset.account.counts
     assert counts["rows"] == 21_000 == counts["used"] + counts["left out"]
     assert counts["used"] == sum(map(len, examples(dataset)))
+
+
+def test_forms_of_labels(tmp_path: Path) -> None:
+    listed = [{"image": f"{n}.png", "label": ["ab"[n % 2]]} for n in range(COUNT)]
+    folder = folder_of(tmp_path / "lists", "labels.jsonl", lines(listed))
+    options = {"clients": 1, "shots": 0, "new": "none", "image_size": 4, "test_share": 0.4}
+    assert labelled_folders(folder, "iid", **options).answers == ("a", "b")
+    flags = [{"image": f"{n}.png", "labels": {"a": 1, "b": n % 2 == 0, "c": 0}} for n in range(COUNT)]
+    folder = folder_of(tmp_path / "flags", "labels.jsonl", lines(flags))
+    dataset = labelled_pictures(folder, clients=2, image_size=4, minimum=1)
+    assert dataset.labels == ("a", "b")
+    check_account(dataset, COUNT, 0)
 
 
 def labels_of(place: Path) -> Any:

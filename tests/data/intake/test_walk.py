@@ -107,9 +107,9 @@ def test_splits_are_no_classes(tmp_path: Path) -> None:
 
 def test_a_test_split_without_classes_is_left_out(tmp_path: Path) -> None:
     put(tmp_path, "train/cat/1.png", "train/dog/2.png", "Testing/3.png")
-    paths, notes = in_classes(tmp_path)
+    paths, walked = in_classes(tmp_path)
     assert [(path.role, path.below[0]) for path in paths] == [("train", "cat"), ("train", "dog")]
-    assert notes == [f"1 {BARE}, such as Testing/3.png"]
+    assert walked.notes() == [f"1 {BARE}, such as Testing/3.png"]
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
@@ -154,7 +154,9 @@ def test_proposer_and_reader_see_the_same_pictures(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         for number in range(20):
             put(tmp_path, f"{name}/._{number}.png", f"{name}/@eaDir/{number}.png")
-            pixels = np.random.default_rng(number).integers(0, 255, (9, 9, 3), dtype=np.uint8)
+            pixels = np.random.default_rng([number, len(name), ord(name[0])]).integers(
+                0, 255, (9, 9, 3), dtype=np.uint8
+            )
             Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
     proposals, left = recognise(tmp_path)
     assert proposals[0].saw[0].startswith("folders: 40 pictures of 2 classes")
@@ -164,7 +166,12 @@ def test_proposer_and_reader_see_the_same_pictures(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         dataset = labelled_folders(tmp_path, "iid", clients=2, shots=0, new="none", image_size=8)
     assert sum(len(split.train) + len(split.test) for split in dataset.clients.values()) == 40
-    assert dataset.facts["read"].startswith(f"left out: 42 {LITTER}")
+    assert dataset.account is not None
+    assert dataset.account.counts == {"rows": 82, "used": 40, "left out": 42, "merged": 0}
+    assert (
+        f": 82 files = 40 used + 42 left out ({LITTER}: cat/@eaDir/, cat/._0.png, cat/._1.png and 39 more)"
+        in dataset.facts["account"]
+    )
 
 
 def test_visible_and_find_pictures(tmp_path: Path) -> None:

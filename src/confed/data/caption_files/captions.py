@@ -5,14 +5,13 @@ TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.records import Captioned
 from confed.data.intake.account import Account
-from confed.data.intake.stream import Window, encoding_of, json_items
+from confed.data.intake.stream import Window, encoding_of, json_items, json_lists
 from confed.data.intake.tables import read_cells
 from confed.data.intake.values import plain_path
 from confed.data.vl_files.records import Distinct, number, text
@@ -60,70 +59,27 @@ def coco_caption_records(file: Path, account: Account | None = None) -> Iterator
 
     The captions are in memory, as those of a picture do not stand together.
     """
-    account = Account() if account is None else account
-    content = _Content()
-    for key, row, entry in _two_lists(file):
-        content.add(key, row, entry, file)
-    missing = [key for key in ("images", "annotations") if key not in content.found]
-    if missing:
-        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
-    strange = next((image for image in content.captions if image not in content.names), None)
+    account, distinct = Account() if account is None else account, Distinct("id")
+    names, rows, captions = dict[int, str](), dict[int, int](), dict[int, list[str]]()
+    for key, row, entry in json_lists(file, ("images", "annotations")):
+        entry_id = number(entry, "id", file, row)
+        if key == "annotations":
+            distinct.add(entry_id, file, row)
+            image = number(entry, "image_id", file, row)
+            captions.setdefault(image, []).append(text(entry, "caption", file, row).strip())
+            continue
+        if entry_id in names:
+            raise ValueError(f"{file}, row {row} of images: the id {entry_id} is that of row {rows[entry_id]} already")
+        names[entry_id], rows[entry_id] = plain_path(text(entry, "file_name", file, row)), row
+    strange = next((image for image in captions if image not in names), None)
     if strange is not None:
         raise ValueError(f"{file}: a caption is about the picture {strange}, which is not among images")
-    account.rows[str(file)] = len(content.names)
-    for image, name in content.names.items():
-        if image not in content.captions:
-            account.leave("no caption", f"{file}, row {content.rows[image]}")
+    account.rows[str(file)] = len(names)
+    for image, name in names.items():
+        if image not in captions:
+            account.leave("no caption", f"{file}, row {rows[image]}")
         else:
-            yield Captioned(file, content.rows[image], f"coco-{image}", name, tuple(content.captions[image]))
-
-
-@dataclass
-class _Content:
-    """Content of a captions file of COCO: pictures by id, their rows, and their captions."""
-
-    names: dict[int, str] = field(default_factory=dict[int, str])
-    rows: dict[int, int] = field(default_factory=dict[int, int])
-    captions: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-    found: set[str] = field(default_factory=set[str])
-    distinct: Distinct = field(default_factory=lambda: Distinct("id"))
-
-    def add(self, key: str, row: int, entry: Any, file: Path) -> None:
-        """Addition of one entry of a list; row -1 stands for the list itself."""
-        self.found.add(key)
-        if row < 0:
-            return
-        caption_id = number(entry, "id", file, row)
-        if key == "annotations":
-            self.distinct.add(caption_id, file, row)
-            image = number(entry, "image_id", file, row)
-            self.captions.setdefault(image, []).append(text(entry, "caption", file, row).strip())
-            return
-        if caption_id in self.names:
-            raise ValueError(
-                f"{file}, row {row} of images: the id {caption_id} is that of row {self.rows[caption_id]} already"
-            )
-        self.names[caption_id], self.rows[caption_id] = plain_path(text(entry, "file_name", file, row)), row
-
-
-def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:
-    """The entries of ``images`` and ``annotations`` in the order of the file, each list after an entry of row -1."""
-    if not file.is_file():
-        raise ValueError(f"the file of captions {file} does not exist")
-    with file.open("rb") as stream:
-        window = Window(file, stream)
-        if window.peek() != "{":
-            raise ValueError(f"{file}: expected an object with images and annotations")
-        for key in window.members():
-            if key not in ("images", "annotations"):
-                window.value()
-                continue
-            if window.peek() != "[":
-                raise ValueError(f"{file}: expected a list under {key!r}")
-            yield key, -1, None
-            for row, entry in window.items():
-                yield key, row, entry
-        window.finish()
+            yield Captioned(file, rows[image], f"coco-{image}", name, tuple(captions[image]))
 
 
 def karpathy_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:

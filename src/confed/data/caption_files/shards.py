@@ -136,13 +136,11 @@ class ShardPictures(NamedPictures):
         self._places = np.array(rows, dtype=np.int64).reshape(-1, 3)
 
     def take(self, rows: np.ndarray) -> Self:
-        """See :class:`~confed.data.picture_files.NamedPictures`."""
         fewer = super().take(rows)
         fewer._places = self._places[rows]
         return fewer
 
     def present(self, row: int) -> bool:
-        """See :class:`~confed.data.picture_files.NamedPictures`."""
         number, first, size = self._places[row].tolist()
         if size >= 0:
             return size > 0

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from confed.data.intake.stream import encoding_of
 
+_ROW = ", row "
 _NAMED = 3
 """Rows that a reason names."""
 
@@ -17,11 +18,11 @@ class Blank(ValueError):
 
 @dataclass
 class Account:
-    """What became of the rows of files.
+    """What became of the rows of files, or of the files below a folder.
 
     Attributes:
-        rows: file -> rows in it, without empty lines.
-        left: why rows are left out -> which ones, as file and row.
+        rows: file -> rows in it, without empty lines; folder -> files below it.
+        left: why rows are left out -> which ones, as file and row; of a folder as paths below it.
         merged: with what rows were merged -> how many.
         notes: how files are read, and what is to be said of their values.
         used: example -> the row or rows that it is made of.
@@ -47,19 +48,19 @@ class Account:
 
     def note_encoding(self, file: Path) -> None:
         """Notes how a file's bytes are read as text, where that is not as usual."""
-        if said := encoding_of(file).said:
-            self.note(f"{file.name} is read as {said}")
+        if how_read := encoding_of(file).how_read:
+            self.note(f"{file.name} is read as {how_read}")
 
     def keep(self, examples: Iterable[str], why: str) -> Self:
         """The account with rows left out of which no example is left."""
         kept_names = set(examples)
-        kept = {name: row for name, row in self.used.items() if name in kept_names}
-        rows = set(kept.values())
+        used_rows = {name: row for name, row in self.used.items() if name in kept_names}
+        rows = set(used_rows.values())
         lost = [row for row in dict.fromkeys(self.used.values()) if row not in rows]
         left = {reason: [*listed] for reason, listed in self.left.items()}
         if lost:
             left[why] = [*left.get(why, ()), *lost]
-        return replace(self, left=left, used=kept)
+        return replace(self, left=left, used=used_rows)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -85,11 +86,12 @@ class Account:
         """One line that adds up."""
         counts = self.counts
         files = Path(next(iter(self.rows))).name if len(self.rows) == 1 else f"{len(self.rows)} files"
+        rows = "files" if self.used and _ROW not in next(iter(self.used.values())) else "rows"
         parts = [f"{counts['used']} used"]
-        for why, rows in self.left.items():
-            parts.append(f"{len(rows)} left out ({why}: {_listed(rows)})")
+        for why, places in self.left.items():
+            parts.append(f"{len(places)} left out ({why}: {_listed(places)})")
         parts += [f"{count} merged ({what})" for what, count in self.merged.items()]
-        return f"{files}: {counts['rows']} rows = {' + '.join(parts)}"
+        return f"{files}: {counts['rows']} {rows} = {' + '.join(parts)}"
 
 
 def account_of(records: Iterable[Any]) -> Account:
@@ -117,10 +119,12 @@ def joined(accounts: Iterable[Account]) -> Account:
 
 def _listed(rows: Collection[str]) -> str:
     """The first few rows; the file is named where they are of several."""
-    places = [row.rpartition(", row ") for row in rows]
-    one = len({place[0] for place in places}) == 1
-    named = [place[2] if one else f"{place[0].rpartition('/')[2]} {place[2]}" for place in places[:_NAMED]]
+    places = [row.rpartition(_ROW) for row in rows]
     more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    if not any(file for file, _, _ in places):
+        return f"{', '.join(path for _, _, path in places[:_NAMED])}{more}"
+    one = len({file for file, _, _ in places}) == 1
+    named = [row if one else f"{file.rpartition('/')[2]} {row}" for file, _, row in places[:_NAMED]]
     return f"row{'s' if len(places) > 1 else ''} {', '.join(named)}{more}"
 
 

@@ -1,7 +1,7 @@
 """Tables that name the class of each file, and whose it is, as a federation: patients stay on one side of a split."""
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from confed.data.chat_federate import HELD, ROLES, Dealing
+from confed.data.chat_federate import Dealing
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.few_shot import QUESTION
+from confed.data.intake.identity import warn_of_sides
 from confed.data.intake.tables import read_records
-from confed.data.intake.walk import visible
+from confed.data.intake.walk import role_of, visible
 from confed.data.owners import owner_text, with_owner
 from confed.data.partitions import hold_out
-from confed.data.picture_files import PictureFiles
+from confed.data.picture_files import HELD, PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -32,8 +33,19 @@ def medical_library(name: str) -> Any:
         raise ValueError(f"these files need the package {name}: pip install '.[medical]' -c constraints.txt") from error
 
 
+@contextmanager
+def decoding(file: Path, what: str) -> Iterator[None]:
+    """Context in which whatever a medical library raises of a file is a ``ValueError`` that names it."""
+    try:
+        yield
+    except MemoryError:  # says nothing about the file
+        raise
+    except Exception as error:  # decoders raise of everything
+        raise ValueError(f"{file}: expected {what}, got: {' '.join(str(error).split())[:200]}") from error
+
+
 class ClassRow(NamedTuple):
-    """A row: a file below the table's folder, its class, whose it is, and its split."""
+    """A row: a file below the table's folder, its class, whose it is, and its role."""
 
     where: str
     image: str
@@ -70,8 +82,7 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
             if not cells[key]:
                 raise ValueError(f"{where}: expected a cell {key!r}, got the columns {', '.join(entry)}: name it with "
                                  f'data.columns = {{ {key} = "..." }}')  # fmt: skip
-        if cells["split"] not in ROLES:
-            raise ValueError(f"{where}: expected the split train, validation or test, got {cells['split']!r}")
+        cells["split"] = role_of(cells["split"], where) or "train"
         rows.append(ClassRow(where, *(cells[key] for key in _KEYS)))
     if not rows:
         raise ValueError(f"{files[0]}: expected a row for each file, found none")
@@ -92,37 +103,29 @@ def federate_classes(
         table_rows = with_owner(table_rows, [row.client for row in rows], "client")
     if not table_rows:
         raise ValueError(f"{rows[0].where}: partition 'client' needs a column client, and no row has one")
-    kept = [rows[number] for number in table_rows]
-    answers = [row.label for row in kept]
-    clients = np.array([row.client for row in kept])
-    _, together = np.unique([f"p{r.patient}" if r.patient else f"f{r.image}" for r in kept], return_inverse=True)
-    roles = np.array([ROLES[row.split] for row in kept], dtype="<U5")
-    _warn_of_patients(together, roles, [row.patient for row in kept])
+    owned_rows = [rows[number] for number in table_rows]
+    answers = [row.label for row in owned_rows]
+    clients = np.array([row.client for row in owned_rows])
+    _, together = np.unique([f"p{r.patient}" if r.patient else f"f{r.image}" for r in owned_rows], return_inverse=True)
+    roles = np.array([row.split for row in owned_rows], dtype="<U5")
+    warn_of_sides(
+        together, roles.tolist(), [f"patient {r.patient!r}" if r.patient else f"{r.image}" for r in owned_rows]
+    )
     if not (roles == "test").any():
         for number, client in enumerate(np.unique(clients)):
             of_client = np.flatnonzero((clients == client) & (roles == "train"))
             held = hold_out(together[of_client], how.test_share, np.random.default_rng([4, number]))
             roles[of_client[held]] = "test"
     names = [pictures.names[row] for row in table_rows]
-    examples = Examples(pictures, np.array(table_rows), [QUESTION] * len(kept), answers, ["class"] * len(kept), names)
+    examples = Examples(
+        pictures, np.array(table_rows), [QUESTION] * len(owned_rows), answers, ["class"] * len(owned_rows), names
+    )
     pool = Pool(examples, roles, clients, {"client": clients} if partition == "client" else {}, together)
     splits, _ = federate(
         pool, partition, unseen=(), clients=how.clients, alpha=how.alpha, validation=how.validation,
         max_train=how.max_train, max_test=how.max_test, seed=how.seed,
     )  # fmt: skip
-    counts = {"patients": str(len({row.patient for row in kept if row.patient}) or "not told")}
+    counts = {"patients": str(len({row.patient for row in owned_rows if row.patient}) or "not told")}
     facts = {**facts, **counts, "partition": partition, **floors(splits)}
     dataset = FederatedDataset(name, tuple(sorted(set(answers))), splits, {}, words([QUESTION]), facts)
     return with_held_pictures(leave_out_unreadable(dataset)) if prod(pictures.shape) <= HELD else dataset
-
-
-def _warn_of_patients(together: np.ndarray, roles: np.ndarray, patients: Sequence[str]) -> None:
-    """Warning of patients in several of the table's splits."""
-    sides: dict[int, set[str]] = {}
-    for group, role in zip(together.tolist(), roles.tolist(), strict=True):
-        sides.setdefault(group, set()).add(role)
-    torn = [row for row, group in enumerate(together.tolist()) if len(sides[group]) > 1]
-    if torn:
-        count = len(set(together[torn].tolist()))
-        what = f"patient {patients[torn[0]]!r}" if patients[torn[0]] else "a file"
-        warnings.warn(f"{count} patients or files are in several splits of the table, such as {what}", stacklevel=3)

@@ -1,10 +1,11 @@
-"""Pictures with labels as other tools write them: YOLO, Roboflow, CVAT, Label Studio, and tables of zeros and ones.
+"""Pictures with labels as other tools write them, from YOLO and COCO to tables of boxes and of zeros and ones.
 
 What objects a picture shows are its labels; boxes and outlines are left alone.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,30 +14,34 @@ from xml.etree import ElementTree
 from confed.data.intake.account import Account
 from confed.data.intake.stream import encoding_of
 from confed.data.intake.tables import read_cells, read_records
-from confed.data.intake.values import PICTURE_ENDINGS, Spellings, find_file, plain_path
-from confed.data.intake.walk import walk
+from confed.data.intake.values import PICTURE_ENDINGS, Spellings, find_file, find_picture, plain_path
+from confed.data.intake.walk import LITTER, ROLES, visible, walk
 from confed.data.ml_files.coco import coco_records
 from confed.data.ml_files.records import LabelRecord
 
-Layout = Literal["lines", "yolo", "roboflow", "cvat", "label_studio", "one_hot"]
+Layout = Literal[
+    "lines", "yolo", "roboflow", "coco", "cvat", "createml", "label_studio", "voc", "labelme", "boxes", "one_hot"
+]
 """How labels are written: ``labels.jsonl``, or as one of the tools does."""
-_SPLITS: Mapping[str, str] = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+_LARGEST = 1 << 27
+"""Bytes of a file that is read at once to know what it holds."""
 
 
 class _Shown(NamedTuple):
-    """A picture, its labels, where these stand, and its split."""
+    """A picture, its labels, where these stand, its split, and how many more rows its labels are in."""
 
     picture: Path | None
     labels: Sequence[str]
     file: Path
     row: int
     split: str = ""
+    merged: int = 0
 
 
 def layout_of(folder: Path) -> Layout | None:
     """The layout of a folder that one of the tools has written; None for any other one."""
     for layout in get_args(Layout)[1:]:
-        if _FILES[layout](folder):
+        if _LAYOUTS[layout][0](folder):
             return layout
     return None
 
@@ -45,17 +50,22 @@ def layout_records(
     folder: Path, layout: Layout, account: Account, fold_case: bool = False, known: Sequence[str] = ()
 ) -> list[LabelRecord]:
     """The pictures of a folder in one of the layouts, by their paths below it."""
-    if not (files := _FILES[layout](folder)):
+    find_files, read = _LAYOUTS[layout]
+    if not (files := find_files(folder)):
         raise ValueError(f"{folder}: expected files in the layout {layout!r}, found none")
     shown: list[_Shown] = []
     for file in files:
-        shown += _READERS[layout](folder, file)
+        shown += read(folder, file)
+    if litter := walk(folder).left.get(LITTER):
+        account.note(f"left out: {len(litter)} {LITTER}, such as {litter[0]}")
     spelled = Spellings("labels", chain.from_iterable(one.labels for one in shown), fold_case, known)
     account.note(*spelled.notes)
     records: list[LabelRecord] = []
-    for picture, given, file, row, split in shown:
+    for picture, given, file, row, split, merged in shown:
         where = f"{file}, row {row}"
-        account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+        account.rows[str(file)] = account.rows.get(str(file), 0) + 1 + merged
+        for _ in range(merged):
+            account.merge("objects of one picture")
         if picture is None:
             account.leave("picture is missing", where)
             continue
@@ -70,7 +80,7 @@ def layout_records(
 
 def _split_of(place: Path, folder: Path) -> str:
     """The split that a folder on the way to a file is named after."""
-    parts = [_SPLITS.get(part.casefold(), "") for part in place.relative_to(folder).parts]
+    parts = [ROLES.get(step.casefold(), "") for step in place.relative_to(folder).parts]
     return next(filter(None, parts), "")
 
 
@@ -79,8 +89,12 @@ def _split_of(place: Path, folder: Path) -> str:
 
 def _yolo_files(folder: Path) -> list[Path]:
     names = [*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("classes.txt")), *sorted(folder.glob("*.names"))]
+    if not names:
+        return []
     labels = next((place for place in folder.rglob("labels") if place.is_dir() and any(place.rglob("*.txt"))), None)
-    return names[:1] if labels is not None else []
+    pictures = [folder.joinpath(*parts) for parts in walk(folder).pictures]
+    beside = any(picture.with_suffix(".txt").is_file() for picture in pictures)
+    return names[:1] if labels is not None or beside else []
 
 
 def _yolo(folder: Path, file: Path) -> Iterator[_Shown]:
@@ -88,9 +102,10 @@ def _yolo(folder: Path, file: Path) -> Iterator[_Shown]:
     pictures = [folder.joinpath(*parts) for parts in walk(folder).pictures]
     for row, picture in enumerate(pictures, start=1):
         parts = list(picture.relative_to(folder).with_suffix(".txt").parts)
-        if "images" not in parts:
+        if "images" in parts:
+            parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+        elif not picture.with_suffix(".txt").is_file():
             continue
-        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
         listed, labels = folder.joinpath(*parts), list[str]()
         for number, line in enumerate(_text(listed).splitlines() if listed.is_file() else (), start=1):
             digits = line.split()[:1]
@@ -134,6 +149,76 @@ def _roboflow(folder: Path, file: Path) -> Iterator[_Shown]:
                      _split_of(file.parent, folder))  # fmt: skip
 
 
+# COCO's objects in one file, whatever it is called -------------------------------------------------------------
+
+
+def _coco_files(folder: Path) -> list[Path]:
+    keys, files = ('"images"', '"annotations"', '"categories"'), list[Path]()
+    for file in visible(folder, ".json"):  # COCO's own are far larger, and have names by which they are known
+        if file.stat().st_size < _LARGEST and not file.name.startswith("instances_") and _begins(file, "{"):
+            files += [file] if all(key in _text(file) for key in keys) else []
+    return files
+
+
+def _coco(folder: Path, file: Path) -> Iterator[_Shown]:
+    for record in coco_records(file):
+        yield _Shown(find_picture(folder, record.picture), record.labels, file, record.row)
+
+
+def _begins(file: Path, sign: str) -> bool:
+    encoding = encoding_of(file)
+    with file.open(encoding=encoding.name, errors=encoding.errors) as stream:
+        return stream.read(1000).lstrip().startswith(sign)
+
+
+# Files beside each picture: Pascal VOC's XML, LabelMe's JSON ---------------------------------------------------
+
+
+def _voc_files(folder: Path) -> list[Path]:
+    files = [file for file in _beside(folder, ".xml") if "<annotation" in _text(file)[:1000]]
+    return [file for file in files if "<object" in _text(file) or "<filename" in _text(file)]
+
+
+def _voc(folder: Path, file: Path) -> Iterator[_Shown]:
+    root = _xml(file)
+    labels = [one.findtext("name") or "" for one in root.iter("object")]
+    yield _Shown(_of_file(folder, file, root.findtext("filename") or ""), labels, file, 1, _split_of(file, folder))
+
+
+def _labelme_files(folder: Path) -> list[Path]:
+    files = _beside(folder, ".json")
+    return files if files and all(mark in _text(files[0]) for mark in ('"shapes"', '"imagePath"')) else []
+
+
+def _labelme(folder: Path, file: Path) -> Iterator[_Shown]:
+    try:
+        content: Any = json.loads(_text(file))
+        labels = [str(shape["label"]) for shape in content["shapes"]]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected a file of LabelMe with shapes and their labels, got: {error!r}") from error
+    yield _Shown(_of_file(folder, file, str(content.get("imagePath"))), labels, file, 1, _split_of(file, folder))
+
+
+def _beside(folder: Path, ending: str) -> list[Path]:
+    """Files of an ending in a folder, and in the folders in it."""
+    files = visible(folder, ending)
+    for below in visible(folder):
+        files += visible(below, ending) if below.is_dir() else []
+    return files
+
+
+def _of_file(folder: Path, file: Path, name: str) -> Path | None:
+    """The picture that a file beside it, or in a folder of its own, is about."""
+    places = [file.parent]
+    for above in (file.parent.parent, folder):
+        places += [above / below for below in _PICTURE_FOLDERS]
+    path = plain_path(name).rpartition("/")[2]
+    names = [*([path] if path else []), *(f"{file.stem}{ending}" for ending in PICTURE_ENDINGS)]
+    return next((place for one in names if (place := find_file(places, one)) is not None), None)
+
+
+_PICTURE_FOLDERS = ("images", "JPEGImages", "imgs", "")
+
 # CVAT for images: XML with an element per picture --------------------------------------------------------------
 
 
@@ -142,14 +227,35 @@ def _cvat_files(folder: Path) -> list[Path]:
 
 
 def _cvat(folder: Path, file: Path) -> Iterator[_Shown]:
-    try:
-        root = ElementTree.fromstring(file.read_bytes())
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise ValueError(f"{file}: expected an XML file, got: {error}; is it cut off?") from error
-    for row, image in enumerate(root.iter("image"), start=1):
+    for row, image in enumerate(_xml(file).iter("image"), start=1):
         labels = [shape.get("label", "") for shape in image]
         place = find_file((folder, folder / "images"), image.get("name", ""))
-        yield _Shown(place, labels, file, row, _SPLITS.get(image.get("subset", "").casefold(), ""))
+        yield _Shown(place, labels, file, row, ROLES.get(image.get("subset", "").casefold(), ""))
+
+
+def _xml(file: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstring(file.read_bytes())
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise ValueError(f"{file}: expected an XML file, got: {error}; is it cut off?") from error
+
+
+# CreateML: a list of pictures with annotations -----------------------------------------------------------------
+
+
+def _createml_files(folder: Path) -> list[Path]:
+    files = [file for file in _beside(folder, ".json") if _begins(file, "[")]
+    return [file for file in files if '"coordinates"' in _text(file) and '"annotations"' in _text(file)]
+
+
+def _createml(folder: Path, file: Path) -> Iterator[_Shown]:
+    for row, entry in read_records(file).rows:
+        named = entry.get("image", entry.get("imagefilename")) if isinstance(entry, dict) else None
+        if not isinstance(named, str) or not isinstance(entry.get("annotations"), list):
+            raise ValueError(f"{file}, row {row}: expected a picture and its annotations, got {entry!r:.80}")
+        labels = [str(one.get("label", "")) for one in entry["annotations"] if isinstance(one, dict)]
+        place = find_file((file.parent, folder / "images"), named)
+        yield _Shown(place, labels, file, row, _split_of(file.parent, folder))
 
 
 # Label Studio: JSON, complete or short -------------------------------------------------------------------------
@@ -193,7 +299,43 @@ def _chosen(values: Any) -> Iterator[str]:
             yield value
 
 
+# Tables with a box per row -------------------------------------------------------------------------------------
+
+_CORNERS = {"xmin", "ymin", "xmax", "ymax"}
+_NAMED_BY = ("filename", "image", "imageid", "imagepath", "img", "file", "path")
+_CLASS = ("class", "label", "labelname", "category", "classname", "name")
+
+
+def _box_columns(names: Iterable[str]) -> tuple[str, str]:
+    """The columns of pictures and of classes in a table of boxes; empty where it is none."""
+    plain = {name.casefold().replace("_", ""): name for name in names}
+    picture = next((plain[name] for name in _NAMED_BY if name in plain), "")
+    label = next((plain[name] for name in _CLASS if name in plain), "")
+    return (picture, label) if plain.keys() >= _CORNERS and picture and label else ("", "")
+
+
+def _boxes_files(folder: Path) -> list[Path]:
+    files = [
+        file for file in _beside(folder, ".csv") if (rows := read_cells(file)[0]) and any(_box_columns(rows[0][1]))
+    ]
+    return files
+
+
+def _boxes(folder: Path, file: Path) -> Iterator[_Shown]:
+    rows, _ = read_cells(file)
+    picture, label = _box_columns(rows[0][1])
+    rows_of: dict[str, list[tuple[int, str]]] = {}
+    for row, entry in rows:
+        rows_of.setdefault(entry.get(picture, ""), []).append((row, entry.get(label, "")))
+    for name, listed in rows_of.items():
+        place = (find_file((file.parent,), name) or find_picture(folder, name)) if name else None
+        labels = [text for _, text in listed]
+        yield _Shown(place, labels, file, listed[0][0], _split_of(file.parent, folder), len(listed) - 1)
+
+
 # Tables of zeros and ones, as Kaggle and Roboflow have them ----------------------------------------------------
+
+_ABSENT, _PRESENT = {"0", "0.0", "-1", "false"}, {"1", "1.0", "true"}
 
 
 def _one_hot_files(folder: Path) -> list[Path]:
@@ -206,9 +348,11 @@ def _label_columns(rows: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[str, 
     columns: dict[str, set[str]] = {}
     for _, entry in rows:
         for name, cell in entry.items():
-            columns.setdefault(name, set()).add(cell.strip())
+            columns.setdefault(name, set()).add(cell.strip().casefold())
     picture, *others = [*columns, ""]
-    labels = [name for name in others if name and columns[name] <= {"0", "1", "0.0", "1.0"}]
+    if {"question", "answer"} & {name.casefold() for name in columns}:
+        return picture, []
+    labels = [name for name in others if name and columns[name] <= _ABSENT | _PRESENT]
     return picture, labels if len(labels) > 1 else []
 
 
@@ -219,16 +363,22 @@ def _one_hot(folder: Path, file: Path) -> Iterator[_Shown]:
     places = [file.parent] if file.parent != folder else [folder, *inside]
     for row, entry in rows:
         name = entry.get(picture, "")
-        found = [find_file(places, f"{name}{ending}") for ending in ("", *PICTURE_ENDINGS) if name]
-        chosen = [label for label in labels if entry.get(label, "0").strip() in ("1", "1.0")]
-        split = _split_of(file.parent, folder) or _SPLITS.get(entry.get("split", "").casefold(), "")
-        yield _Shown(next(filter(None, found), None), chosen, file, row, split)
+        pictures = [find_file(places, f"{name}{ending}") for ending in ("", *PICTURE_ENDINGS) if name]
+        chosen = [label for label in labels if entry.get(label, "0").strip().casefold() in _PRESENT]
+        split = _split_of(file.parent, folder) or ROLES.get(entry.get("split", "").casefold(), "")
+        yield _Shown(next(filter(None, pictures), None), chosen, file, row, split)
 
 
-_FILES: Mapping[str, Callable[[Path], list[Path]]] = {
-    "yolo": _yolo_files, "roboflow": _roboflow_files, "cvat": _cvat_files, "label_studio": _label_studio_files,
-    "one_hot": _one_hot_files,
-}  # fmt: skip
-_READERS: Mapping[str, Callable[[Path, Path], Iterator[_Shown]]] = {
-    "yolo": _yolo, "roboflow": _roboflow, "cvat": _cvat, "label_studio": _label_studio, "one_hot": _one_hot,
-}  # fmt: skip
+_LAYOUTS: Mapping[str, tuple[Callable[[Path], list[Path]], Callable[[Path, Path], Iterator[_Shown]]]] = {
+    "yolo": (_yolo_files, _yolo),
+    "roboflow": (_roboflow_files, _roboflow),
+    "coco": (_coco_files, _coco),
+    "cvat": (_cvat_files, _cvat),
+    "createml": (_createml_files, _createml),
+    "label_studio": (_label_studio_files, _label_studio),
+    "voc": (_voc_files, _voc),
+    "labelme": (_labelme_files, _labelme),
+    "boxes": (_boxes_files, _boxes),
+    "one_hot": (_one_hot_files, _one_hot),
+}
+"""Layout -> what finds its files, and what reads one of them."""

@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,11 +26,11 @@ _SCANNED = 1 << 26
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a file's bytes are read as text; ``said`` is empty for plain UTF-8."""
+    """How a file's bytes are read as text; ``how_read`` is empty for plain UTF-8."""
 
     name: str = "utf-8"
     errors: str = "strict"
-    said: str = ""
+    how_read: str = ""
 
 
 def _windows(error: UnicodeError) -> tuple[str, int]:
@@ -59,19 +59,19 @@ def encoding_of(file: Path, *, strict: bool = False) -> Encoding:
     """
     with _existing(file).open("rb") as stream:
         head = stream.read(1024)
-        for mark, (name, said) in _MARKS.items():
+        for mark, (name, how_read) in _MARKS.items():
             if head.startswith(mark):
-                return Encoding(name, said=said)
+                return Encoding(name, how_read=how_read)
         for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
             if len(head) > 3 and head[first::2].count(0) > len(head) // 4:
-                return Encoding(name, said="UTF-16")
+                return Encoding(name, how_read="UTF-16")
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace" if strict else "strict")
         try:
             decoder.decode(head)
             while not strict and stream.tell() < _SCANNED and (chunk := stream.read(1 << 20)):
                 decoder.decode(chunk)
         except UnicodeDecodeError:
-            return Encoding(errors="confed.windows", said="Windows-1252 where it is no UTF-8")
+            return Encoding(errors="confed.windows", how_read="Windows-1252 where it is no UTF-8")
     return Encoding()
 
 
@@ -89,6 +89,28 @@ def json_items(file: Path, key: str | None = None, *, strict: bool = True) -> It
         else:
             yield from _under(text, key)
         text.finish()
+
+
+def json_lists(file: Path, keys: Sequence[str]) -> Iterator[tuple[str, int, Any]]:
+    """The items of the lists under some keys of an object, in the order of the file, with their numbers from 1."""
+    expected = f"{file}: expected an object with {', '.join(keys[:-1])} and {keys[-1]}"
+    left = set(keys)
+    with _existing(file).open("rb") as stream:
+        window = Window(file, stream)
+        if window.peek() != "{":
+            raise ValueError(expected)
+        for key in window.members():
+            if key not in left:
+                window.value()
+                continue
+            left.remove(key)
+            if window.peek() != "[":
+                raise ValueError(f"{file}: expected a list under {key!r}")
+            for row, entry in window.items():
+                yield key, row, entry
+        window.finish()
+    if missing := [key for key in keys if key in left]:
+        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
 
 
 def json_text(file: Path, key: str, until: str) -> str:

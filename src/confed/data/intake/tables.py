@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from confed.data.intake.stream import encoding_of, json_items
 from confed.data.intake.values import whole_numbers, without_fraction
+from confed.data.intake.walk import ROLES
 
 # JSON lines, plain or compressed with gzip or Zstandard -------------------------------------------------------
 
@@ -82,7 +83,7 @@ ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Files that are read, by the endings of their names."""
 COLUMNS = (
     "image", "images", "question", "answer", "answers", "messages", "conversations", "prompt", "completion", "system",
-    "id", "client", "place", "type", "split",
+    "id", "client", "place", "type", "split", "patient", "document",
 )  # fmt: skip
 """What columns can be mapped to."""
 _OBJECT = 1 << 28
@@ -96,12 +97,12 @@ class Records:
 
     Attributes:
         rows: each row's number and its cells by column, without blank cells of tables.
-        said: how the file is read, where that is not as usual; else empty.
+        how_read: how the file is read, where that is not as usual; else empty.
     """
 
     file: Path
     rows: Sequence[tuple[int, Any]]
-    said: str = ""
+    how_read: str = ""
 
 
 def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Records:
@@ -110,15 +111,15 @@ def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Record
         raise ValueError(f"the file {file} does not exist")
     ending, mapped = file.suffix.lower(), columns or {}
     if ending in (".csv", ".tsv"):
-        rows, said = read_cells(file, mapped.values())
+        rows, how_read = read_cells(file, mapped.values())
     elif ending == ".parquet":
-        rows, said = list(parquet_rows(file, mapped.values())), ""
+        rows, how_read = list(parquet_rows(file, mapped.values())), ""
     else:
         if ending != ".json" or _has_lines(file):
             rows = list(read_jsonl(file, strict=False))
         else:
             rows = _object_rows(file) or list(json_items(file, strict=False))
-        said = encoding_of(file).said if ending in (".json", ".jsonl") else ""
+        how_read = encoding_of(file).how_read if ending in (".json", ".jsonl") else ""
     entries = [entry for _, entry in rows if isinstance(entry, dict)]
     for name in dict.fromkeys(chain.from_iterable(entries[:100])):
         if whole_numbers(entry.get(name) for entry in entries):
@@ -127,7 +128,7 @@ def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Record
                     entry[name] = without_fraction(entry[name])
     if mapped:
         rows = [(row, renamed(entry, mapped) if isinstance(entry, dict) else entry) for row, entry in rows]
-    return Records(file, rows, said and f"{file.name} is read as {said}")
+    return Records(file, rows, how_read and f"{file.name} is read as {how_read}")
 
 
 def holds_records(file: Path) -> bool:
@@ -144,7 +145,7 @@ def _first_sign(file: Path) -> str:
 
 
 def _object_rows(file: Path) -> list[tuple[int, Any]]:
-    """Rows of an object with one list of objects, or with columns by row, as pandas writes them; else none."""
+    """Rows of an object: one list of objects, lists by split, rows by id, or columns by row as pandas writes them."""
     if _first_sign(file) != "{" or file.stat().st_size > _OBJECT:
         return []
     encoding = encoding_of(file)
@@ -155,13 +156,18 @@ def _object_rows(file: Path) -> list[tuple[int, Any]]:
     lists = [value for value in content.values() if isinstance(value, list) and isinstance((value or [0])[0], dict)]
     if len(lists) == 1:
         return list(enumerate(lists[0], start=1))
+    entries: list[Any] = []
+    if len(lists) > 1 and len(lists) == len(content) and all(key.casefold() in ROLES for key in content):
+        for split, listed in content.items():
+            entries += [{"split": split, **entry} if isinstance(entry, dict) else entry for entry in listed]
     columns = [value for value in content.values() if isinstance(value, dict)]
-    if len(columns) < 2 or len(columns) < len(content) or any(column.keys() != columns[0].keys() for column in columns):
-        return []
-    rows: list[tuple[int, Any]] = []
-    for row, key in enumerate(columns[0], start=1):
-        rows.append((row, {name: column[key] for name, column in content.items()}))
-    return rows
+    if len(columns) > 1 and len(columns) == len(content):
+        if any(name in COLUMNS for name in columns[0]):
+            entries = [{"id": key, **value} for key, value in content.items()]
+        elif all(column.keys() == columns[0].keys() for column in columns):
+            for key in columns[0]:
+                entries.append({name: column[key] for name, column in content.items()})
+    return list(enumerate(entries, start=1))
 
 
 def _has_lines(file: Path) -> bool:
@@ -180,8 +186,8 @@ def _has_lines(file: Path) -> bool:
 def renamed(entry: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record with its columns under the names that they have here."""
     taken = set(columns.values())
-    kept = {key: value for key, value in entry.items() if key not in taken and key not in columns}
-    return {**kept, **{key: entry[name] for key, name in columns.items() if name in entry}}
+    unmapped = {key: value for key, value in entry.items() if key not in taken and key not in columns}
+    return {**unmapped, **{key: entry[name] for key, name in columns.items() if name in entry}}
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
@@ -207,7 +213,11 @@ def read_cells(
     given = lines[0].removeprefix("sep=") if lines[0].startswith("sep=") else ""
     while start < len(lines) - 1 and (not lines[start].strip() or (start == 0 and given)):
         start += 1
-    delimiter = given[:1] or _delimiter(lines[start:], "\t" if file.suffix.lower() == ".tsv" else ",")
+    usual = "\t" if file.suffix.lower() == ".tsv" else ","
+    titles = 0
+    while not given and start < len(lines) - 1 and _is_title(lines[start], lines[start + 1]):
+        start, titles = start + 1, titles + 1
+    delimiter = given[:1] or _delimiter(lines[start:], usual)
     header = [_column_name(cell) for cell in _cells(lines[start], delimiter)]
     check_header(file, needed, [name for name in header if name])
     rows: list[tuple[int, dict[str, str]]] = []
@@ -215,9 +225,21 @@ def read_cells(
         entry = {name: cell for name, cell in zip(header, cells, strict=True) if name and cell and not cell.isspace()}
         if entry:
             rows.append((row, {**dict.fromkeys(filter(None, header), ""), **entry} if blank else entry))
-    usual = delimiter == ("\t" if file.suffix.lower() == ".tsv" else ",")
-    between = [] if usual else [f"a table with {_DELIMITERS.get(delimiter, repr(delimiter))} between cells"]
-    return rows, " in ".join([*between, *([encoding.said] if encoding.said else [])])
+    between = f"a table with {_DELIMITERS.get(delimiter, repr(delimiter))} between cells"
+    above = f"a table below {titles} line{'s' if titles > 1 else ''} left out"
+    notes = [between if delimiter != usual else "", above if titles else "", encoding.how_read]
+    return rows, " in ".join(filter(None, notes))
+
+
+def _is_title(line: str, following: str) -> bool:
+    """Whether a line above a header is a comment or a title: one filled cell, and more of them in the next line."""
+    filled = max(_filled(following, delimiter) for delimiter in _DELIMITERS)
+    alone = max(_filled(line, delimiter) for delimiter in _DELIMITERS) == 1
+    return filled > 1 and (line.startswith("#") or (alone and any(sign in line for sign in _DELIMITERS)))
+
+
+def _filled(line: str, delimiter: str) -> int:
+    return sum(bool(cell.strip()) for cell in _cells(line, delimiter))
 
 
 def _column_name(cell: str) -> str:

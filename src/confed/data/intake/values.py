@@ -62,17 +62,18 @@ def plain_path(path: str) -> str:
 def find_file(folders: Sequence[Path], name: str) -> Path | None:
     """The file of a name in the first of some folders that has it; None where there is none.
 
-    Tried are the name as it is, as a path of another system, in another Unicode form, and, of an absolute path of
-    another machine, what its end names here.
+    Tried are the name as it is, as a path of another system or a part of an address, in another Unicode form or, where
+    one file alone has it, another case, and, of an absolute path of another machine, what its end names here.
     """
-    spellings = [name] if name == (path := plain_path(name)) else [name, path]
+    path = plain_path(name)
+    spellings = list(dict.fromkeys((name, path, unquote(path) if "%" in path else path)))
     for spelling in spellings:
         for folder in folders:
             if _is_file(place := os.path.join(folder, spelling)) and not spelling.startswith("/"):
                 return Path(place)
     steps = [step for step in path.split("/") if step]
     ends = range(1, len(steps)) if path.startswith("/") or _DRIVE.match(path) else range(1)
-    if ".." in steps or (name.isascii() and not ends[-1:]):
+    if ".." in steps:
         return None
     for first in ends:
         for folder in folders:
@@ -80,6 +81,11 @@ def find_file(folders: Sequence[Path], name: str) -> Path | None:
             if place and _is_file(place):
                 return Path(place)
     return None
+
+
+def file_in(folders: Sequence[Path], name: str) -> Path:
+    """The file of a name as :func:`find_file` has it; where there is none, where it should be."""
+    return find_file(folders, name) or folders[0] / name
 
 
 def find_picture(folder: Path, name: str) -> Path | None:
@@ -114,13 +120,14 @@ def _is_file(path: str) -> bool:
 
 
 def _stored(folder: str, steps: Sequence[str]) -> str:
-    """The path below a folder whose steps are these in any Unicode form; empty where there is none."""
+    """The path below a folder whose steps are these in any Unicode form or case; empty where there is none."""
     for step in steps:
         try:
             names = _names_in(folder, os.stat(folder).st_mtime_ns)
         except (OSError, ValueError):
             return ""
-        if (name := names.get(unicodedata.normalize("NFC", step))) is None:
+        plain = unicodedata.normalize("NFC", step)
+        if not (name := names.get(plain) or names.get(plain.casefold(), "")):
             return ""
         folder = os.path.join(folder, name)
     return folder
@@ -128,14 +135,16 @@ def _stored(folder: str, steps: Sequence[str]) -> str:
 
 @lru_cache(maxsize=64)
 def _names_in(folder: str, changed: int) -> Mapping[str, str]:
-    """The names in a folder by their normal form."""
+    """The names in a folder by their normal form, and by that without case where it is one name's alone."""
     del changed  # tells one state of the folder from another
-    return {unicodedata.normalize("NFC", name): name for name in os.listdir(folder)}
+    names = {unicodedata.normalize("NFC", name): name for name in os.listdir(folder)}
+    alike = Counter(name.casefold() for name in names)
+    return {plain.casefold(): name for plain, name in names.items() if alike[plain.casefold()] == 1} | names
 
 
 def stored_name(folder: Path, name: str) -> str:
-    """A picture's name as a folder has it, where it has it in another Unicode form."""
-    if name.isascii() or _is_file(os.path.join(folder, name)):
+    """A picture's name as a folder has it, where it has it in another Unicode form or case."""
+    if _is_file(os.path.join(folder, name)):
         return name
     place = find_file((folder,), name)
     return name if place is None else str(place.relative_to(folder))

@@ -18,7 +18,16 @@ ROLES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
     "testing": "test",
 }  # fmt: skip
-"""What splits are called."""
+"""What splits are called -> their role."""
+
+
+def role_of(split: str, where: str) -> str:
+    """The role "train", "val" or "test" that a row gives in any case; empty for a blank one."""
+    name = split.strip().casefold()
+    if name and name not in ROLES:
+        raise ValueError(f"{where}: expected the split train, validation or test, got {split!r}")
+    return ROLES.get(name, "")
+
 
 _UNREAD = {".heic", ".heif", ".dng", ".cr2", ".nef", ".arw", ".psd", ".svg", ".eps", ".exr", ".hdr", ".jxl"}
 _LITTER = {
@@ -39,6 +48,7 @@ LITTER, MASKS, LINKS = (
 )
 _SAVE = "which are not read (save them as .jpg or .png)"
 BARE = "pictures of splits without a folder of a class"
+SHALLOW = "pictures above the folders of classes"
 
 
 def is_litter(name: str) -> bool:
@@ -126,8 +136,8 @@ class ClassPath(NamedTuple):
     below: tuple[str, ...]
 
 
-def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], list[str]]:
-    """Pictures in folders of classes, at least ``depth`` deep, and what was left out, a line each.
+def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], Walk]:
+    """Pictures in folders of classes, at least ``depth`` deep, and the walk, which says what was left out.
 
     Raises ``ValueError``: there are pictures, and all lie in splits or beside masks without any class.
     """
@@ -138,6 +148,7 @@ def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], list[str]
     split = any(parts[0].lower() in ROLES for parts in deep if len(parts) > depth) or tops <= ROLES.keys()
     paths: list[ClassPath] = []
     bare: list[str] = []
+    shallow = ["/".join(parts) for parts in walked.pictures if len(parts) < depth]
     for parts in deep:
         role = ROLES.get(parts[0].lower(), "") if split else ""
         if role and len(parts) == depth:
@@ -158,5 +169,5 @@ def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], list[str]
         )
     if not deep and (unread := [note for note in walked.notes() if _SAVE in note]):
         raise ValueError(f"{folder}: expected pictures that are read, found {'; '.join(unread)}")
-    notes = Walk(walked.pictures, {**walked.left, **({BARE: bare} if bare else {})}).notes()
-    return paths, notes
+    without_class = {why: pictures for why, pictures in ((BARE, bare), (SHALLOW, shallow)) if pictures}
+    return paths, Walk(walked.pictures, {**walked.left, **without_class})

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from confed.data.intake.stream import Window, json_items
+from confed.data.intake.stream import json_items, json_lists
 from confed.data.intake.values import plain_path
 from confed.data.ml_files.records import LabelRecord, optional_text
 from confed.data.vl_files.records import Distinct, number, text
@@ -36,10 +36,7 @@ COCO_SUPERCATEGORIES = (
 
 _GROUP_SIZES = (1, 8, 5, 10, 5, 10, 7, 10, 6, 6, 5, 7)
 
-COCO_GROUPS = {
-    label: COCO_SUPERCATEGORIES[group]
-    for label, group in zip(COCO_LABELS, (g for g, size in enumerate(_GROUP_SIZES) for _ in range(size)), strict=True)
-}
+COCO_GROUPS = dict(zip(COCO_LABELS, np.repeat(COCO_SUPERCATEGORIES, _GROUP_SIZES).tolist(), strict=True))
 """Category -> its group; the categories of a group have neighbouring ids."""
 
 
@@ -96,26 +93,9 @@ def coco_categories(file: Path) -> dict[str, str]:
 
 def _instances(file: Path, crowds: bool) -> _Instances:
     """Content of the three lists, read in one pass in any order."""
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    content, keys_read, distinct = _Instances(), set[str](), Distinct("id")
-    with file.open("rb") as stream:
-        window = Window(file, stream)
-        if window.peek() != "{":
-            raise ValueError(f"{file}: expected an object with images, annotations and categories")
-        for key in window.members():
-            if key not in ("images", "annotations", "categories") or key in keys_read:
-                window.value()
-                continue
-            keys_read.add(key)
-            if window.peek() != "[":
-                raise ValueError(f"{file}: expected a list under {key!r}")
-            for row, entry in window.items():
-                _add(content, key, entry, file, row, crowds, distinct)
-        window.finish()
-    missing = [key for key in ("images", "annotations", "categories") if key not in keys_read]
-    if missing:
-        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
+    content, distinct = _Instances(), Distinct("id")
+    for key, row, entry in json_lists(file, ("images", "annotations", "categories")):
+        _add(content, key, entry, file, row, crowds, distinct)
     return content
 
 

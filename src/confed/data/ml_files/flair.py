@@ -133,7 +133,7 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
         return labels
     if f"{level}_row" not in group or f"{level}_col" not in group or level not in mappings:
         raise ValueError(f"{where}: expected {level}, or {level}_row, {level}_col and their names under /metadata")
-    found, names = [list[str]() for _ in range(count)], mappings[level]
+    labels_of_picture, names = [list[str]() for _ in range(count)], mappings[level]
     rows, columns = (
         hdf5_array(group, f"{level}_row", where)[()].tolist(),
         hdf5_array(group, f"{level}_col", where)[()].tolist(),
@@ -142,8 +142,8 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
     if len(rows) != len(columns) or not inside:
         raise ValueError(f"{where}: expected {level} of {count} pictures and {len(names)} labels, got others")
     for row, column in zip(rows, columns, strict=True):
-        found[row].append(names[column])
-    return [tuple(labels) for labels in found]
+        labels_of_picture[row].append(names[column])
+    return [tuple(labels) for labels in labels_of_picture]
 
 
 def _mappings(content: Any, file: Path) -> dict[str, list[str]]:

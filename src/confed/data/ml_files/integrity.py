@@ -50,6 +50,10 @@ class CheckedPictures(Protocol):
 
     def __len__(self) -> int: ...
 
+    def present(self, row: int) -> bool:
+        """Whether the picture of a row is there and not empty."""
+        ...
+
     def version(self, row: int) -> tuple[int, ...]:
         """Version of a row's file, such as its size and time."""
         ...
@@ -68,6 +72,22 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "confed" / "pictures"
     except RuntimeError as error:
         raise OSError(f"there is no home folder: {error}") from error
+
+
+def unreadable_rows(pictures: CheckedPictures, check: str) -> dict[int, str]:
+    """Why pictures cannot be read, by their rows; with ``check`` "present" those that are missing or empty."""
+    if check == "decoded":
+        return faults(pictures) if len(pictures) else {}
+    absent = (row for row in range(len(pictures)) if not pictures.present(row))
+    return {row: f"picture {pictures.names[row]}: it is missing or empty" for row in absent}
+
+
+def check_share(lost: int, count: int, where: str, at_most: float, first: str = "") -> str:
+    """How many pictures cannot be read, or an error if these are more than a share."""
+    told, named = f"{lost} of {count} pictures {where} cannot be read", f"; the first: {first}" if first else ""
+    if lost > at_most * count:
+        raise ValueError(f"{told}, more than the share of {at_most:g} that may be left out (data.unreadable){named}")
+    return f"{told} and are left out{named}"
 
 
 def faults(pictures: CheckedPictures) -> dict[int, str]:
@@ -104,9 +124,9 @@ def _in_threads(
     # The pool does not outlive the call: a process with threads cannot be forked safely.
     pool = ThreadPoolExecutor(max(min(cores, _MOST_THREADS, len(parts)), 1))
     try:
-        for part in pool.map(lambda part: [call(row) for row in part], parts):
-            answers.append(part)
-            count += len(part)
+        for row_group in pool.map(lambda row_group: [call(row) for row in row_group], parts):
+            answers.append(row_group)
+            count += len(row_group)
             done(count)
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C the rest is not waited for
@@ -140,11 +160,11 @@ def _remembered(key: str, pictures: CheckedPictures) -> list[int] | None:
     return sorted(rows) if sound else None
 
 
-def _remember(key: str, pictures: CheckedPictures, found: dict[int, str]) -> None:
+def _remember(key: str, pictures: CheckedPictures, reasons: dict[int, str]) -> None:
     content = {
         "source": str(pictures.source),
         "pictures": len(pictures),
-        "unreadable": {str(row): pictures.names[row] for row in sorted(found)},
+        "unreadable": {str(row): pictures.names[row] for row in sorted(reasons)},
     }
     try:
         folder = cache_folder()

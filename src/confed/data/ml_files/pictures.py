@@ -1,13 +1,12 @@
 """Removal of rows of a :class:`~confed.data.ml_files.table.MultiLabelTable` whose pictures cannot be read."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from confed.data.ml_files.integrity import faults
+from confed.data.ml_files.integrity import check_share, unreadable_rows
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
 from confed.data.pictures import empty_table
@@ -32,16 +31,10 @@ def drop_unreadable(
     check_unreadable(at_most, check)
     pictures = open_pictures(source, table.pictures, size)
     held = empty_table(len(table), size) if len(table) * size * size * 3 <= hold else None
-    if held is not None:
-        lost = _read_into(held, pictures)
-    elif check == "decoded":
-        lost = faults(pictures)
-    else:
-        absent = (row for row in range(len(table)) if not pictures.present(row))
-        lost = {row: f"picture {table.pictures[row]}: it is missing or empty" for row in absent}
+    lost = unreadable_rows(pictures, check) if held is None else _read_into(held, pictures)
     readable = np.ones(len(table), dtype=bool)
     if lost:
-        _speak_of(lost, len(table), source, at_most)
+        warnings.warn(check_share(len(lost), len(table), f"in {source}", at_most, lost[min(lost)]), stacklevel=2)
         readable[list(lost)] = False
         names = tuple(table.pictures[row] for row in sorted(lost))
         table = replace(table.keep(readable), unreadable=(*table.unreadable, *names))
@@ -54,14 +47,6 @@ def drop_unreadable(
         pictures = pictures.take(np.flatnonzero(readable))
     pictures.advice = 'data.check = "decoded" would leave it out' if check == "present" else _CHANGED
     return table, pictures
-
-
-def _speak_of(lost: Mapping[int, str], count: int, source: Path, at_most: float) -> None:
-    """Warning of unreadable pictures, or an error if there are too many."""
-    told, first = f"{len(lost)} of {count} pictures in {source} cannot be read", lost[min(lost)]
-    if len(lost) > at_most * count:
-        raise ValueError(f"{told}, more than the share of {at_most:g} that may be left out; the first: {first}")
-    warnings.warn(f"{told} and are left out; the first: {first}", stacklevel=3)
 
 
 def _read_into(held: np.ndarray, pictures: NamedPictures) -> dict[int, str]:

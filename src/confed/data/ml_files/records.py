@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from confed.data.intake.account import Account, Blank
+from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
@@ -27,6 +28,7 @@ class LabelRecord:
         text: empty if there is none.
         user: whose it is; empty if the dataset has no users.
         split: empty if the file has no splits.
+        united: patient and document, as far as the file names them.
     """
 
     file: Path
@@ -38,6 +40,7 @@ class LabelRecord:
     text: str = ""
     user: str = ""
     split: str = ""
+    united: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # A name without a folder, which most have, is checked without parsing it: there are hundreds of thousands.
@@ -98,7 +101,7 @@ def line_records(
     if account is not None:
         entries = [*entries]
         account.rows[str(file)] = len(entries)
-        given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list)]
+        given = [entry["labels"] for _, entry in entries if isinstance(entry.get("labels"), list | dict)]
         texts_given = (label for label in chain.from_iterable(given) if plain_text(label) is not None)
         spelled = Spellings("labels", texts_given, fold_case, known)
         account.note_encoding(file)
@@ -128,16 +131,19 @@ def line_records(
             words,
             owner_text(entry, user, f"{where}: ") if user else "",
             optional_text(entry, "split", file, row),
+            united_by(entry),
         )
 
 
 def _labels(entry: dict[str, Any], where: str, spelled: Spellings) -> tuple[str, ...]:
     """The labels of a row, each once and without blank ones, in their normal form."""
     given = entry.get("labels")
+    if isinstance(given, dict) and all(isinstance(value, bool | int | float) for value in given.values()):
+        given = [label for label, value in given.items() if value > 0]
     if not isinstance(given, list) and plain_text(given) == "":
         raise Blank("no labels")
     if not isinstance(given, list) or any(plain_text(label) is None for label in given):
-        raise ValueError(f"{where}: expected a list of texts as 'labels', got {given!r:.80}")
+        raise ValueError(f"{where}: expected a list of texts as 'labels', got {given!r:.80}; write them as [...]")
     labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
     if given and not labels:
         raise Blank("blank labels")

@@ -88,8 +88,8 @@ class MultiLabelTable:
         if mask.all():
             return self
         rows = np.flatnonzero(mask)
-        kept = np.concatenate([[0], np.cumsum(mask)])[self.user_offsets]
-        staying = np.flatnonzero(np.diff(kept))
+        kept_before = np.concatenate([[0], np.cumsum(mask)])[self.user_offsets]
+        staying = np.flatnonzero(np.diff(kept_before))
         return replace(
             self,
             present=self.present.take(rows),
@@ -97,7 +97,7 @@ class MultiLabelTable:
             pictures=self.pictures.take(rows),
             texts=None if self.texts is None else self.texts.take(rows),
             users=self.users.take(staying),
-            user_offsets=np.concatenate([kept[:1], kept[staying + 1]]),
+            user_offsets=np.concatenate([kept_before[:1], kept_before[staying + 1]]),
         )
 
     def in_order(self, labels: Sequence[str]) -> "MultiLabelTable":

@@ -116,25 +116,25 @@ def assemble(
         raise ValueError(f"shards must be None or from 1 to {shard_count}, got {shards}")
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
-    kept: dict[str, dict[str, list[Record]]] = {}
+    client_roles: dict[str, dict[str, list[Record]]] = {}
     answer_sets, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
     table = _Pictures(root, PictureFiles([], image_size, unreadable=unreadable, check=check))
     for source_name, make in sources.items():
         client_parts = _part(source_name, make(), answers, validation, (shards, shard_count), seed)
         for client, roles in client_parts.clients.items():
-            kept[client], answer_sets[client] = roles, client_parts.answers
+            client_roles[client], answer_sets[client] = roles, client_parts.answers
             if client_parts.task:
                 tasks[client] = client_parts.task
             for records in roles.values():
                 table.add(records, client_parts.pictures)
         counts[f"{source_name} (official files)"] = client_parts.counts
     splits: dict[str, Split] = {}
-    for client, roles in kept.items():
+    for client, roles in client_roles.items():
         splits[client] = Split(**{role: table.examples(records) for role, records in roles.items()})
     # A word that no client trains on is unknown to a tokenizer of words, as it would be in use.
-    parts = [s.train for s in splits.values()]
-    choices = chain.from_iterable(part.choices or () for part in parts)
-    questions = chain.from_iterable(part.questions for part in parts)
+    learned = [split.train for split in splits.values()]
+    choices = chain.from_iterable(examples.choices or () for examples in learned)
+    questions = chain.from_iterable(examples.questions for examples in learned)
     spoken = words([*questions, *chain.from_iterable(choices)])
     union = tuple(dict.fromkeys(chain.from_iterable(answer_sets.values())))
     described = {**(facts or {}), **counts, "pictures seen in training": _seen(splits), **floors(splits)}
@@ -240,9 +240,8 @@ def _seen(splits: Mapping[str, Split]) -> str:
     trained = {client: set(split.train.image_index.ravel().tolist()) for client, split in splits.items()}
     anyone = set[int]().union(*trained.values())
     tested = {client: set(split.test.image_index.ravel().tolist()) for client, split in splits.items()}
-    seen_at_home, shared = (sum(len(t & seen) for t, seen in pairs) for pairs in (
-        [(tested[client], trained[client]) for client in splits], [(tested[client], anyone) for client in splits],
-    ))  # fmt: skip
+    seen_at_home = sum(len(tested[client] & trained[client]) for client in splits)
+    shared = sum(len(pictures & anyone) for pictures in tested.values())
     return (
         f"of {sum(map(len, tested.values()))} test pictures {seen_at_home} by the same client, {shared} by some client"
     )

@@ -52,19 +52,19 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
         given = json_text(file, "data_subtype", items)
         if given not in ("", split):
             raise ValueError(f"{file}: expected the split {split!r}, got {given!r} (its 'data_subtype')")
-    asked: dict[int, tuple[int, str]] = {}
+    question_of_id: dict[int, tuple[int, str]] = {}
     distinct = Distinct("question_id")
     for row, entry in json_items(asked_in, "questions"):
         key = number(entry, "question_id", asked_in, row)
         distinct.add(key, asked_in, row)
-        asked[key] = number(entry, "image_id", asked_in, row), text(entry, "question", asked_in, row)
+        question_of_id[key] = number(entry, "image_id", asked_in, row), text(entry, "question", asked_in, row)
     distinct = Distinct("question_id")
     for row, entry in json_items(answered_in, "annotations"):
         key = number(entry, "question_id", answered_in, row)
         distinct.add(key, answered_in, row)
-        if key not in asked:
+        if key not in question_of_id:
             raise ValueError(f"{answered_in}, row {row}: the question {key} is not in {asked_in.name}")
-        image, question = asked.pop(key)
+        image, question = question_of_id.pop(key)
         if number(entry, "image_id", answered_in, row) != image:
             raise ValueError(
                 f"{answered_in}, row {row}: question {key} is about picture {image} in {asked_in.name}, "
@@ -75,8 +75,8 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
         kind_of_answer = text(entry, "answer_type", answered_in, row)
         picture = layout.picture.format(split, image)
         yield Record(answered_in, row, f"{kind}-{key}", (picture,), question, answer, kind_of_answer, annotations)
-    if asked:
-        first = next(iter(asked))
+    if question_of_id:
+        first = next(iter(question_of_id))
         raise ValueError(
-            f"{asked_in}: {len(asked)} questions have no answers in {answered_in.name}, the first: {first}"
+            f"{asked_in}: {len(question_of_id)} questions have no answers in {answered_in.name}, the first: {first}"
         )
