@@ -107,7 +107,7 @@ def test_embeddings_of_other_labels_or_of_another_width_are_refused_by_a_run(fol
 def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_round(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("confed.datasets.flair.HELD", 0)  # as if they did not fit into memory
+    monkeypatch.setattr("confed.datasets.reader.HELD", 0)  # as if they did not fit into memory
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _embeddings(tmp_path / "e.safetensors", FLAIR_LABELS)
     for name in ("a1", "t1"):
@@ -130,7 +130,7 @@ def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_roun
 def test_the_command_line_says_once_how_many_pictures_are_left_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("confed.datasets.flair.HELD", 0)
+    monkeypatch.setattr("confed.datasets.reader.HELD", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (folder / "small_images" / "a1.jpg").write_bytes(b"no picture")
     steps = [f"checking the pictures in small_images: {n}" for n in (9, 2, 3)]
