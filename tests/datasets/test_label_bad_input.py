@@ -225,8 +225,7 @@ def test_coco_and_voc_leave_damaged_pictures_out_that_are_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("coco_labels", "voc_labels"):
-        monkeypatch.setattr(f"confed.datasets.{name}.HELD", 0)
+    monkeypatch.setattr("confed.datasets.reader.HELD", 0)
     _coco(tmp_path, "train2014", dict.fromkeys(range(1, 7), "dog"))
     file = tmp_path / "images" / "4.png"
     file.write_bytes(file.read_bytes()[:50])

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -194,9 +194,11 @@ class Pool:
     unseen_roles: Sequence[str] = ("test",)
 
 
-def federate(pool: Pool, partition: str, **options: Any) -> tuple[dict[str, Split], dict[str, Examples]]:
+def federate(
+    pool: Pool, partition: str, *, unseen_roles: Sequence[str] = ("test",), **options: Any
+) -> tuple[dict[str, Split], dict[str, Examples]]:
     """The splits of every client, and the tests of the unseen scenes; the keywords are fields of ``Options``."""
-    return share_questions(pool, Options(partition=partition, **options))
+    return share_questions(replace(pool, unseen_roles=unseen_roles), Options(partition=partition, **options))
 
 
 def share_questions(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Examples]]:

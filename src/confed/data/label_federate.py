@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,14 @@ class LabelPool:
         return LabelExamples(self.table, self.pictures, rows.astype(np.int64), self.types)
 
 
-def federate_labels(pool: LabelPool, options: Options) -> dict[str, LabelSplit]:
+def federate_labels(
+    pool: LabelPool, partition: str, *, clients: int = 10, test: float = 0.0, **options: Any
+) -> dict[str, LabelSplit]:
+    """The splits of every client; ``test`` is a share, and the other keywords are fields of ``Options``."""
+    return share_labels(pool, Options(partition=partition, clients=clients, test_share=test, **options))
+
+
+def share_labels(pool: LabelPool, options: Options) -> dict[str, LabelSplit]:
     """The splits of every client; see :func:`confed.data.federate.deal`."""
     _check(pool, options)
     present = pool.table.present

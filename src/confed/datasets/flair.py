@@ -6,7 +6,7 @@ file; and ``label_relationship.txt`` for the fine labels. Users are clients. Tho
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from confed.data.federate import cap
+from confed.data.intake.account import Account, account_facts
 from confed.data.intake.walk import visible
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
 from confed.data.ml_files.flair import (
@@ -71,7 +72,8 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Labe
     coarse = flair_relationship(folder / _RELATIONSHIP) if level == "fine" else {}
     labels = flair_fine_labels(folder / _RELATIONSHIP) if level == "fine" else FLAIR_LABELS
     records, source = _sources(folder)
-    tables = build_table(records, labels, level="fine" if level == "fine" else "labels")
+    account = Account()
+    tables = build_table(_counted(records, account), labels, level="fine" if level == "fine" else "labels")
     if "train" not in tables:
         raise ValueError(f"flair: expected users of the partition train in {folder}, got {', '.join(tables)}")
     readable = {split: with_readable_pictures(table, source, options) for split, table in tables.items()}
@@ -85,7 +87,33 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Labe
             places[place] = LabelExamples(other, shown, np.arange(len(other), dtype=np.int64))
             facts |= {f"{place}: {key}": value for key, value in other.facts().items()}
     clients = lazy_clients(table.of_users(), users.split, users.sizes)
-    return LabelDataset("flair", labels, clients, places, facts, coarse=coarse)
+    lost: dict[str, str] = {}
+    for split, before in tables.items():
+        if len(before) > len(readable[split][0]):
+            lost |= dict.fromkeys({*before.names} - {*readable[split][0].names}, "picture cannot be read")
+    if options.max_train is not None:
+        dealt: set[str] = set()
+        for client in clients.values():
+            dealt.update(*(examples.names for examples in client.roles.values()))
+        lost |= dict.fromkeys({*table.names} - dealt, "beyond max_train")
+    _leave(folder, lost, account)
+    return LabelDataset(
+        "flair", labels, clients, places, {**facts, **account_facts(account)}, coarse=coarse, account=account
+    )
+
+
+def _counted(records: Iterable[LabelRecord], account: Account) -> Iterator[LabelRecord]:
+    for record in records:
+        account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
+        yield record
+
+
+def _leave(folder: Path, lost: Mapping[str, str], account: Account) -> None:
+    """Notes pictures that are left out, and why; rows of pictures are not kept, so that the files are read again."""
+    account.counted = sum(account.rows.values()) - len(lost)
+    for record in _sources(folder)[0] if lost else ():
+        if record.name in lost:
+            account.leave(lost[record.name], record.where)
 
 
 def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:

@@ -43,7 +43,6 @@ from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import build_table
-from confed.data.options import Options
 from confed.data.owners import with_owner
 from confed.data.picture_files import Check
 from confed.data.vl_files.records import Distinct
@@ -137,11 +136,17 @@ def labelled_pictures(
     roles = np.array([ROLES[records_by_name[name].split] for name in table.names], dtype=str)
     users = np.array([records_by_name[name].user.strip() for name in table.names], dtype=str)
     pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {})
-    how = Options(
-        partition=chosen, clients=clients, alpha=alpha, minimum=minimum, validation=validation, test_share=test_share,
-        max_train=max_train, seed=seed,
-    )  # fmt: skip
-    splits = federate_labels(pool, how)
+    splits = federate_labels(
+        pool,
+        chosen,
+        clients=clients,
+        alpha=alpha,
+        minimum=minimum,
+        validation=validation,
+        test=test_share,
+        max_train=max_train,
+        seed=seed,
+    )
     strange = (roles == "test") & ~np.isin(users, list(splits))
     places = {"newcomers": pool.examples(np.flatnonzero(strange))} if chosen == "user" and strange.any() else {}
     facts = {"origin": "pictures and labels of a folder", "partition": chosen, **table.facts()}

@@ -19,7 +19,7 @@ import numpy as np
 from confed.data.examples import FederatedDataset
 from confed.data.federate import Pool, floors, share_questions, words
 from confed.data.intake.account import Account, settled
-from confed.data.label_federate import LabelPool, federate_labels, label_facts
+from confed.data.label_federate import LabelPool, label_facts, share_labels
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable
@@ -95,7 +95,7 @@ class LabelReading:
     def shared(self, name: str, options: Options) -> LabelDataset:
         """The dataset; of the partition "user", test rows of users who do not train are the place "newcomers"."""
         pool, options = self.pool, self.options or options
-        splits, places = federate_labels(pool, options), dict(self.places)
+        splits, places = share_labels(pool, options), dict(self.places)
         if options.partition == "user":
             strange = (pool.roles == "test") & ~np.isin(pool.keys["user"], list(splits))
             if strange.any():
