@@ -13,7 +13,7 @@ import pytest
 from confed.data.examples import Examples, FederatedDataset
 from confed.datasets.scenes import ANSWERS, SCENES, WORDING_SHIFT, WORDS, oracle, public_split, scenes
 from confed.datasets.scenes.graph import GENERAL_NOUNS, NOUNS, OWN_NOUNS, ROLES, fingerprint
-from confed.datasets.scenes.presets import SETTINGS, Knobs, make_scene
+from confed.datasets.scenes.making import SETTINGS, Knobs, make_scene
 from confed.registry import datasets
 
 small = partial(scenes, train=60, validation=12, test=40)
