@@ -137,7 +137,7 @@ def test_unreadable_pictures_are_counted_or_refused(ucm: Path) -> None:
 def test_ucm_refuses_strange_labels_and_options(ucm: Path, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"unseen": ("moon",)}, "unseen must be distinct names out of nature, water"),
-        ({"partition": "quantity"}, "partition must be one of scene, land_use, iid, dirichlet, label_skew, users"),
+        ({"partition": "quantity"}, "partition must be one of scene, land_use, users, iid, dirichlet, label_skew"),
         ({"max_train": 0}, "max_train must be None or at least 1, got 0"),
         ({"seed": -1}, "seed must not be negative, got -1"),
         ({"partition": "iid", "clients": 50}, "clients must not outnumber"),
@@ -221,7 +221,7 @@ def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
     assert groups.labels == ("person", "animal", "vehicle")
     with pytest.raises(ValueError, match=r"1 labels are outside the 80 that are known: 'wolf' \(4 times"):
         coco(tmp_path, **options)
-    with pytest.raises(ValueError, match="categories must be coco80 or file, got 'coco'"):
+    with pytest.raises(ValueError, match="categories must be one of coco80, file, got 'coco'"):
         coco(tmp_path, categories="coco", **options)  # type: ignore[arg-type]
     for category in content["categories"]:
         del category["supercategory"]

@@ -74,8 +74,6 @@ def coco(
         ValueError: a file is missing or faulty, a category is none of the list, a picture is in both parts (as 2014's
             test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.
     """
-    if categories not in ("coco80", "file"):
-        raise ValueError(f"categories must be coco80 or file, got {categories!r}")
     folder = options.folder
     groups = COCO_GROUPS if categories == "coco80" else coco_categories(_annotations(folder, train))
     bare = [name for name, group in groups.items() if not group]

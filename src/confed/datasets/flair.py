@@ -64,8 +64,6 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Labe
         ValueError: a file is missing or faulty, a label is outside the ontology (the first few are listed), too many
             pictures cannot be read, no client has training examples, or an option is out of range.
     """
-    if level not in ("coarse", "fine"):
-        raise ValueError(f"level must be coarse or fine, got {level!r}")
     if not 0 <= options.validation < 1:
         raise ValueError(f"validation must be a share of the pictures in [0, 1), got {options.validation}")
     folder = options.folder

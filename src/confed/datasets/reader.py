@@ -25,6 +25,7 @@ from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.options import Options
 from confed.data.picture_files import NamedPictures
+from confed.federation.ranges import check_value
 from confed.registry import register_dataset
 
 HELD = 1 << 28
@@ -129,13 +130,13 @@ def reader(names: str, *, things: str = "questions", **defaults: Any) -> Callabl
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        hints, returned = get_type_hints(function, include_extras=True), signature(function).parameters
-        own = {name: returned[name].replace(annotation=hints[name]) for name in list(returned)[1:]}
+        hints, taken = get_type_hints(function, include_extras=True), signature(function).parameters
+        of_function = {name: taken[name].replace(annotation=hints[name]) for name in list(taken)[1:]}
         positional, _, keyword = names.partition("*")
         parameters: list[Parameter] = []
         for text, kind in ((positional, Parameter.POSITIONAL_OR_KEYWORD), (keyword, Parameter.KEYWORD_ONLY)):
             for name in text.split():
-                parameter = own.get(name) or _common(name, defaults.get(name, _COMMON[name].default))
+                parameter = of_function.get(name) or _common(name, defaults.get(name, _COMMON[name].default))
                 parameters.append(parameter.replace(kind=kind))
         made = Signature(parameters, return_annotation=_DATASETS.get(hints["return"], hints["return"]))
 
@@ -146,8 +147,11 @@ def reader(names: str, *, things: str = "questions", **defaults: Any) -> Callabl
                 raise TypeError(f"{function.__name__}() {error}") from None
             bound.apply_defaults()
             values = bound.arguments
-            options = Options(**{name: value for name, value in values.items() if name not in own})
-            result = function(options, **{name: values[name] for name in own})
+            for parameter in parameters:
+                if get_origin(parameter.annotation) is Literal:
+                    check_value(values[parameter.name], parameter.annotation, parameter.name)
+            options = Options(**{name: value for name, value in values.items() if name not in of_function})
+            result = function(options, **{name: values[name] for name in of_function})
             return result.shared(function.__name__, options) if type(result) in _DATASETS else result
 
         built.__name__ = built.__qualname__ = function.__name__
@@ -178,9 +182,9 @@ def _common(name: str, default: Any) -> Parameter:
 def _documented(text: str, names: Sequence[str], things: str) -> str:
     """A docstring whose section ``Args`` has all options, in place of the section ``Options``."""
     head, _, rest = cleandoc(text).partition("\n\nOptions:\n")
-    own, _, tail = rest.partition("\n\n")
+    section, _, tail = rest.partition("\n\n")
     common = cleandoc(Options.__doc__ or "").partition("\n\nAttributes:\n")[2].replace("{things}", things)
-    meanings = _meanings(common) | _meanings(own)
+    meanings = _meanings(common) | _meanings(section)
     return "\n\n".join([head, "Args:\n" + "\n".join(meanings[name] for name in names), *([tail] if tail else [])])
 
 

@@ -199,8 +199,6 @@ def _regions(base: Path, given: Path | None, images: Sequence[str]) -> StoredReg
 
 
 def _check(options: Options, min_answers: int) -> None:
-    if options.partition not in ("halves", "code"):
-        raise ValueError(f"partition must be halves or code, got {options.partition!r}")
     for name, value in (("clients", options.clients), ("min_answers", min_answers)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")

@@ -75,9 +75,9 @@ def gqa_scenes(
         ValueError: the folder is missing, incomplete, or does not fit its manifest; pictures are missing; or an
             option is out of range.
     """
-    if unanswerable not in ("wrong", "drop"):
-        raise ValueError(f"unanswerable must be 'wrong' or 'drop', got {unanswerable!r}")
-    seen, held_out = _roles(scenario, clients, unseen)
+    if unseen and not clients:
+        raise ValueError(f"unseen needs clients beside it (both replace the scenario's), got {list(unseen)}")
+    seen, held_out = _chosen(clients, unseen) if clients else SCENARIOS[scenario]
     base, account = options.folder, Account()
     manifest = _manifest(base)
     vocabulary = tuple(json.loads(_checked(base, "answers.json", manifest).read_text(encoding="utf-8")))
@@ -115,13 +115,7 @@ def gqa_scenes(
     )  # fmt: skip
 
 
-def _roles(scenario: str, clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if scenario not in SCENARIOS:
-        raise ValueError(f"scenario must be one of {', '.join(SCENARIOS)}, got {scenario!r}")
-    if not clients:
-        if unseen:
-            raise ValueError(f"unseen needs clients beside it (both replace the scenario's), got {list(unseen)}")
-        return SCENARIOS[scenario]
+def _chosen(clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     chosen = [*clients, *unseen]
     if isinstance(clients, str) or isinstance(unseen, str) or not set(chosen) <= set(SCENES):
         raise ValueError(f"clients and unseen must be lists of scenes out of {', '.join(SCENES)}, got {chosen}")
