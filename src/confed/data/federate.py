@@ -4,7 +4,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -284,4 +283,4 @@ class AnswerTable:
 
 def words(questions: Iterable[str]) -> tuple[str, ...]:
     """The distinct words of the questions: runs of letters, digits and apostrophes, lower-case, sorted."""
-    return tuple(sorted(set(chain.from_iterable(re.findall(r"\w+(?:'\w+)*", text.lower()) for text in set(questions)))))
+    return tuple(sorted(set(re.findall(r"\w+(?:'\w+)*", "\n".join(set(questions)).lower()))))

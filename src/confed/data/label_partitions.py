@@ -134,8 +134,8 @@ def label_skew(
     for _ in range(_TRIES):
         owner = np.minimum((rng.random((units, 1)) >= cumulative).sum(axis=1), clients - 1)
         if np.bincount(owner, minlength=clients).min() >= minimum:
-            own = owner[unit]
-            return {f"client-{client:02d}": np.flatnonzero(own == client) for client in range(clients)}
+            row_owner = owner[unit]
+            return {f"client-{client:02d}": np.flatnonzero(row_owner == client) for client in range(clients)}
     raise ValueError(
         f"no draw out of {_TRIES} gave each of {clients} clients {minimum} of the {units} rows: raise alpha or take "
         "fewer clients"
