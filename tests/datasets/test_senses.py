@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.data.examples import Examples, presence
-from confed.data.modalities import check_ownership
+from confed.data.modalities import SIX_CLIENTS as OWNED
+from confed.data.modalities import SUBSETS, check_ownership
 from confed.data.modality_names import set_names
-from confed.datasets.senses import OWNED, SUBSETS, modalities
+from confed.datasets.senses import modalities
 from confed.datasets.sensor_series import sensor_series
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run

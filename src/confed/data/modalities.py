@@ -4,26 +4,32 @@ An example's *set* is what it has, written like "image+audio" in the fixed order
 :data:`confed.federation.ownership.MODALITIES`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
-from confed.data.modality_names import set_names, sort_modalities
+from confed.data.modality_names import set_name, set_names, sort_modalities
+from confed.data.picture_tables import NoPictures
 from confed.federation.ownership import MODALITIES
 
-__all__ = [
-    "MODALITIES",
-    "check_ownership",
-    "in_turns",
-    "is_modal",
-    "longest",
-    "modalities_in",
-    "modalities_of",
-    "relabelled",
-]
+SIX_CLIENTS: Mapping[str, tuple[str, ...]] = {
+    "only_image": ("image",),
+    "only_text": ("text",),
+    "only_audio": ("audio",),
+    "image_text": ("image", "text"),
+    "image_audio": ("image", "audio"),
+    "image_text_audio": ("image", "text", "audio"),
+}
+"""Clients of datasets of pictures, texts and sounds, and what each of them owns."""
+SUBSETS: tuple[tuple[str, ...], ...] = (
+    *(("image",), ("text",), ("audio",)),
+    *(("image", "text"), ("image", "audio"), ("text", "audio")),
+    ("image", "text", "audio"),
+)
+"""All sets of pictures, texts and sounds."""
 
 RUN = 64
 """Rows with the same set that stand behind each other, at most, where a table has several sets."""
@@ -125,3 +131,20 @@ def modalities_in(parts: Iterable[Examples]) -> tuple[str, ...]:
 
 def _everywhere(dataset: FederatedDataset) -> Iterable[Examples]:
     return chain(dataset.parts, dataset.unseen.values())
+
+
+def showing(whole: Examples, shown: Sequence[str], names: Sequence[str]) -> Examples:
+    """Examples of pictures, texts and sounds of which only some modalities are there."""
+    count = len(whole)
+    image, text, audio = (modality in shown for modality in ("image", "text", "audio"))
+    return replace(
+        whole,
+        images=whole.images if image else NoPictures(1),
+        image_index=whole.image_index if image else np.zeros(count, np.int64),
+        questions=whole.questions if text else [""] * count,
+        types=[set_name([modality in shown for modality in MODALITIES])] * count,
+        names=names,
+        sounds=whole.sounds if audio else None,
+        sound_index=whole.sound_index if audio else None,
+        present={modality: np.full(count, modality in shown) for modality in ("image", "text", "audio")},
+    )
