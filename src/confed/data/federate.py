@@ -81,11 +81,12 @@ def _owners(deck: Deck, options: Options, rows: Mapping[str, np.ndarray]) -> dic
     """Role -> client -> rows of the deck. The generator is fixed: owners do not depend on a run's seed."""
     if options.partition in deck.keys:
         keys = deck.keys[options.partition]
-        rows_by_key = {role: by_key(keys[role_rows]) for role, role_rows in rows.items()}
-        return {
-            role: {name: role_rows[rows_by_key[role].get(name, _NOTHING)] for name in rows_by_key["train"]}
-            for role, role_rows in rows.items()
-        }
+        names = by_key(keys[rows["train"]])
+        by_client: dict[str, Owners] = {}
+        for role, role_rows in rows.items():
+            of_role = by_key(keys[role_rows])
+            by_client[role] = {name: role_rows[of_role.get(name, _NOTHING)] for name in names}
+        return by_client
     rng = np.random.default_rng(0)
     if options.partition == "label_skew":
         preferences = draw_preferences(deck.label_count, options.clients, options.alpha, rng)

@@ -92,7 +92,7 @@ def domainnet(
     shown = _classes(classes, listed, chosen)
     rows = [row for row in listed if row.name in shown]
     account = account.keep([row.path for row in rows], "another class")
-    where, roles = (np.array([getattr(row, key) for row in rows]) for key in ("domain", "role"))
+    where, roles = np.array([row.domain for row in rows]), np.array([row.role for row in rows])
     for domain in (*chosen, *unseen):
         role = "test" if domain in unseen else "train"
         if not ((where == domain) & (roles == role)).any():

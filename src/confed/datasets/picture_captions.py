@@ -204,11 +204,9 @@ def _shared(
         "pictures": f"{len(records)}, of which {len(dealt)} belong to clients, {len(tested)} are the test of all",
         "public": f"the captions of {len(free)} pictures" if len(free) else "none",
     }
-    counted, published = (
-        list(chain.from_iterable(records[row].captions for row in rows.tolist())) for rows in (shown, free)
-    )
-    words = known_words(counted, min_count)
-    return FederatedDataset(name, ("caption",), clients, places, words, facts, public=published)
+    words = known_words(chain.from_iterable(records[row].captions for row in shown.tolist()), min_count)
+    freed = list(chain.from_iterable(records[row].captions for row in free.tolist()))
+    return FederatedDataset(name, ("caption",), clients, places, words, facts, public=freed)
 
 
 def kind_of(captions: Iterable[str]) -> str:

@@ -70,7 +70,8 @@ def ucm_labels(options: Options) -> LabelReading:
     whole = build_table((replace(r, split="") for r in ucm_records(folder, "")), UCM_LABELS)[""]
     tar = folder / "images.tar"
     table, pictures = with_readable_pictures(whole, tar if tar.is_file() else folder / "images", options)
-    scene, land_use, split = (np.array([of[name] for name in table.names]) for of in (scenes, uses, splits))
+    names = list(table.names)
+    scene, land_use, split = (np.array([*map(of.__getitem__, names)]) for of in (scenes, uses, splits))
     check_distinct("unseen", options.unseen, sorted(set(scene.tolist())))
     roles = np.where(np.isin(scene, list(options.unseen)), "", split)
     pool = LabelPool(table, pictures, roles, scene, {"scene": scene, "land_use": land_use}, scene)

@@ -6,6 +6,7 @@ use, logic), ``labels.jsonl`` (land use and split of every picture), and the pic
 """
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,7 +82,9 @@ def ucm_vqa(options: Options) -> Reading:
         [str(row["type"]) for row in rows],
         [f"ucm-{row['question_id']}" for row in rows],
     )
-    split, scene, land_use = (np.array([pictures[row["image"]][key] for row in rows]) for key in _KEYS)
+    of_pictures = itemgetter(*_KEYS)
+    columns = zip(*(of_pictures(pictures[row["image"]]) for row in rows), strict=True)
+    split, scene, land_use = map(np.array, columns)
     roles = ", ".join(f"{(split == role).sum()} {role}" for role in ("train", "val", "test"))
     published = f"{len(rows)} questions ({roles}) about {len(table)} pictures, {len(set(examples.answers))} answers"
     unseen = f"pictures of scene {', '.join(options.unseen)}; test and validation splits, since nobody trains on them"

@@ -18,7 +18,7 @@ from confed.data.examples import Examples
 from confed.data.seeding import generator
 from confed.datasets.scenes.graph import CELLS, COLOURS, GRID, NOUNS, Object, Tags, objects, sample
 from confed.datasets.scenes.making import UNIFORM, Knobs, Made, World, make
-from confed.datasets.scenes.programs import NUMBERS, QUADRANTS
+from confed.datasets.scenes.programs import NUMBERS, QUADRANTS, quadrant, total
 from confed.datasets.scenes.questions import FAMILIES, WORDS, oracle
 from confed.datasets.scenes.render import render_neutral
 
@@ -67,8 +67,8 @@ def say(statement: Statement, forms: Forms, paraphrase: int) -> str:
 
 def read(text: str, forms: Forms) -> Statement:
     """The statement that a sentence makes."""
-    for quadrant in QUADRANTS:
-        text = text.replace(quadrant, quadrant.replace(" ", "-"))
+    for words in QUADRANTS:
+        text = text.replace(words, words.replace(" ", "-"))
     skeleton, arguments = [], []
     for word in text.split():
         letter = ""
@@ -89,22 +89,14 @@ def read(text: str, forms: Forms) -> Statement:
     raise ValueError(f"no form of the scenes benchmark produces the statement {text!r}")
 
 
-def quadrant(cell: int) -> str:
-    """Quarter of the picture in which a cell lies."""
-    row, column = divmod(cell, GRID)
-    return QUADRANTS[2 * (row >= GRID // 2) + (column >= GRID // 2)]
-
-
 def holds(statement: Statement, left: Sequence[Object], right: Sequence[Object]) -> bool:
     """Whether a statement about two pictures is true."""
     family, arguments = statement
     if family in ("both", "one"):
-        shown = 0
-        for graph in (left, right):
-            shown += any(o.noun == arguments[0] for o in graph)
-        return shown == (2 if family == "both" else 1)
+        nouns = [o.noun for o in left], [o.noun for o in right]
+        return sum(arguments[0] in shown for shown in nouns) == (2 if family == "both" else 1)
     colour = arguments[-1]
-    a, b = (sum(o.colour == colour for o in graph) for graph in (left, right))
+    a, b = total(left, colour), total(right, colour)
     return a > b if family == "more" else a + b == int(arguments[0])
 
 
@@ -120,7 +112,7 @@ def entails(statement: Statement, visible: Sequence[Object], hidden: int) -> str
             return "entailed"
         return "neutral" if quadrant(hidden) == where else "contradicted"
     number, colour = int(arguments[0]), arguments[1]
-    count = sum(o.colour == colour for o in visible)  # the whole picture has as many, or one more
+    count = total(visible, colour)  # the whole picture has as many, or one more
     if family == "at_least":
         if count >= number:
             return "entailed"
@@ -140,8 +132,8 @@ def propose_about_two(
         return Statement(family, (thing.noun,))
     if family == "more":
         return Statement(family, (thing.colour,))
-    total = sum(o.colour == thing.colour for o in (*left, *right))
-    number = max(1, total + int(rng.integers(-1, 2)) * int(rng.integers(2)))
+    both = total((*left, *right), thing.colour)
+    number = max(1, both + int(rng.integers(-1, 2)) * int(rng.integers(2)))
     return Statement(family, (str(min(number, 5)), thing.colour))
 
 
