@@ -171,13 +171,13 @@ def settle_colors(
     possible: list[list[str]] = []
     settled: dict[str, list[np.ndarray]] = {}
     for number, pairs in enumerate(questions):
-        fits: set[str] = set()
+        colors_left: set[str] = set()
         for color, shape in product(COLORS, SHAPES):
             if all(_agrees(*pair, color, shape) for pair in pairs):
-                fits.add(color)
-        if not fits:
+                colors_left.add(color)
+        if not colors_left:
             raise ValueError(f"picture {number}: no colour and shape agree with its {len(pairs)} answers")
-        possible.append(sorted(fits))
+        possible.append(sorted(colors_left))
     if all(len(fits) == 1 for fits in possible):
         return [fits[0] for fits in possible]
     for fits, picture in zip(possible, pictures, strict=True):
@@ -272,8 +272,8 @@ def _read_packed(base: Path) -> dict[str, _Part]:
                 )
     for number, row in read_jsonl(file, ("question_id", "split", "image_index", "question", "answer", "type")):
         where = f"{file}, row {number}"
-        texts = (str(row[key]) for key in ("question", "answer", "type", "question_id"))
-        _member(parts, row, where).questions.append(_Question(*texts, row["image_index"], where))
+        text, answer, kind, name = (str(row[key]) for key in ("question", "answer", "type", "question_id"))
+        _member(parts, row, where).questions.append(_Question(text, answer, kind, name, row["image_index"], where))
     return parts
 
 

@@ -163,8 +163,8 @@ def _over(examples: Examples, tables: Mapping[int, Extended]) -> Examples:
 def _joined(images: np.ndarray | Pictures, more: np.ndarray | Pictures) -> np.ndarray | Pictures:
     if isinstance(images, NoPictures):
         return NoPictures(len(images) + len(more))
-    if isinstance(images, np.ndarray) and isinstance(more, np.ndarray):
-        return np.concatenate([images, more])
+    if isinstance(images, np.ndarray):
+        return np.concatenate([images, np.asarray(more)])
     return PicturesBehind(images, np.asarray(more))
 
 
