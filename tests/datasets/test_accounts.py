@@ -1,17 +1,15 @@
 """Every reader of files says what became of each row, and the account adds up: rows = used + left out + merged."""
 
-import json
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.registry import datasets
+from reader_folders import flair_folder, picture, write
 
 ELSEWHERE = {
     "chat_records", "coco", "coco_captions", "dicom_folders", "flickr30k", "labelled_folders", "labelled_pictures",
@@ -20,16 +18,6 @@ ELSEWHERE = {
 """Readers whose accounts are checked in the tests of the intake, or beside the reader."""
 NO_ROWS = {"caption_corpus", "digits"}
 """Readers of shards and of recordings, from which examples are drawn: their facts count what there is."""
-
-
-def picture(file: Path, shade: int = 0) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(file)
-
-
-def write(file: Path, content: Any, *, lines: bool = False) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(map(json.dumps, content)) if lines else json.dumps(content))
 
 
 def easy_vqa(root: Path) -> dict[str, Any]:
@@ -71,13 +59,8 @@ def domainnet(root: Path) -> dict[str, Any]:
 
 
 def flair(root: Path) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    for number in range(9):
-        split = ("train", "train", "test")[number % 3]
-        fine: dict[str, Any] = {"labels": ["animal"], "fine_grained_labels": ["dog"]}
-        rows.append({"image_id": f"{number}", "user_id": f"u{number % 3}", "partition": split, **fine})
-        picture(root / "small_images" / f"{number}.jpg", number)
-    write(root / "labels_and_metadata.json", rows)
+    three = [(["animal"], ["dog"])] * 3
+    flair_folder(root, {"a": ("train", three), "b": ("train", three), "c": ("test", three)})
     return {"image_size": 4, "max_train": 2}
 
 

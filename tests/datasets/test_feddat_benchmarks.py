@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from confed.data.encode import encode
 from confed.data.examples import FederatedDataset
@@ -22,22 +21,13 @@ from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
 from confed.runs.run import run
+from reader_folders import picture, write
 
 SCENES = ["a#ShopAndDining", "b#Workplace", "c#HomeOrHotel", "d#Transportation", "e#SportAndLeisure", "f#Outdoors"]
 FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation")
 PICTURES = 12
 WORDS = ("red", "red", "red", "blue", "blue", "green")
 """Answers in turn: of every six questions three are red, two blue, one green."""
-
-
-def picture(file: Path, shade: int = 0) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((6, 8, 3), shade, dtype=np.uint8)).save(file)
-
-
-def write(file: Path, value: Any, *, lines: bool = False) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(map(json.dumps, value)) if lines else json.dumps(value))
 
 
 def annotators(answer: str) -> list[dict[str, str]]:
