@@ -70,7 +70,7 @@ def scores(inputs: Tensor, truth: Tensor, tests: Tensor) -> Tensor:
 
 
 def test_one_modality_tells_two_thirds_and_all_three_nearly_everything() -> None:
-    dataset = modalities()
+    dataset = modalities(validation=1, test=300)
     client = dataset.clients["image_text_audio"]
     truth, tests = (
         torch.tensor([dataset.answers.index(a) for a in own.answers]) for own in (client.train, client.test)
