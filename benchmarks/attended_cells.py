@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from confed.datasets.scenes.graph import CELLS, objects
-from confed.datasets.scenes.presets import PRESETS, SETTINGS, Knobs, Made
+from confed.datasets.scenes.making import SETTINGS, Knobs, Made
+from confed.datasets.scenes.presets import PRESETS
 from confed.datasets.scenes.questions import parse
 from confed.federation.specs import Attends
 from confed.inference.finished_run import FinishedRun

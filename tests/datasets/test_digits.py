@@ -13,8 +13,10 @@ from torch import nn
 from confed.cli.dataset_description import describe
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.label_partitions import label_counts, label_shares
+from confed.data.modalities import SIX_CLIENTS as OWNED
+from confed.data.modalities import SUBSETS
 from confed.data.modality_names import set_names
-from confed.datasets.digits import DIGITS, OWNED, SUBSETS, TEST_TAKES, clue, clue_words, digits
+from confed.datasets.digits import DIGITS, TEST_TAKES, clue, clue_words, digits
 
 ROLES = ("train", "validation", "test")
 HEARING = {"only_audio": "ann", "image_audio": "bob", "image_text_audio": "cid"}

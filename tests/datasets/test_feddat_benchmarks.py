@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from confed.data.encode import encode
 from confed.data.examples import FederatedDataset
@@ -22,22 +21,13 @@ from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
 from confed.runs.run import run
+from reader_folders import picture, write
 
 SCENES = ["a#ShopAndDining", "b#Workplace", "c#HomeOrHotel", "d#Transportation", "e#SportAndLeisure", "f#Outdoors"]
 FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation")
 PICTURES = 12
 WORDS = ("red", "red", "red", "blue", "blue", "green")
 """Answers in turn: of every six questions three are red, two blue, one green."""
-
-
-def picture(file: Path, shade: int = 0) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((6, 8, 3), shade, dtype=np.uint8)).save(file)
-
-
-def write(file: Path, value: Any, *, lines: bool = False) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(map(json.dumps, value)) if lines else json.dumps(value))
 
 
 def annotators(answer: str) -> list[dict[str, str]]:
@@ -338,7 +328,7 @@ def test_missing_pictures_are_named_with_file_and_row(tmp_path: Path):
         ({"clients": ("art", "gqa2")}, "clients must be distinct names out of art, abstract.*gqa2"),
         ({"clients": ("art", "art")}, "clients must be distinct"),
         ({"clients": ("art",), "answers": 0}, "answers must be at least 1, got 0"),
-        ({"clients": ("art",), "max_train": 0}, "max_train must be at least 1, got 0"),
+        ({"clients": ("art",), "max_train": 0}, "max_train must be None or at least 1, got 0"),
         ({"clients": ("art",), "validation": 0.0}, r"validation must be a share of the pictures in \(0, 1\), got 0.0"),
         ({"clients": ("art",), "seed": -1}, "seed must not be negative, got -1"),
         ({"clients": ("art",), "image_size": 0}, "image_size must be at least 1 pixel, got 0"),

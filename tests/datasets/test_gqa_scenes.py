@@ -281,7 +281,7 @@ def test_a_small_vocabulary_drops_training_questions_and_counts_test_questions(g
     data = gqa_scenes(tmp_path / "out", image_size=8, validation=0.5)
     assert "counted as wrong: transport 2 of 4" in data.facts["outside the vocabulary"]
     assert "home 2 of 4" in data.facts["outside the vocabulary"]
-    with pytest.raises(ValueError, match="unanswerable must be 'wrong' or 'drop', got 'skip'"):
+    with pytest.raises(ValueError, match="unanswerable must be one of wrong, drop, got 'skip'"):
         gqa_scenes(tmp_path / "out", unanswerable="skip")  # type: ignore[arg-type]
     # Only test questions may be unanswerable; a model that always says "no" gets those right whose answer it is.
     for split in data.clients.values():

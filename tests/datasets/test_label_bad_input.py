@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
 from confed.api.progress import Display
@@ -26,6 +25,7 @@ from confed.prepare.label_embeddings import write_label_embeddings
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import read_jsonl
 from confed.runs.run import load_data, run
+from reader_folders import coco_split, flair_folder, voc_year
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -40,24 +40,13 @@ USERS: dict[str, tuple[str, list[list[str]]]] = {
 }
 
 
-def _picture(file: Path, shade: int) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((8, 8, 3), shade, dtype=np.uint8)).save(file)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """FLAIR with five users."""
-    rows = []
+    users: dict[str, Any] = {}
     for user, (split, pictures) in USERS.items():
-        for number, labels in enumerate(pictures):
-            key = f"{user}{number}"
-            rows.append({
-                "user_id": user, "image_id": key, "labels": labels, "fine_grained_labels": [], "partition": split,
-            })  # fmt: skip
-            _picture(tmp_path / "flair" / "small_images" / f"{key}.jpg", 15 * len(rows))
-    (tmp_path / "flair" / "labels_and_metadata.json").write_text(json.dumps(rows))
-    return tmp_path / "flair"
+        users[user] = split, [(labels, []) for labels in pictures]
+    return flair_folder(tmp_path / "flair", users)
 
 
 def _embeddings(file: Path, names: tuple[str, ...], width: int = 64) -> dict[str, torch.Tensor]:
@@ -107,7 +96,7 @@ def test_embeddings_of_other_labels_or_of_another_width_are_refused_by_a_run(fol
 def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_round(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("confed.datasets.flair.HELD", 0)  # as if they did not fit into memory
+    monkeypatch.setattr("confed.datasets.reader.HELD", 0)  # as if they did not fit into memory
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _embeddings(tmp_path / "e.safetensors", FLAIR_LABELS)
     for name in ("a1", "t1"):
@@ -130,7 +119,7 @@ def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_roun
 def test_the_command_line_says_once_how_many_pictures_are_left_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("confed.datasets.flair.HELD", 0)
+    monkeypatch.setattr("confed.datasets.reader.HELD", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (folder / "small_images" / "a1.jpg").write_bytes(b"no picture")
     steps = [f"checking the pictures in small_images: {n}" for n in (9, 2, 3)]
@@ -164,7 +153,7 @@ def test_displays_show_the_first_look_at_pictures(tmp_path: Path, kind: str, ter
 
 
 def test_flair_says_which_level_and_which_share(folder: Path) -> None:
-    with pytest.raises(ValueError, match="level must be coarse or fine, got 'finest'"):
+    with pytest.raises(ValueError, match="level must be one of coarse, fine, got 'finest'"):
         flair(folder, level="finest")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_train must be None or at least 1, got 0"):
         flair(folder, max_train=0)
@@ -198,21 +187,9 @@ def test_pairs_outside_the_pictures_or_the_labels_are_refused(tmp_path: Path, ro
         list(flair_hdf5_records(tmp_path / "f.hdf5"))
 
 
-def _coco(root: Path, split: str, names: dict[int, str]) -> None:
-    content = {
-        "images": [{"id": key, "file_name": f"{key}.png"} for key in names],
-        "annotations": [{"id": key, "image_id": key, "category_id": 1, "iscrowd": 0} for key in names],
-        "categories": [{"id": 1, "name": next(iter(names.values())), "supercategory": "animal"}],
-    }
-    root.mkdir(exist_ok=True)
-    (root / f"instances_{split}.json").write_text(json.dumps(content))
-    for key in names:
-        _picture(root / "images" / f"{key}.png", key)
-
-
 def test_coco_never_tests_on_what_trains(tmp_path: Path) -> None:
-    _coco(tmp_path, "train2017", dict.fromkeys(range(1, 7), "dog"))
-    _coco(tmp_path, "val2014", dict.fromkeys((6, 7, 8), "dog"))  # 2017 dealt the pictures of 2014 anew
+    coco_split(tmp_path, "train2017", {key: ["dog"] for key in range(1, 7)})
+    coco_split(tmp_path, "val2014", {key: ["dog"] for key in (6, 7, 8)})  # 2017 dealt the pictures of 2014 anew
     message = r"1 pictures are in train \(train2017\) and in test \(val2014\), 'coco-6' is one"
     with pytest.raises(ValueError, match=message):
         coco(tmp_path, train="train2017", test="val2014", clients=2, image_size=4)
@@ -225,37 +202,29 @@ def test_coco_and_voc_leave_damaged_pictures_out_that_are_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("coco_labels", "voc_labels"):
-        monkeypatch.setattr(f"confed.datasets.{name}.HELD", 0)
-    _coco(tmp_path, "train2014", dict.fromkeys(range(1, 7), "dog"))
-    file = tmp_path / "images" / "4.png"
+    monkeypatch.setattr("confed.datasets.reader.HELD", 0)
+    coco_split(tmp_path, "train2014", {key: ["dog"] for key in range(1, 7)})
+    file = tmp_path / "train2014" / f"{4:012d}.png"
     file.write_bytes(file.read_bytes()[:50])
     dataset = coco(tmp_path, test="", clients=1, unreadable=0.2, image_size=4)
     assert dataset.facts["unreadable"] == f"1 pictures left out: {file.name!r}"
     year = tmp_path / "VOC2007"
-    for name in ("1", "2", "3"):
-        _picture(year / "JPEGImages" / f"{name}.jpg", 50)
-        (year / "Annotations").mkdir(exist_ok=True)
-        (year / "Annotations" / f"{name}.xml").write_text("<annotation><object><name>dog</name></object></annotation>")
-    (year / "ImageSets" / "Main").mkdir(parents=True)
-    (year / "ImageSets" / "Main" / "trainval.txt").write_text("1\n2\n3\n")
-    (year / "JPEGImages" / "2.jpg").write_bytes(b"no picture")
+    voc_year(tmp_path, "VOC2007", "trainval", {key: [("dog", 0)] for key in "123"})
+    (year / "JPEGImages" / "2.png").write_bytes(b"no picture")
     dataset = voc(tmp_path, test=(), clients=1, unreadable=0.4, image_size=4)
-    assert dataset.facts["unreadable"] == "1 pictures left out: 'VOC2007/JPEGImages/2.jpg'"
+    assert dataset.facts["unreadable"] == "1 pictures left out: 'VOC2007/JPEGImages/2.png'"
 
 
 def test_coco_and_voc_list_labels_outside_theirs(tmp_path: Path) -> None:
-    _coco(tmp_path, "train2014", dict.fromkeys((1, 2), "unicorn"))
+    coco_split(tmp_path, "train2014", {key: ["unicorn"] for key in (1, 2)})
     with pytest.raises(ValueError, match=r"1 labels are outside the 80 that are known: 'unicorn' \(2 times, first in"):
         coco(tmp_path, test="", clients=1, image_size=4)
     year = tmp_path / "VOC2007"
-    for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
-        (year / name).mkdir(parents=True)
-    (year / "ImageSets" / "Main" / "trainval.txt").write_text("1")
-    (year / "Annotations" / "1.xml").write_text("<annotation><object><name>hydra</name></object></annotation>")
+    voc_year(tmp_path, "VOC2007", "trainval", {"1": [("hydra", 0)]})
     with pytest.raises(ValueError, match=r"1 labels are outside the 20 that are known: 'hydra' \(1 times, first in"):
         voc(tmp_path, test=[], clients=1, image_size=4)
-    (year / "Annotations" / "1.xml").write_text("<annotation><object><name>cat</name></object></annotation>")
+    voc_year(tmp_path, "VOC2007", "trainval", {"1": [("cat", 0)]})
+    (year / "JPEGImages" / "1.png").unlink()
     with pytest.raises(ValueError, match=r"1 of 1 pictures in .* cannot be read, more than the share of 0\.01"):
         voc(tmp_path, test=[], clients=1, image_size=4)
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.label_partitions import label_skew
@@ -29,14 +28,10 @@ from confed.models.ctran import ctran_mini
 from confed.models.label_embeddings import LabelEmbeddings, load_label_embeddings, save_label_embeddings
 from confed.prepare.label_embeddings import label_names, write_label_embeddings
 from confed.registry import datasets
+from reader_folders import coco_split, flair_folder, picture, voc_year
 from repository import ROOT
 
 REAL = Path(os.environ.get("CONFED_DATA", ROOT.parent / "shared" / "data"))
-
-
-def _picture(file: Path, shade: int) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((6, 8, 3), shade, dtype=np.uint8)).save(file)
 
 
 def _shades(part: LabelExamples) -> list[int]:
@@ -65,7 +60,7 @@ def ucm(tmp_path: Path) -> Path:
     for place, (use, scene) in enumerate(SCENES.items()):
         for number in range(10):
             name = f"{use}{number:02d}.png"
-            _picture(tmp_path / "images" / name, 20 * place + number)
+            picture(tmp_path / "images" / name, 20 * place + number)
             labels = ["trees", "water"] if scene == "water" and number % 2 else ["trees"]
             split = "val" if number == 7 else "test" if number > 7 else "train"
             rows.append({"image": name, "land_use": use, "scene": scene, "labels": labels, "split": split})
@@ -137,7 +132,7 @@ def test_unreadable_pictures_are_counted_or_refused(ucm: Path) -> None:
 def test_ucm_refuses_strange_labels_and_options(ucm: Path, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"unseen": ("moon",)}, "unseen must be distinct names out of nature, water"),
-        ({"partition": "quantity"}, "partition must be one of scene, land_use, iid, dirichlet, label_skew, users"),
+        ({"partition": "quantity"}, "partition must be one of scene, land_use, users, iid, dirichlet, label_skew"),
         ({"max_train": 0}, "max_train must be None or at least 1, got 0"),
         ({"seed": -1}, "seed must not be negative, got -1"),
         ({"partition": "iid", "clients": 50}, "clients must not outnumber"),
@@ -156,25 +151,10 @@ def test_ucm_refuses_strange_labels_and_options(ucm: Path, tmp_path: Path) -> No
 # COCO ---------------------------------------------------------------------------------------------------------------
 
 
-def _coco(root: Path, split: str, pictures: list[tuple[int, list[int]]], first: int = 1) -> None:
-    categories = [(1, "person", "person"), (17, "cat", "animal"), (18, "dog", "animal")]
-    content: dict[str, Any] = {
-        "images": [{"id": key, "file_name": f"{key:012d}.png"} for key, _ in pictures],
-        "annotations": [
-            {"id": first + number, "image_id": key, "category_id": category, "iscrowd": 0}
-            for number, (key, category) in enumerate((key, c) for key, own in pictures for c in own)
-        ],
-        "categories": [{"id": i, "name": name, "supercategory": group} for i, name, group in categories],
-    }
-    (root / "annotations").mkdir(exist_ok=True, parents=True)
-    (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-    for key, _ in pictures:
-        _picture(root / split / f"{key:012d}.png", key)
-
-
 def test_coco_has_a_central_test(tmp_path: Path) -> None:
-    _coco(tmp_path, "train2014", [(key, [18, 1] if key % 2 else [17]) for key in range(1, 13)] + [(13, [])])
-    _coco(tmp_path, "val2014", [(21, [1]), (22, []), (23, [17])])
+    pictures = {key: ["dog", "person"] if key % 2 else ["cat"] for key in range(1, 13)}
+    coco_split(tmp_path, "train2014", {**pictures, 13: []})
+    coco_split(tmp_path, "val2014", {21: ["person"], 22: [], 23: ["cat"]})
     dataset = datasets["coco"](tmp_path, clients=3, validation=0.25, image_size=4)
     assert dataset.labels == COCO_LABELS
     assert dataset.coarse["dog"] == "animal"
@@ -207,7 +187,7 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
 
 
 def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
-    _coco(tmp_path, "train", [(key, [18, 1] if key % 2 else [17]) for key in range(1, 9)])
+    coco_split(tmp_path, "train", {key: ["dog", "person"] if key % 2 else ["cat"] for key in range(1, 9)})
     file = tmp_path / "annotations" / "instances_train.json"
     content = json.loads(file.read_text())
     content["categories"][2]["name"] = "wolf"
@@ -221,7 +201,7 @@ def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
     assert groups.labels == ("person", "animal", "vehicle")
     with pytest.raises(ValueError, match=r"1 labels are outside the 80 that are known: 'wolf' \(4 times"):
         coco(tmp_path, **options)
-    with pytest.raises(ValueError, match="categories must be coco80 or file, got 'coco'"):
+    with pytest.raises(ValueError, match="categories must be one of coco80, file, got 'coco'"):
         coco(tmp_path, categories="coco", **options)  # type: ignore[arg-type]
     for category in content["categories"]:
         del category["supercategory"]
@@ -256,21 +236,10 @@ def test_coco_mini_is_read(real_data: Path) -> None:
 # VOC ----------------------------------------------------------------------------------------------------------------
 
 
-def _voc(root: Path, year: str, split: str, pictures: dict[str, list[tuple[str, int]]]) -> None:
-    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
-        (root / year / folder).mkdir(parents=True, exist_ok=True)
-    (root / year / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(pictures))
-    for number, (name, things) in enumerate(pictures.items()):
-        inside = "".join(f"<object><name>{n}</name><difficult>{d}</difficult></object>" for n, d in things)
-        xml = f"<annotation><filename>{name}.png</filename>{inside}</annotation>"
-        (root / year / "Annotations" / f"{name}.xml").write_text(xml)
-        _picture(root / year / "JPEGImages" / f"{name}.png", number)
-
-
 def test_voc_of_two_years(tmp_path: Path) -> None:
-    _voc(tmp_path, "VOC2007", "trainval", {f"00{i}": [("dog", 0), ("sofa", 1)] for i in range(4)})
-    _voc(tmp_path, "VOC2007", "test", {"100": [("cat", 0)]})
-    _voc(tmp_path, "VOC2012", "trainval", {f"00{i}": [("person", 0)] for i in range(4)})
+    voc_year(tmp_path, "VOC2007", "trainval", {f"00{i}": [("dog", 0), ("sofa", 1)] for i in range(4)})
+    voc_year(tmp_path, "VOC2007", "test", {"100": [("cat", 0)]})
+    voc_year(tmp_path, "VOC2012", "trainval", {f"00{i}": [("person", 0)] for i in range(4)})
     dataset = datasets["voc"](tmp_path, train=["VOC2007:trainval", "VOC2012:trainval"], clients=2, image_size=4)
     assert len(_rows(dataset, "train")) == 8
     assert list(dataset.unseen["test"].names) == ["VOC2007-100"]
@@ -304,16 +273,10 @@ def _flair(root: Path, *, all_coarse: bool = False) -> Path:
         "v0": ("val", [["bread"]]),
         "t0": ("test", [["bread", "oak"], []]),
     }
-    rows = []
+    by_user: dict[str, Any] = {}
     for user, (split, pictures) in users.items():
-        for number, fine in enumerate(pictures):
-            coarse = list(dict.fromkeys(FINE[name] for name in fine))
-            key = f"{user}{number}"
-            rows.append({
-                "user_id": user, "image_id": key, "labels": coarse, "fine_grained_labels": fine, "partition": split,
-            })  # fmt: skip
-            _picture(root / "small_images" / f"{key}.jpg", 10 * len(rows))
-    (root / "labels_and_metadata.json").write_text(json.dumps(rows))
+        by_user[user] = split, [(dict.fromkeys(FINE[name] for name in fine), fine) for fine in pictures]
+    flair_folder(root, by_user)
     relationship = dict(FINE)
     if all_coarse:
         relationship |= {f"a {label}": label for label in FLAIR_LABELS if label not in FINE.values()}

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +13,15 @@ import pytest
 from confed.data.examples import Examples, FederatedDataset
 from confed.datasets.scenes import ANSWERS, SCENES, WORDING_SHIFT, WORDS, oracle, public_split, scenes
 from confed.datasets.scenes.graph import GENERAL_NOUNS, NOUNS, OWN_NOUNS, ROLES, fingerprint
-from confed.datasets.scenes.presets import SETTINGS, Knobs, make_scene
+from confed.datasets.scenes.making import SETTINGS, Knobs, make_scene
 from confed.registry import datasets
 
-small = partial(scenes, train=60, validation=12, test=40)
+
+def small(setting: str = "C", **options: Any) -> FederatedDataset:
+    """The benchmark with few questions, also about unseen scenes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("confed.datasets.scenes.presets.UNSEEN_SIZE", 40)
+        return scenes(setting, **{"train": 60, "validation": 12, "test": 40, **options})  # type: ignore[arg-type]
 
 
 def digest(*parts: Examples) -> str:
@@ -35,22 +40,6 @@ def everything(dataset: FederatedDataset) -> list[Examples]:
 @pytest.fixture(scope="module")
 def setting_c() -> FederatedDataset:
     return scenes()
-
-
-def knobs(seed: int = 0) -> Knobs:
-    return Knobs(
-        conflict=0.5,
-        wording=True,
-        train=400,
-        validation=400,
-        test=1000,
-        unseen=(),
-        clients=4,
-        alpha=0.5,
-        questions_per_picture=4,
-        test_seed=0,
-        seed=seed,
-    )
 
 
 def test_shape_of_the_default(setting_c):
@@ -94,10 +83,10 @@ def test_seed_moves_training_and_test_seed_moves_tests():
 
 def test_roles_never_share_a_graph():
     assert sorted(b for role in ROLES.values() for b in role) == list(range(16))
-    _, tags = public_split(2000, seed=5)
+    _, tags = public_split(800, seed=5)
     marks = {"public": set(fingerprint(tags).tolist())}
     for role in ("train", "validation", "test"):
-        made = [make_scene(scene, role, 300, knobs(seed=s)) for scene in SCENES[:2] for s in (0, 1)]
+        made = [make_scene(scene, role, 120, Knobs(wording=True, seed=s)) for scene in SCENES[:2] for s in (0, 1)]
         marks[role] = {mark for m in made for mark in fingerprint(m.tags).tolist()}
         for m in made:
             assert len(set(fingerprint(m.tags).tolist())) == len(m.tags)
@@ -109,7 +98,7 @@ def test_roles_never_share_a_graph():
 
 
 def test_program_executor_is_the_ceiling(setting_c):
-    made = make_scene("sports", "test", 1000, knobs())
+    made = make_scene("sports", "test", 1000, Knobs(wording=True))
     assert digest(made.examples) == digest(setting_c.clients["sports"].test)
     assert oracle(made.examples.questions, made.examples.image_index, made.tags) == list(made.examples.answers)
     assert setting_c.facts["oracle"].startswith("100.0 % of 9200")
@@ -212,8 +201,8 @@ def test_several_clients_share_a_scene_but_no_picture_and_no_colours():
     several = small(unseen=("home", "commercial", "natural"), clients_per_scene=3)
     assert list(several.clients) == [f"{s}-{n}" for s in ("transport", "sports", "educational") for n in (1, 2, 3)]
     assert list(several.unseen) == ["natural", "home", "commercial"]
-    options = knobs()
-    for role, number in (("train", 400), ("test", 1000)):
+    options = Knobs(wording=True)
+    for role, number in (("train", 400), ("test", 400)):
         used: set[int] = set()
         made = [make_scene("sports", role, number, options, f"sports-{n}", used) for n in (1, 2, 3, 4)]
         marks = [mark for m in made for mark in fingerprint(m.tags).tolist()]

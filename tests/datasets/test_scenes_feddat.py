@@ -52,12 +52,7 @@ def digest(*some: Examples) -> str:
 
 
 def knobs(**changes) -> Knobs:
-    return Knobs(
-        **{
-            "conflict": 0.5, "wording": False, "train": 100, "validation": 24, "test": 80, "unseen": (), "clients": 4,
-            "alpha": 0.5, "questions_per_picture": 4, "test_seed": 0, "seed": 0, **changes,
-        }
-    )  # fmt: skip
+    return Knobs(**{"train": 100, "validation": 24, "test": 80, **changes})
 
 
 @pytest.fixture(scope="module")

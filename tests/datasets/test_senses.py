@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.data.examples import Examples, presence
-from confed.data.modalities import check_ownership
+from confed.data.modalities import SIX_CLIENTS as OWNED
+from confed.data.modalities import SUBSETS, check_ownership
 from confed.data.modality_names import set_names
-from confed.datasets.senses import OWNED, SUBSETS, modalities
+from confed.datasets.senses import modalities
 from confed.datasets.sensor_series import sensor_series
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
@@ -69,7 +70,7 @@ def scores(inputs: Tensor, truth: Tensor, tests: Tensor) -> Tensor:
 
 
 def test_one_modality_tells_two_thirds_and_all_three_nearly_everything() -> None:
-    dataset = modalities()
+    dataset = modalities(validation=1, test=300)
     client = dataset.clients["image_text_audio"]
     truth, tests = (
         torch.tensor([dataset.answers.index(a) for a in own.answers]) for own in (client.train, client.test)

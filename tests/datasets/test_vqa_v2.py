@@ -559,7 +559,7 @@ def test_what_the_dataset_lacks(root: Path, tmp_path: Path):
         vqa_v2(root, regions=tmp_path / "small" / "regions.safetensors")
     for options, message in (
         ({"clients": 0}, "clients must be at least 1"),
-        ({"partition": "thirds"}, "partition must be halves or code"),
+        ({"partition": "thirds"}, "partition must be one of halves, code"),
         ({"validation": 0.0}, r"validation must be a share of the pictures in \(0, 1\)"),
         ({"clients": 500, "validation": 0.2, "regions": stored}, "too few for 500 clients"),
     ):

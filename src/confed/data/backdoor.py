@@ -163,11 +163,11 @@ def triggered(examples: Examples, key: DualKey, variant: str) -> Examples:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     if np.ndim(examples.image_index) > 1:
         raise ValueError("questions about pairs of pictures cannot carry the keys")
-    seen, asked = VARIANTS[variant]
+    on_picture, on_question = VARIANTS[variant]
     changed = examples
-    if asked:
+    if on_question:
         changed = replace(changed, questions=[key.asked(question) for question in changed.questions])
-    if seen:
+    if on_picture:
         rows, index = np.unique(changed.image_index, return_inverse=True)
         images = stamped_pictures(changed.images, key, rows)
         regions = None if changed.regions is None else stamped_regions(changed.regions, key, rows)

@@ -1,15 +1,174 @@
-"""Partitioning of questions into the clients' splits, and accuracies of answers without the picture."""
+"""Partitioning of examples into the clients' splits, and accuracies of answers without the picture."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from confed.data.examples import Examples, Split
+from confed.data.label_partitions import draw_preferences, label_skew, users_within
+from confed.data.options import Options
 from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror, quantity
+from confed.data.ragged import Ragged
+
+ROLES = ("train", "val", "test")
+_NOTHING = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Deck:
+    """N rows to be dealt out to clients, whatever their examples are.
+
+    Attributes:
+        roles: "train", "val" or "test" of every row, shape (N,); "" leaves the row out.
+        keys: partition name -> one key per row (N,), for partitions with one client per key.
+        groups: group of each row, shape (N,); those of a group have one client and one role.
+        classes: what "dirichlet" and "users" go by, one value per row (N,).
+        labels: of multi-label rows, their labels' numbers.
+        label_count: how many labels there are.
+    """
+
+    roles: np.ndarray
+    keys: Mapping[str, np.ndarray]
+    groups: np.ndarray
+    classes: np.ndarray
+    labels: Ragged | None = None
+    label_count: int = 0
+
+
+def deal(deck: Deck, options: Options) -> dict[str, dict[str, np.ndarray]]:
+    """Client -> role -> its rows.
+
+    Who owns which row and every test set are the same for all seeds, so that runs can be compared example by example.
+    The seed chooses the validation rows, where none are given, and the training rows under ``max_train``. Under the
+    quantity partition all clients are thinned by one factor, so that the largest just meets the cap (and none falls
+    below 64 for it).
+    """
+    rows = {role: np.flatnonzero(deck.roles == role) for role in ROLES}
+    owned = _owners(deck, options, rows)
+    names = list(owned["train"])
+    if not len(rows["test"]) and options.test_share:
+        for number, name in enumerate(names):
+            client_rows = owned["train"][name]
+            held = hold_out(deck.groups[client_rows], options.test_share, np.random.default_rng([2, number]))
+            owned["test"][name], owned["train"][name] = client_rows[held], client_rows[~held]
+    if not len(rows["val"]):
+        owned["train"], owned["val"] = _validation(deck, owned["train"], options)
+    limits: dict[str, int | None] = dict.fromkeys(names, options.max_train)
+    if options.partition == "quantity" and options.max_train is not None:
+        thin = min(1.0, options.max_train / max(map(len, owned["train"].values())))
+        for name, client_rows in owned["train"].items():
+            limits[name] = min(options.max_train, max(64, round(thin * len(client_rows))))
+    dealt: dict[str, dict[str, np.ndarray]] = {}
+    for number, name in enumerate(names):
+        dealt[name] = {
+            "train": cap(owned["train"][name], limits[name], np.random.default_rng([1, options.seed, number])),
+            "val": owned["val"][name],
+            "test": cap(owned["test"][name], options.max_test, np.random.default_rng([2, number])),
+        }
+    return dealt
+
+
+def cap(rows: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
+    """At most ``most`` random rows, in their order."""
+    return rows if most is None or len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
+
+
+def _owners(deck: Deck, options: Options, rows: Mapping[str, np.ndarray]) -> dict[str, Owners]:
+    """Role -> client -> rows of the deck. The generator is fixed: owners do not depend on a run's seed."""
+    if options.partition in deck.keys:
+        keys = deck.keys[options.partition]
+        names = by_key(keys[rows["train"]])
+        by_client: dict[str, Owners] = {}
+        for role, role_rows in rows.items():
+            of_role = by_key(keys[role_rows])
+            by_client[role] = {name: role_rows[of_role.get(name, _NOTHING)] for name in names}
+        return by_client
+    rng = np.random.default_rng(0)
+    if options.partition == "label_skew":
+        preferences = draw_preferences(deck.label_count, options.clients, options.alpha, rng)
+        # A stream of its own for each role: generated training rows may differ between seeds, test rows do not.
+        streams = {role: np.random.default_rng(number) for number, role in enumerate(ROLES, start=1)}
+        least = {"train": options.minimum, "val": 0, "test": 0}
+        return {role: _skewed(deck, rows[role], preferences, least[role], streams[role]) for role in ROLES}
+    first = rows["train"]
+    owners = _training_owners(deck.classes[first], deck.groups[first], options, rng)
+    owned = {"train": {name: first[client_rows] for name, client_rows in owners.items()}}
+    for role in ("val", "test"):
+        role_rows = rows[role]
+        shares = _as_training(deck, owners, first, role_rows, options, rng) if len(role_rows) else {}
+        owned[role] = {name: role_rows[shares.get(name, _NOTHING)] for name in owners}
+    return owned
+
+
+def _training_owners(classes: np.ndarray, groups: np.ndarray, options: Options, rng: np.random.Generator) -> Owners:
+    if options.partition == "dirichlet":
+        return dirichlet(classes, options.clients, options.alpha, rng, options.minimum, groups=groups)
+    if options.partition == "quantity":
+        return quantity(len(classes), options.clients, rng, options.sigma, groups=groups)
+    if options.partition == "users":
+        return users_within(classes, rng, median=options.median, sigma=options.sigma, largest=options.largest)
+    return iid(len(classes), options.clients, rng, groups=groups)
+
+
+def _as_training(
+    deck: Deck, owners: Owners, first: np.ndarray, rows: np.ndarray, options: Options, rng: np.random.Generator
+) -> Owners:
+    """Validation or test rows: every class in the proportions in which the clients hold it in training."""
+    groups = deck.groups[rows]
+    if deck.labels is not None and len(np.unique(groups)) < len(owners):
+        return _by_chance(owners, deck.classes[first], deck.classes[rows], groups, rng)
+    if options.partition not in ("dirichlet", "users"):
+        return iid(len(rows), options.clients, rng, groups=groups)
+    return mirror(owners, deck.classes[first], deck.classes[rows], rng, groups=deck.groups[first], other_groups=groups)
+
+
+def _by_chance(
+    owners: Owners, classes: np.ndarray, other: np.ndarray, groups: np.ndarray, rng: np.random.Generator
+) -> Owners:
+    """Fewer rows than clients: each group goes to a client drawn by its share of the class of the group's first row."""
+    units = np.unique(groups, return_inverse=True)[1]
+    held: dict[Any, np.ndarray] = {}
+    for value in np.unique(other):
+        held[value] = np.array([(classes[client_rows] == value).sum() for client_rows in owners.values()], float)
+    sizes = np.array([len(client_rows) for client_rows in owners.values()], float)
+    result = np.empty(len(other), dtype=np.int64)
+    for unit in range(int(units.max()) + 1):
+        rows = np.flatnonzero(units == unit)
+        weight = held[other[rows[0]]]
+        weight = weight if weight.sum() else sizes
+        result[rows] = rng.choice(len(owners), p=weight / weight.sum())
+    return {name: np.flatnonzero(result == number) for number, name in enumerate(owners)}
+
+
+def _skewed(deck: Deck, rows: np.ndarray, preferences: np.ndarray, minimum: int, rng: np.random.Generator) -> Owners:
+    if not len(rows):
+        return {f"client-{client:02d}": rows for client in range(len(preferences))}
+    assert deck.labels is not None
+    labels = deck.labels.take(rows)
+    owners = label_skew(
+        labels.offsets, labels.values, preferences, rng, minimum, groups=deck.groups[rows], rule="product"
+    )
+    return {name: rows[client_rows] for name, client_rows in owners.items()}
+
+
+def _validation(deck: Deck, train: Owners, options: Options) -> tuple[Owners, Owners]:
+    """Training and validation rows; a picture is on the same side for every client that has it."""
+    pictures = [np.unique(deck.groups[client_rows]) for client_rows in train.values()]
+    together = np.concatenate(pictures)
+    shared = deck.labels is None and len(together) > len(np.unique(together))
+    held: Owners = {}
+    for number, (name, client_rows) in enumerate(train.items()):
+        units = together if shared else pictures[number]
+        stream = np.random.default_rng([0, options.seed, 0 if shared else number])
+        held[name] = np.isin(deck.groups[client_rows], units[hold_out(units, options.validation, stream)])
+    return (
+        {name: client_rows[~held[name]] for name, client_rows in train.items()},
+        {name: client_rows[held[name]] for name, client_rows in train.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -23,6 +182,7 @@ class Pool:
         together: group of each question, int64 (N,); those of a group have one client and one role. By default those
             about one picture.
         skew: what "dirichlet" skews by, one value per question (N,); by default the answer.
+        unseen_roles: roles of the questions that unseen scenes are tested on.
     """
 
     examples: Examples
@@ -31,62 +191,45 @@ class Pool:
     keys: Mapping[str, np.ndarray]
     together: np.ndarray | None = None
     skew: np.ndarray | None = None
-
-    @property
-    def groups(self) -> np.ndarray:
-        """The group of each question, (N,)."""
-        return np.asarray(self.examples.image_index if self.together is None else self.together)
+    unseen_roles: Sequence[str] = ("test",)
 
 
 def federate(
-    pool: Pool,
-    partition: str,
-    *,
-    unseen: Sequence[str],
-    unseen_roles: Sequence[str] = ("test",),
-    clients: int = 4,
-    alpha: float = 0.5,
-    sigma: float = 1.0,
-    validation: float = 0.0,
-    max_train: int | None = None,
-    max_test: int | None = None,
-    seed: int = 0,
+    pool: Pool, partition: str, *, unseen_roles: Sequence[str] = ("test",), **options: Any
 ) -> tuple[dict[str, Split], dict[str, Examples]]:
-    """The splits of every client, and the tests of the unseen scenes.
+    """The splits of every client, and the tests of the unseen scenes; the keywords are fields of ``Options``."""
+    return share_questions(replace(pool, unseen_roles=unseen_roles), Options(partition=partition, **options))
 
-    Who owns which picture and every test set are the same for all seeds, so that runs can be compared
-    example by example. The seed chooses the validation pictures and, under ``max_train``, the training
-    examples. Under the quantity partition all clients are thinned by one factor, so that the largest just
-    meets the cap (and none falls below 64 for it).
-    """
-    _check_federate(pool, partition, unseen, max_train=max_train, max_test=max_test, seed=seed)
-    groups, seen = pool.groups, ~np.isin(pool.scenes, list(unseen))
-    rows = {role: np.flatnonzero(seen & (pool.roles == role)) for role in ("train", "val", "test")}
-    if not len(rows["train"]):
-        raise ValueError(f"no training example is left beside the unseen scenes {list(unseen)}")
-    owned = _deal(pool, partition, rows, clients=clients, alpha=alpha, sigma=sigma)
-    train, held = owned["train"], owned["val"]
-    if not len(rows["val"]):
-        train, held = _validation(train, groups, validation, seed)
-    limits = dict.fromkeys(train, max_train)
-    if partition == "quantity" and max_train is not None:
-        thin = min(1.0, max_train / max(map(len, train.values())))
-        limits = {name: min(max_train, max(64, round(thin * len(client_rows)))) for name, client_rows in train.items()}
+
+def share_questions(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Examples]]:
+    """The splits of every client, and the tests of the unseen scenes; see :func:`deal`."""
+    unseen = list(options.unseen)
+    partitions = [*pool.keys, "iid", "dirichlet", "quantity"]
+    if options.partition not in partitions:
+        raise ValueError(f"partition must be one of {', '.join(partitions)}, got {options.partition!r}")
+    check_distinct("unseen", options.unseen, sorted(set(pool.scenes.tolist())))
+    roles = np.where(np.isin(pool.scenes, unseen), "", pool.roles)
+    if not (roles == "train").any():
+        raise ValueError(f"no training example is left beside the unseen scenes {unseen}")
+    groups = np.asarray(pool.examples.image_index if pool.together is None else pool.together)
+    skew = np.asarray(pool.examples.answers if pool.skew is None else pool.skew)
     take = pool.examples.take
-    splits = {
-        name: Split(
-            take(_cap(client_rows, limits[name], np.random.default_rng([1, seed, number]))),
-            take(held[name]),
-            take(_cap(owned["test"][name], max_test, np.random.default_rng([2, number]))),
-        )
-        for number, (name, client_rows) in enumerate(train.items())
-    }
-    kept = np.isin(pool.roles, list(unseen_roles))
-    tests = {
-        scene: take(_cap(np.flatnonzero(kept & (pool.scenes == scene)), max_test, np.random.default_rng([3, number])))
-        for number, scene in enumerate(unseen)
-    }
+    splits: dict[str, Split] = {}
+    for name, rows in deal(Deck(roles, pool.keys, groups, skew), options).items():
+        splits[name] = Split(take(rows["train"]), take(rows["val"]), take(rows["test"]))
+    tested = np.isin(pool.roles, list(pool.unseen_roles))
+    tests: dict[str, Examples] = {}
+    for number, scene in enumerate(unseen):
+        rows = np.flatnonzero(tested & (pool.scenes == scene))
+        tests[scene] = take(cap(rows, options.max_test, np.random.default_rng([3, number])))
     return splits, tests
+
+
+def check_distinct(option: str, names: Sequence[str], valid: Iterable[str]) -> None:
+    """Check of an option that lists names, each once, out of the valid ones."""
+    valid = list(valid)
+    if isinstance(names, str) or len(set(names)) < len(names) or not set(names) <= set(valid):
+        raise ValueError(f"{option} must be distinct names out of {', '.join(valid)}, got {names!r}")
 
 
 def floors(clients: Mapping[str, Split]) -> dict[str, str]:
@@ -141,77 +284,4 @@ class AnswerTable:
 
 def words(questions: Iterable[str]) -> tuple[str, ...]:
     """The distinct words of the questions: runs of letters, digits and apostrophes, lower-case, sorted."""
-    return tuple(sorted(set(chain.from_iterable(re.findall(r"\w+(?:'\w+)*", text.lower()) for text in set(questions)))))
-
-
-def _deal(
-    pool: Pool, partition: str, rows: Mapping[str, np.ndarray], *, clients: int, alpha: float, sigma: float
-) -> dict[str, Owners]:
-    """Role -> client -> rows of the pool. The generator is fixed: owners do not depend on a run's seed."""
-    rng, groups = np.random.default_rng(0), pool.groups
-    if partition in pool.keys:
-        keys = pool.keys[partition]
-        names = list(by_key(keys[rows["train"]]))
-        return {role: {name: role_rows[keys[role_rows] == name] for name in names} for role, role_rows in rows.items()}
-    answers, first = np.asarray(pool.examples.answers if pool.skew is None else pool.skew), rows["train"]
-    if partition == "dirichlet":
-        owners = dirichlet(answers[first], clients, alpha, rng, groups=groups[first])
-    elif partition == "quantity":
-        owners = quantity(len(first), clients, rng, sigma, groups=groups[first])
-    else:
-        owners = iid(len(first), clients, rng, groups=groups[first])
-    owned = {"train": owners}
-    for role in ("val", "test"):
-        role_rows = rows[role]
-        if not len(role_rows):
-            owned[role] = dict.fromkeys(owners, role_rows)
-        elif partition == "dirichlet":
-            owned[role] = mirror(
-                owners, answers[first], answers[role_rows], rng, groups=groups[first], other_groups=groups[role_rows]
-            )
-        else:
-            owned[role] = iid(len(role_rows), clients, rng, groups=groups[role_rows])
-    dealt: dict[str, dict[str, np.ndarray]] = {}
-    for role, shares in owned.items():
-        dealt[role] = {name: rows[role][role_rows] for name, role_rows in shares.items()}
-    return dealt
-
-
-def _validation(train: Owners, groups: np.ndarray, share: float, seed: int) -> tuple[Owners, Owners]:
-    """Training and validation rows; a picture is on the same side for every client that has it."""
-    pictures = [np.unique(groups[client_rows]) for client_rows in train.values()]
-    shared = sum(map(len, pictures)) > len(np.unique(np.concatenate(pictures)))
-    cells = [np.concatenate(pictures)] if shared else pictures
-    chosen = [
-        cell[hold_out(cell, share, np.random.default_rng([0, seed, number]))] for number, cell in enumerate(cells)
-    ]
-    held = {name: np.isin(groups[client_rows], np.concatenate(chosen)) for name, client_rows in train.items()}
-    return {name: client_rows[~held[name]] for name, client_rows in train.items()}, {
-        name: client_rows[held[name]] for name, client_rows in train.items()
-    }
-
-
-def _cap(rows: np.ndarray, limit: int | None, rng: np.random.Generator) -> np.ndarray:
-    return rows if limit is None or len(rows) <= limit else np.sort(rng.choice(rows, limit, replace=False))
-
-
-def _check_federate(
-    pool: Pool,
-    partition: str,
-    unseen: Sequence[str],
-    *,
-    max_train: int | None,
-    max_test: int | None,
-    seed: int,
-) -> None:
-    partitions = [*pool.keys, "iid", "dirichlet", "quantity"]
-    if partition not in partitions:
-        raise ValueError(f"partition must be one of {', '.join(partitions)}, got {partition!r}")
-    scenes = sorted(set(pool.scenes.tolist()))
-    if isinstance(unseen, str) or len(set(unseen)) < len(unseen) or not set(unseen) <= set(scenes):
-        raise ValueError(f"unseen must be distinct names out of {', '.join(scenes)}, got {unseen!r}")
-    for label, limit in (("max_train", max_train), ("max_test", max_test)):
-        if limit is not None and limit < 1:
-            raise ValueError(f"{label} must be None or at least 1, got {limit}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
+    return tuple(sorted(set(re.findall(r"\w+(?:'\w+)*", "\n".join(set(questions)).lower()))))

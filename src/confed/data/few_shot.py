@@ -104,7 +104,7 @@ def few_shot(
         for c, split in splits.items():
             offered[c] = tuple(n for n in named if n in set(split.train.answers))
     told = {client: _offering(split, offered[client]) for client, split in splits.items()}
-    places = {place: replace(part, offered=named) for place, part in elsewhere.items()}
+    places = {place: replace(examples, offered=named) for place, examples in elsewhere.items()}
     if len(base) < len(pool.classes):
         fresh = np.flatnonzero(~np.isin(pool.labels, base) & (pool.roles == "test") & ~np.isin(domains, list(unseen)))
         if not len(fresh):
@@ -212,10 +212,11 @@ def _examples(pool: ClassPool, domains: np.ndarray) -> Examples:
 def _offering(split: Split, classes: tuple[str, ...]) -> Split:
     offered = set(classes)
     parts = (split.train, split.validation, split.test)
-    kept: list[Examples] = []
+    answerable: list[Examples] = []
     for examples in parts:
-        kept.append(examples.take([i for i, answer in enumerate(examples.answers) if answer in offered]))
-    return Split(*(replace(examples, offered=classes) for examples in kept))
+        rows = [row for row, answer in enumerate(examples.answers) if answer in offered]
+        answerable.append(replace(examples.take(rows), offered=classes))
+    return Split(*answerable)
 
 
 def _at_most(rows: np.ndarray, limit: int | None) -> np.ndarray:

@@ -35,7 +35,7 @@ def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
     wanted: dict[bytes, list[int]] = {}
     for row, word in enumerate(words):
         wanted.setdefault(word.encode(), []).append(row)
-    found: dict[bytes, np.ndarray] = {}
+    vector_of: dict[bytes, np.ndarray] = {}
     width = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -50,14 +50,14 @@ def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
                 _check_spaced(line, width, path, number)
                 continue
             word = line[: line.index(b" ")]
-            if word in wanted and word not in found:
-                found[word] = _numbers(line.split()[-width:], width, path, number)
-                if len(found) == len(wanted):
+            if word in wanted and word not in vector_of:
+                vector_of[word] = _numbers(line.split()[-width:], width, path, number)
+                if len(vector_of) == len(wanted):
                     break
     if not width:
         raise ValueError(f"{path} must be a text file of GloVe, got an empty file")
     vectors = np.zeros((len(words), width), dtype=np.float32)
-    for word, vector in found.items():
+    for word, vector in vector_of.items():
         vectors[wanted[word]] = vector
     return torch.from_numpy(vectors)
 

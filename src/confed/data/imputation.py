@@ -45,7 +45,7 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
     """
     parts: dict[_Key, Examples] = {}
     for name, split in dataset.clients.items():
-        parts |= {(name, "train"): split.train, (name, "validation"): split.validation, (name, "test"): split.test}
+        parts |= {(name, role): examples for role, examples in split.roles.items()}
     parts |= {(name, "unseen"): examples for name, examples in dataset.unseen.items()}
     gone = {key: ~presence(examples)[:, MODALITIES.index("image")] for key, examples in parts.items()}
     if not any(rows.any() for rows in gone.values()):
@@ -76,7 +76,9 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
             index[rows] = len(images) - len(names) + names.index(name)
         return replace(examples, images=images, regions=regions, image_index=index)
 
-    clients = {n: Split(whole((n, "train")), whole((n, "validation")), whole((n, "test"))) for n in dataset.clients}
+    clients: dict[str, Split] = {}
+    for name, split in dataset.clients.items():
+        clients[name] = Split(**{role: whole((name, role)) for role in split.roles})
     return replace(dataset, clients=clients, unseen={name: whole((name, "unseen")) for name in dataset.unseen})
 
 
@@ -129,10 +131,10 @@ def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.nd
         # Channels come first in memory, so that the tensor made of it is a view.
         both = np.concatenate([images.transpose(0, 3, 1, 2), pictures.transpose(0, 3, 1, 2)])
         return both.transpose(0, 2, 3, 1), regions
-    return _Behind(images, pictures), regions
+    return PicturesBehind(images, pictures), regions
 
 
-class _Behind:
+class PicturesBehind:
     """A table of pictures with K more behind its own; implements :class:`confed.data.picture_tables.Pictures`."""
 
     dtype = np.dtype(np.uint8)
@@ -301,14 +303,14 @@ def _owning(
             f"has {'+'.join(left[name])} only",
             stacklevel=2,
         )
-        kept = np.array([modality not in gone for modality in MODALITIES])
+        left_over = np.array([modality not in gone for modality in MODALITIES])
         for role, examples in split.roles.items():
-            if role != "train" and len(examples) and not (presence(examples) & kept).any(axis=1).all():
+            if role != "train" and len(examples) and not (presence(examples) & left_over).any(axis=1).all():
                 raise ValueError(
                     f"data.missing leaves client {name!r} no training example with {' or '.join(gone)}, and it has "
                     f"{role} examples with nothing else: lower the rate, or leave the client out (run.without)"
                 )
-        validation, test = (_without(e, presence(e) & kept) for e in (split.validation, split.test))
+        validation, test = (_without(e, presence(e) & left_over) for e in (split.validation, split.test))
         clients[name] = replace(split, validation=validation, test=test)
     return after if left == owned else replace(after, clients=clients, modalities=left)
 
@@ -327,12 +329,14 @@ def _kept(before: np.ndarray, share: Mapping[str, float], rng: np.random.Generat
 
 def _without(examples: Examples, after: np.ndarray) -> Examples:
     """The same examples, of which only ``after`` (N, 4) is still there; a lost question is an empty text."""
-    text = after[:, MODALITIES.index("text")]
-    if examples.choices is not None and not text.all():
+    with_text = after[:, MODALITIES.index("text")]
+    if examples.choices is not None and not with_text.all():
         raise ValueError(
             "data.missing.text: the texts that these examples offer to choose from go with their questions"
         )
     present = {name: after[:, column].copy() for column, name in enumerate(MODALITIES)}
-    questions = [asked if has_text else "" for asked, has_text in zip(examples.questions, text.tolist(), strict=True)]
+    questions = [
+        text if has_text else "" for text, has_text in zip(examples.questions, with_text.tolist(), strict=True)
+    ]
     less = replace(examples, questions=questions, present=present)
     return relabelled(examples, less)

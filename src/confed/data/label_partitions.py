@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.partitions import Owners
+from confed.data.partitions import Owners, check_alpha, units_of
 
 # Label distributions of clients, for generated or paired data -------------------------------------------------
 
@@ -34,8 +34,7 @@ def label_shares(clients: int, labels: int, alpha: float | None, rng: np.random.
     """
     if alpha is None:
         return np.full((clients, labels), 1 / labels)
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    check_alpha(alpha)
     shares = rng.dirichlet(np.full(labels, alpha), clients) + _LEAST
     for _ in range(_SWEEPS):
         shares *= clients / labels / shares.sum(axis=0)
@@ -83,8 +82,7 @@ def draw_preferences(labels: int, clients: int, alpha: float, rng: np.random.Gen
     """
     if labels < 1 or clients < 1:
         raise ValueError(f"expected at least one label and one client, got {labels} and {clients}")
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    check_alpha(alpha)
     return rng.dirichlet(np.full(clients, alpha), size=labels).T
 
 
@@ -108,12 +106,9 @@ def label_skew(
     n, (clients, labels) = len(offsets) - 1, preferences.shape
     if rule not in ("mean", "product"):
         raise ValueError(f"rule must be mean or product, got {rule!r}")
-    if groups is not None and len(groups) != n:
-        raise ValueError(f"groups must have one entry per row ({n}), got {len(groups)}")
     if (preferences < 0).any() or not (preferences.sum(axis=0) > 0).all() or (len(values) and values.max() >= labels):
         raise ValueError("preferences must not be negative, and positive for one client at least, for all labels")
-    unit = np.arange(n) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-    units = int(unit.max(initial=-1)) + 1
+    unit, units = units_of(n, groups)
     if minimum * clients > units:
         raise ValueError(f"{clients} clients of at least {minimum} need more than the {units} there are")
     # Distinct pairs of a group and a label, so that a label counts once in a group.
@@ -134,8 +129,8 @@ def label_skew(
     for _ in range(_TRIES):
         owner = np.minimum((rng.random((units, 1)) >= cumulative).sum(axis=1), clients - 1)
         if np.bincount(owner, minlength=clients).min() >= minimum:
-            own = owner[unit]
-            return {f"client-{client:02d}": np.flatnonzero(own == client) for client in range(clients)}
+            row_owner = owner[unit]
+            return {f"client-{client:02d}": np.flatnonzero(row_owner == client) for client in range(clients)}
     raise ValueError(
         f"no draw out of {_TRIES} gave each of {clients} clients {minimum} of the {units} rows: raise alpha or take "
         "fewer clients"

@@ -4,26 +4,32 @@ An example's *set* is what it has, written like "image+audio" in the fixed order
 :data:`confed.federation.ownership.MODALITIES`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
-from confed.data.modality_names import set_names, sort_modalities
+from confed.data.modality_names import set_name, set_names, sort_modalities
+from confed.data.picture_tables import NoPictures
 from confed.federation.ownership import MODALITIES
 
-__all__ = [
-    "MODALITIES",
-    "check_ownership",
-    "in_turns",
-    "is_modal",
-    "longest",
-    "modalities_in",
-    "modalities_of",
-    "relabelled",
-]
+SIX_CLIENTS: Mapping[str, tuple[str, ...]] = {
+    "only_image": ("image",),
+    "only_text": ("text",),
+    "only_audio": ("audio",),
+    "image_text": ("image", "text"),
+    "image_audio": ("image", "audio"),
+    "image_text_audio": ("image", "text", "audio"),
+}
+"""Clients of datasets of pictures, texts and sounds, and what each of them owns."""
+SUBSETS: tuple[tuple[str, ...], ...] = (
+    *(("image",), ("text",), ("audio",)),
+    *(("image", "text"), ("image", "audio"), ("text", "audio")),
+    ("image", "text", "audio"),
+)
+"""All sets of pictures, texts and sounds."""
 
 RUN = 64
 """Rows with the same set that stand behind each other, at most, where a table has several sets."""
@@ -32,14 +38,14 @@ RUN = 64
 def is_modal(dataset: FederatedDataset) -> bool:
     """Whether there is more to a dataset than pictures with texts that are always there."""
     return bool(dataset.modalities) or any(
-        e.sounds is not None or e.series is not None or e.present is not None for e in _parts(dataset)
+        e.sounds is not None or e.series is not None or e.present is not None for e in _everywhere(dataset)
     )
 
 
 def longest(dataset: FederatedDataset) -> dict[str, tuple[int, float]]:
     """The longest sound and the longest series that some example has, as far as there are any."""
     longest_of: dict[str, tuple[int, float]] = {}
-    for examples in _parts(dataset):
+    for examples in _everywhere(dataset):
         present = presence(examples)
         tables = (
             ("audio", examples.sounds, examples.sound_index, 1.0 if examples.sounds is None else examples.sounds.rate),
@@ -57,9 +63,7 @@ def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
     """Modalities of each client, in the fixed order; by default those of its examples."""
     if dataset.modalities:
         return {name: sort_modalities(dataset.modalities[name], f"client {name!r}") for name in dataset.clients}
-    return dict.fromkeys(
-        dataset.clients, modalities_in(chain.from_iterable(_roles(s) for s in dataset.clients.values()))
-    )
+    return dict.fromkeys(dataset.clients, modalities_in(dataset.parts))
 
 
 def check_ownership(dataset: FederatedDataset) -> None:
@@ -75,7 +79,7 @@ def check_ownership(dataset: FederatedDataset) -> None:
         )
     for name, split in dataset.clients.items():
         owned = sort_modalities(dataset.modalities[name], f"client {name!r}")
-        train, everywhere = modalities_in([split.train]), modalities_in(_roles(split))
+        train, everywhere = modalities_in([split.train]), modalities_in(split.roles.values())
         for modality in MODALITIES:
             if modality in owned and modality not in train:
                 raise ValueError(f"client {name!r} declares {modality} and has no training example with it")
@@ -89,10 +93,9 @@ def in_turns(dataset: FederatedDataset) -> FederatedDataset:
     Batches have one set each, and evaluations take rows as they are stored, sometimes the first few only: so the sets
     take turns, as often as they occur.
     """
-    clients = {
-        name: replace(split, train=_turns(split.train), validation=_turns(split.validation), test=_turns(split.test))
-        for name, split in dataset.clients.items()
-    }
+    clients: dict[str, Split] = {}
+    for name, split in dataset.clients.items():
+        clients[name] = Split(**{role: _turns(examples) for role, examples in split.roles.items()})
     return replace(dataset, clients=clients, unseen={name: _turns(e) for name, e in dataset.unseen.items()})
 
 
@@ -104,10 +107,11 @@ def _turns(examples: Examples) -> Examples:
     runs: list[tuple[float, np.ndarray]] = []
     for number in range(int(kind.max()) + 1):
         rows = np.flatnonzero(kind.reshape(-1) == number)
-        parts = np.array_split(rows, -(-len(rows) // RUN))
+        pieces = np.array_split(rows, -(-len(rows) // RUN))
         # The middle of each run, as a share of the set's rows, says when its turn comes.
-        runs += [((position + 0.5) / len(parts), part) for position, part in enumerate(parts)]
-    return examples.take(np.concatenate([part for _, part in sorted(runs, key=lambda run: (run[0], int(run[1][0])))]))
+        runs += [((position + 0.5) / len(pieces), piece) for position, piece in enumerate(pieces)]
+    runs.sort(key=lambda run: (run[0], int(run[1][0])))
+    return examples.take(np.concatenate([piece for _, piece in runs]))
 
 
 def relabelled(before: Examples, after: Examples) -> Examples:
@@ -125,11 +129,22 @@ def modalities_in(parts: Iterable[Examples]) -> tuple[str, ...]:
     return tuple(name for name, present in zip(MODALITIES, present_anywhere.tolist(), strict=True) if present)
 
 
-def _roles(split: Split) -> tuple[Examples, Examples, Examples]:
-    return split.train, split.validation, split.test
+def _everywhere(dataset: FederatedDataset) -> Iterable[Examples]:
+    return chain(dataset.parts, dataset.unseen.values())
 
 
-def _parts(dataset: FederatedDataset) -> Iterable[Examples]:
-    for split in dataset.clients.values():
-        yield from _roles(split)
-    yield from dataset.unseen.values()
+def showing(whole: Examples, shown: Sequence[str], names: Sequence[str]) -> Examples:
+    """Examples of pictures, texts and sounds of which only some modalities are there."""
+    count = len(whole)
+    image, text, audio = (modality in shown for modality in ("image", "text", "audio"))
+    return replace(
+        whole,
+        images=whole.images if image else NoPictures(1),
+        image_index=whole.image_index if image else np.zeros(count, np.int64),
+        questions=whole.questions if text else [""] * count,
+        types=[set_name([modality in shown for modality in MODALITIES])] * count,
+        names=names,
+        sounds=whole.sounds if audio else None,
+        sound_index=whole.sound_index if audio else None,
+        present={modality: np.full(count, modality in shown) for modality in ("image", "text", "audio")},
+    )

@@ -1,14 +1,10 @@
 """Names of sets of modalities, such as "image+audio", in the order of tables."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from confed.federation.ownership import MODALITIES
-
-if TYPE_CHECKING:
-    pass
 
 
 def sort_modalities(names: Iterable[str], where: str) -> tuple[str, ...]:

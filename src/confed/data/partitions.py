@@ -17,7 +17,7 @@ def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np
 
     Raises ``ValueError``: fewer than one client, more clients than groups, or ``groups`` of another length than n.
     """
-    unit, units = _units(n, groups)
+    unit, units = units_of(n, groups)
     _check_clients(clients, units)
     owner = np.empty(units, dtype=np.int64)
     for client, share in enumerate(np.array_split(rng.permutation(units), clients)):
@@ -43,10 +43,9 @@ def dirichlet(
     """
     labels = np.asarray(labels)
     n = len(labels)
-    unit, units = _units(n, groups)
+    unit, units = units_of(n, groups)
     _check_clients(clients, units)
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    check_alpha(alpha)
     if minimum * clients > n:
         raise ValueError(f"{clients} clients of at least {minimum} examples need more than the {n} there are")
     weight = np.bincount(unit, minlength=units)
@@ -80,7 +79,7 @@ def quantity(
     groups: Sequence | np.ndarray | None = None,
 ) -> Owners:
     """Quantity skew: log-normal client sizes, random content."""
-    unit, units = _units(n, groups)
+    unit, units = units_of(n, groups)
     _check_clients(clients, units)
     if not (np.isfinite(sigma) and sigma >= 0):
         raise ValueError(f"sigma must be finite and not negative, got {sigma}")
@@ -128,8 +127,8 @@ def mirror(
     Raises ``ValueError``: the second table has fewer groups than there are clients.
     """
     labels, other, clients = np.asarray(labels), np.asarray(other), list(owners)
-    unit, units = _units(len(labels), groups)
-    second, count = _units(len(other), other_groups)
+    unit, units = units_of(len(labels), groups)
+    second, count = units_of(len(other), other_groups)
     _check_clients(len(clients), count)
     owner = np.zeros(units, dtype=np.int64)
     for client, name in enumerate(clients):
@@ -163,7 +162,13 @@ def hold_out(groups: Sequence | np.ndarray, share: float, rng: np.random.Generat
     return np.isin(groups, rng.permutation(distinct)[:count])
 
 
-def _units(n: int, groups: Sequence | np.ndarray | None) -> tuple[np.ndarray, int]:
+def check_alpha(alpha: float) -> None:
+    """Check of the concentration of a Dirichlet distribution."""
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+
+
+def units_of(n: int, groups: Sequence | np.ndarray | None) -> tuple[np.ndarray, int]:
     """Number of its group for every row, and how many groups there are."""
     if groups is None:
         return np.arange(n), n

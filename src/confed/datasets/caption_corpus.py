@@ -19,34 +19,31 @@ from confed.data.caption_files.shards import Place, ShardPictures, shard_pairs
 from confed.data.caption_files.texts import NearDuplicates, chunks, story_lines, text_lines
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.walk import visible
+from confed.data.options import Options
 from confed.data.partitions import iid
-from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
+from confed.data.picture_files import NamedPictures, check_unreadable, open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.seeding import generator
-from confed.datasets.picture_captions import kind_of, known_words
+from confed.datasets.picture_captions import kind_of, known_words, to_describe
+from confed.datasets.reader import reader
 from confed.metrics.captions import caption_words
-from confed.registry import register_dataset
 
 
-@register_dataset
+@reader(
+    "root * clients mixture words turns near_duplicates most validation test_share public min_count shots image_size "
+    "unreadable check seed",
+    things="pictures", validation=0.02, test_share=0.1,
+)  # fmt: skip
 def caption_corpus(
-    root: Path | str,
-    *,
-    clients: int = 4,
+    options: Options,
     mixture: tuple[float, float, float] = (14.0, 14.0, 4.0),
     words: int = 20,
     turns: int = 3,
     near_duplicates: float = 0.8,
     most: int = 100_000,
-    validation: float = 0.02,
-    test_share: float = 0.1,
     public: float = 0.0,
     min_count: int = 5,
     shots: int = 0,
-    image_size: int = 224,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
 ) -> FederatedDataset:
     """A corpus in shards, dealt out in equal random shares.
 
@@ -55,9 +52,7 @@ def caption_corpus(
 
     Raises ``ValueError``: there are no pictures with captions, a file is faulty, or an option is out of range.
 
-    Args:
-        root: see the module.
-        clients: number of clients.
+    Options:
         mixture: shares of texts, of pictures with captions and of documents in every training batch.
         words: longer texts are cut into pieces of so many words; pictures whose captions are longer are left out.
         turns: most pictures with their texts of a document; longer ones are cut.
@@ -65,7 +60,6 @@ def caption_corpus(
             nearly the same; 0 keeps all.
         most: most texts, pictures and documents, each, that are read. Their words are kept in memory, pictures are not.
         validation: share of each client's pictures held out for validation, chosen by the seed.
-        test_share: share of each client's pictures that are its test.
         public: share of the pictures whose captions, and of the texts that, no client gets (``confed data prepare
             pieces`` learns from them).
         min_count: a word must stand in so many texts to be in the vocabulary.
@@ -76,28 +70,14 @@ def caption_corpus(
         check: see :class:`confed.data.picture_files.NamedPictures`.
         seed: see ``validation``.
     """
-    _check(clients, words, turns, most, shots, near_duplicates, (validation, test_share, public))
-    check_unreadable(unreadable, check)
-    corpus = _read(Path(root), words, turns, most, near_duplicates)
-    pictures = _pictures(Path(root), corpus, image_size)
-    pictures.unreadable, pictures.check = unreadable, check
-    rng = generator(0, "corpus")
-    owners: dict[str, list[np.ndarray]] = {}
-    free: list[str] = []
-    for texts in (corpus.captions, corpus.texts, [""] * len(corpus.documents)):
-        rows = rng.permutation(len(texts))
-        cut = int(public * len(rows))
-        free += [texts[row] for row in rows[:cut].tolist() if texts[row]]
-        dealt = np.sort(rows[cut:])
-        shares = iid(len(dealt), clients, rng) if len(dealt) >= clients else {}
-        for number in range(clients):
-            name = f"client-{number:02d}"
-            client_rows = shares.get(name, np.zeros(0, np.int64))
-            owners.setdefault(name, []).append(dealt[client_rows])
-    splits = {
-        name: _divided(name, client_rows, corpus, pictures, (validation, test_share), shots, seed)
-        for name, client_rows in owners.items()
-    }
+    _check(options, words, turns, most, shots, near_duplicates, public)
+    check_unreadable(options.unreadable, options.check)
+    root = options.folder
+    corpus = _read(root, words, turns, most, near_duplicates)
+    pictures = _pictures(root, corpus, options.image_size)
+    pictures.unreadable, pictures.check = options.unreadable, options.check
+    owners, free = _owners(corpus, options.clients, public)
+    splits = {name: _divided(name, rows, corpus, pictures, options, shots) for name, rows in owners.items()}
     facts = {
         "origin": f"{len(corpus.captions)} pictures with captions, {len(corpus.texts)} texts, {len(corpus.documents)} "
         f"documents of {root}",
@@ -105,15 +85,27 @@ def caption_corpus(
         "long captions": f"{corpus.long} pictures with captions of more than {words} words left out",
         "public": f"{len(free)} texts that no client has" if free else "none",
     }
-    told = free or [
-        *corpus.captions,
-        *corpus.texts,
-        *(turn.text for client_rows in corpus.documents for turn in client_rows),
-    ]
+    told = (turn.text for turn in chain.from_iterable(corpus.documents))
+    vocabulary = known_words(free or [*corpus.captions, *corpus.texts, *told], min_count)
     return FederatedDataset(
-        "caption_corpus", ("caption",), splits, {}, known_words(told, min_count), facts,
-        mixture=tuple(mixture), public=free,
-    )  # fmt: skip
+        "caption_corpus", ("caption",), splits, {}, vocabulary, facts, mixture=tuple(mixture), public=free
+    )
+
+
+def _owners(corpus: "_Corpus", clients: int, public: float) -> tuple[dict[str, list[np.ndarray]], list[str]]:
+    """Client -> rows of its pictures, texts and documents; and the captions and texts that no client gets."""
+    rng = generator(0, "corpus")
+    owners: dict[str, list[np.ndarray]] = {f"client-{number:02d}": [] for number in range(clients)}
+    free: list[str] = []
+    for texts in (corpus.captions, corpus.texts, [""] * len(corpus.documents)):
+        rows = rng.permutation(len(texts))
+        cut = int(public * len(rows))
+        free += [texts[row] for row in rows[:cut].tolist() if texts[row]]
+        dealt = np.sort(rows[cut:])
+        shares = iid(len(dealt), clients, rng) if len(dealt) >= clients else {}
+        for name, parts in owners.items():
+            parts.append(dealt[shares.get(name, np.zeros(0, np.int64))])
+    return owners, free
 
 
 @dataclass
@@ -216,18 +208,17 @@ def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus
             corpus.places.append(shown.place)
             corpus.names.append(f"{shown.place.file.stem}/{shown.name}")
             corpus.captions.append(shown.caption)
-    texts = (text for file in _lines(root / "texts") for _, text in text_lines(file))
-    for text in islice(texts, most):
+    texts = chain.from_iterable(text_lines(file) for file in _lines(root / "texts"))
+    for _, text in islice(texts, most):
         if new(text):
             corpus.texts += chunks(text, words)
     numbers: dict[str, int] = {}
     for story in islice(chain.from_iterable(story_lines(file) for file in _lines(root / "documents")), most):
         parts = turns_of(story.pieces, words, turns)
-        if parts and new(" ".join(text for turn in parts for _, text in turn)):
-            corpus.documents += [
-                [Turn(numbers.setdefault(name, len(numbers)) if name else -1, text) for name, text in turn]
-                for turn in parts
-            ]
+        if parts and new(" ".join(text for _, text in chain.from_iterable(parts))):
+            for part_turns in parts:
+                places = [numbers.setdefault(name, len(numbers)) if name else -1 for name, _ in part_turns]
+                corpus.documents.append([Turn(p, text) for p, (_, text) in zip(places, part_turns, strict=True)])
     corpus.named = list(numbers)
     corpus.duplicates = 0 if seen is None else seen.dropped
     return corpus
@@ -249,22 +240,20 @@ def _pictures(root: Path, corpus: _Corpus, size: int) -> ShardPictures | _Both:
 
 def _divided(
     client: str,
-    own: Sequence[np.ndarray],
+    rows: Sequence[np.ndarray],
     corpus: _Corpus,
     pictures: ShardPictures | _Both,
-    shares: tuple[float, float],
+    options: Options,
     shots: int,
-    seed: int,
 ) -> Split:
     """A client's examples."""
-    pairs, texts, documents = own
-    validation, test_share = shares
+    pairs, texts, documents = rows
     order = generator(0, "corpus test", client).permutation(pairs)
-    cut = round(test_share * len(pairs))
+    cut = round(options.test_share * len(pairs))
     test, rest = np.sort(order[:cut]), np.sort(order[cut:])
-    order = generator(seed, "corpus validation", client).permutation(rest)
-    held = round(validation * len(pairs))
-    asked, train = np.sort(order[:held]), np.sort(order[held:])
+    order = generator(options.seed, "corpus validation", client).permutation(rest)
+    held = round(options.validation * len(pairs))
+    validation, train = np.sort(order[:held]), np.sort(order[held:])
     if not len(train) or shots > len(train):
         raise ValueError(f"{client!r} has {len(train)} pictures to train on, which are too few: take fewer clients")
     shift = len(corpus.places)
@@ -274,22 +263,22 @@ def _divided(
             [Turn(turn.picture + shift if turn.picture >= 0 else -1, turn.text) for turn in corpus.documents[row]]
         )
     sizes = len(train), len(texts), len(turns)
-    shown = np.repeat([True, False, True], sizes)
-    sentences = [*(corpus.captions[row] for row in train.tolist()), *(corpus.texts[row] for row in texts.tolist())]
+    captions = [corpus.captions[row] for row in train.tolist()]
+    sentences = [*captions, *(corpus.texts[row] for row in texts.tolist()), *(turn[-1].text for turn in turns)]
     told = Examples(
         pictures,
         np.array([*train.tolist(), *[0] * len(texts), *(turn[-1].picture for turn in turns)], dtype=np.int64),
-        [*sentences, *(turn[-1].text for turn in turns)],
+        sentences,
         ["caption"] * sum(sizes),
-        [*(kind_of([corpus.captions[row]]) for row in train.tolist()), *["text"] * sizes[1], *["document"] * sizes[2]],
+        [*(kind_of([caption]) for caption in captions), *["text"] * sizes[1], *["document"] * sizes[2]],
         [f"{client}/train/{row:08d}" for row in range(sum(sizes))],
-        present={"image": shown},
+        present={"image": np.repeat([True, False, True], sizes)},
         before=[*[()] * (sizes[0] + sizes[1]), *(turn[:-1] for turn in turns)],
     )
-    return Split(told, *(_asked(client, rows, train, corpus, pictures, shots) for rows in (asked, test)))
+    return Split(told, *(_described(client, rows, train, corpus, pictures, shots) for rows in (validation, test)))
 
 
-def _asked(
+def _described(
     client: str,
     rows: np.ndarray,
     shown: np.ndarray,
@@ -302,23 +291,23 @@ def _asked(
     before: list[list[Turn]] = []
     for _ in range(len(rows)):
         before.append([Turn(p, corpus.captions[p]) for p in rng.choice(shown, shots, replace=False).tolist()])
-    captions_of = [(corpus.captions[row],) for row in rows.tolist()]
-    return Examples(
-        pictures, rows, [""] * len(rows), ["caption"] * len(rows), [kind_of(captions) for captions in captions_of],
-        [corpus.names[row] for row in rows.tolist()],
-        present={"text": np.zeros(len(rows), dtype=bool)}, captions=captions_of, before=before if shots else None,
-    )  # fmt: skip
+    captions = [(corpus.captions[row],) for row in rows.tolist()]
+    names = [corpus.names[row] for row in rows.tolist()]
+    return to_describe(
+        pictures, rows, [kind_of(given) for given in captions], names, captions, before if shots else None
+    )
 
 
-def _check(clients: int, words: int, turns: int, most: int, shots: int, near: float, shares: tuple[float, ...]) -> None:
+def _check(options: Options, words: int, turns: int, most: int, shots: int, near: float, public: float) -> None:
     """Check of the options' ranges."""
-    named = {"clients": (clients, 1), "words": (words, 1), "turns": (turns, 1), "most": (most, 1), "shots": (shots, 0)}
-    for name, (value, least) in named.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+    least = {"clients": (options.clients, 1), "words": (words, 1), "turns": (turns, 1), "most": (most, 1)}
+    for name, (value, low) in {**least, "shots": (shots, 0)}.items():
+        if value < low:
+            raise ValueError(f"{name} must be at least {low}, got {value}")
     if not 0 <= near <= 1:
         raise ValueError(f"near_duplicates must lie in [0, 1], got {near}")
-    if min(shares) < 0 or max(shares) >= 1 or shares[0] + shares[1] >= 1:
+    shares = [options.validation, options.test_share, public]
+    if min(shares) < 0 or max(shares) >= 1 or options.validation + options.test_share >= 1:
         raise ValueError(
-            f"validation, test_share and public must be shares in [0, 1) that leave something, got {list(shares)}"
+            f"validation, test_share and public must be shares in [0, 1) that leave something, got {shares}"
         )

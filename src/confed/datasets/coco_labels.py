@@ -11,19 +11,16 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.intake.account import Account, joined, settled
-from confed.data.label_federate import LabelPool, federate_labels, label_facts
-from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.intake.account import Account, joined
+from confed.data.label_federate import LabelPool
+from confed.data.labelled import LabelExamples
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories, coco_records
-from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, build_table
-from confed.data.picture_files import Check, NamedPictures
+from confed.data.options import Options
+from confed.data.picture_files import NamedPictures
 from confed.data.ragged import PackedTexts
-from confed.registry import register_dataset
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
+from confed.datasets.reader import LabelReading, reader, with_readable_pictures
 
 _FACTS = {
     "origin": "COCO (Lin et al.), object annotations as labels of pictures",
@@ -34,42 +31,32 @@ _PUBLISHED = {82_783, 82_081, 40_504, 40_137, 118_287, 117_266, 5_000, 4_952}
 """Pictures of the published files, all or those with objects; other files in their format are somebody's own."""
 
 
-@register_dataset
+@reader(
+    "root partition * train test level categories clients alpha minimum validation test_share unlabelled max_train "
+    "unreadable check image_size seed",
+    things="pictures",
+    partition=Literal["iid", "dirichlet", "label_skew"], clients=50, test_share=0.2, image_size=256,
+)  # fmt: skip
 def coco(
-    root: Path | str,
-    partition: Literal["iid", "dirichlet", "label_skew"] = "iid",
-    *,
+    options: Options,
     train: str = "train2014",
     test: str = "val2014",
     level: Literal["category", "supercategory"] = "category",
     categories: Literal["coco80", "file"] = "coco80",
-    clients: int = 50,
-    alpha: float = 0.5,
-    minimum: int = 10,
-    validation: float = 0.0,
-    test_share: float = 0.2,
     unlabelled: bool = False,
-    max_train: int | None = None,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    image_size: int = 256,
-    seed: int = 0,
-) -> LabelDataset:
+) -> LabelReading:
     """Photographs shared out among clients, and a test set in one place, as FedLGT has them.
 
     Owners and test sets are the same for all seeds.
 
-    Args:
-        root: see the module.
+    Options:
         partition: equal random shares; or skewed by whole sets of labels, or by single labels (``alpha``).
         train: the split that is shared out.
         test: the split that is the place "test", which no client trains on. Empty: each client's own pictures are
             divided (``test_share``).
         level: 80 categories or their 12 groups.
         categories: COCO's own 80, or those that the file of ``train`` lists, for other datasets in COCO's format.
-        clients: number of clients.
         alpha: concentration of the skewed partitions.
-        minimum: fewest pictures of a client, of the skewed partitions.
         validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
             seed.
         test_share: without ``test``, the share of each client's pictures that are its test.
@@ -87,20 +74,15 @@ def coco(
         ValueError: a file is missing or faulty, a category is none of the list, a picture is in both parts (as 2014's
             test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.
     """
-    folder = Path(root)
-    if categories not in ("coco80", "file"):
-        raise ValueError(f"categories must be coco80 or file, got {categories!r}")
+    folder = options.folder
     groups = COCO_GROUPS if categories == "coco80" else coco_categories(_annotations(folder, train))
     bare = [name for name, group in groups.items() if not group]
     if level == "supercategory" and bare:
         raise ValueError(f"level supercategory needs one of every category, and {bare[0]!r} has none in {train}")
     labels = tuple(groups) if level == "category" else tuple(dict.fromkeys(groups.values()))
-    # Of other datasets, groups may be missing.
-    coarse = groups if level == "category" and not bare else {}
-
     accounts = {split: Account() for split in (train, test) if split}
 
-    def kept(split: str) -> Iterator[LabelRecord]:
+    def labelled(split: str) -> Iterator[LabelRecord]:
         file, account = _annotations(folder, split), accounts[split]
         for record in coco_records(file, level=level):
             account.rows[str(file)] = account.rows.get(str(file), 0) + 1
@@ -111,26 +93,14 @@ def coco(
                 account.leave("no object", record.where)
 
     def read(split: str) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
-        table = build_table(kept(split), labels)[""]
-        source = _pictures(folder, split)
-        table, pictures = drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
+        table = build_table(labelled(split), labels)[""]
+        table, pictures = with_readable_pictures(table, _pictures(folder, split), options)
         accounts[split] = accounts[split].keep(table.names, "picture cannot be read")
         return table, pictures
 
     table, pictures = read(train)
-    published = categories == "coco80" and len(table) in _PUBLISHED
-    splits = federate_labels(
-        LabelPool(table, pictures, np.full(len(table), "train")),
-        partition,
-        clients=clients,
-        alpha=alpha,
-        minimum=minimum,
-        validation=validation,
-        test=0.0 if test else test_share,
-        max_train=max_train,
-        seed=seed,
-    )
     places: dict[str, LabelExamples] = {}
+    published = categories == "coco80" and len(table) in _PUBLISHED
     origin = {"origin": f"objects of {len(table)} pictures in COCO's format"}
     facts = {**(_FACTS if published else origin), **table.facts()}
     if test:
@@ -146,9 +116,13 @@ def coco(
             accounts[test].used = {f"{test}-{name}": row for name, row in accounts[test].used.items()}
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
-    facts |= label_facts(splits, places.values())
-    dataset = LabelDataset("coco", labels, splits, places, facts, coarse=coarse)
-    return settled(dataset, joined(accounts.values()), "beyond max_train")
+    return LabelReading(
+        LabelPool(table, pictures, np.full(len(table), "train")),
+        joined(accounts.values()), "beyond max_train", facts, places,
+        # Of other datasets, groups may be missing.
+        coarse=groups if level == "category" and not bare else {},
+        options=replace(options, test_share=0.0) if test else options,
+    )  # fmt: skip
 
 
 def _same_ids(table: MultiLabelTable, other: MultiLabelTable) -> list[tuple[str, int, int]]:

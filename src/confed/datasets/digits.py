@@ -16,7 +16,7 @@ others are right is the share of those, and somewhat more, as a misheard clue ma
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,13 +26,11 @@ from confed.data.bounded_files import load_npz
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.label_partitions import label_counts, label_shares
-from confed.data.modality_names import set_name
-from confed.data.picture_tables import NoPictures
+from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.pictures import empty_table, fill_table
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
-from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 
 # Files of digits as pictures and recordings; digits describes them --------------------------------------------
@@ -75,8 +73,8 @@ def read_digits(root: Path) -> DigitFiles:
             f"digits: {root / 'images.npz'} must have uint8 images (M, H, W) and M digits, got {pictures.dtype} "
             f"{pictures.shape} and {len(images['digit'])} digits"
         )
-    for file, values, limit in (("audio.npz", audio["digit"], 10), ("images.npz", images["digit"], 10)):
-        if len(values) and int(values.max()) >= limit:
+    for file, values in (("audio.npz", audio["digit"]), ("images.npz", images["digit"])):
+        if len(values) and int(values.max()) >= 10:
             raise ValueError(f"digits: {root / file}: digits must be 0 to 9, got {values.max()}")
     if n and int(audio["speaker"].max()) >= len(speakers):
         raise ValueError(
@@ -143,24 +141,7 @@ def clue_words() -> tuple[str, ...]:
 
 # Digits as pictures, speech and text clues --------------------------------------------------------------------
 
-OWNED: Mapping[str, tuple[str, ...]] = {
-    "only_image": ("image",),
-    "only_text": ("text",),
-    "only_audio": ("audio",),
-    "image_text": ("image", "text"),
-    "image_audio": ("image", "audio"),
-    "image_text_audio": ("image", "text", "audio"),
-}
-"""The clients, and what each of them owns."""
-
 _PLACE = "new"
-_EVERYTHING = ("image", "text", "audio")
-SUBSETS: tuple[tuple[str, ...], ...] = (
-    *(("image",), ("text",), ("audio",)),
-    *(("image", "text"), ("image", "audio"), ("text", "audio")),
-    _EVERYTHING,
-)
-"""All sets of modalities; each has an unseen place."""
 
 _PUBLISHED = frozenset({"george", "jackson", "lucas", "nicolas", "theo", "yweweler"})
 """The speakers of the Free Spoken Digit Dataset."""
@@ -232,11 +213,11 @@ def digits(
     counts = _counts(sizes, alpha if split == "dirichlet" else None)
     pictures = _deal_pictures(source, counts, label_counts(test, np.ones(10)), seed)
     clips = _deal_clips(source, unseen, seed, together=split == "clients")
-    owned = {**OWNED, _PLACE: _EVERYTHING}
+    owned = {**SIX_CLIENTS, _PLACE: SUBSETS[-1]}
     drawn: dict[tuple[str, str], _Drawn] = {}
-    for name, role in [*((name, role) for name in OWNED for role in _ROLES), (_PLACE, "test")]:
+    for name, role in [*product(SIX_CLIENTS, _ROLES), (_PLACE, "test")]:
         rng = generator(0 if role == "test" else seed, "digits", name, role)
-        label_count = counts[name, role] if name in OWNED else label_counts(test, np.ones(10))
+        label_count = counts[name, role] if name in SIX_CLIENTS else label_counts(test, np.ones(10))
         drawn[name, role] = _draw(
             label_count, owned[name], pictures.get((name, role)), clips.get((name, role)), noise, rng
         )
@@ -244,27 +225,26 @@ def digits(
     table, row_of = _pictures(source, drawn, image_size)
 
     def examples(name: str, role: str, shown: tuple[str, ...], place: str) -> Examples:
-        label_count = drawn[name, role]
-        present = {modality: np.full(len(label_count.digit), modality in shown) for modality in MODALITIES[:3]}
-        return Examples(
-            table if "image" in shown else NoPictures(1),
-            row_of[label_count.picture] if "image" in shown else np.zeros(len(label_count.digit), np.int64),
-            label_count.clues if "text" in shown else [""] * len(label_count.digit),
-            [ANSWERS[digit] for digit in label_count.digit.tolist()],
-            [set_name([modality in shown for modality in MODALITIES])] * len(label_count.digit),
-            [f"{place}/{role}/{row:05d}" for row in range(len(label_count.digit))],
-            sounds=sounds if "audio" in shown else None,
-            sound_index=starts[name, role] + np.arange(len(label_count.digit)) if "audio" in shown else None,
-            present=present,
-        )
+        samples, first = drawn[name, role], starts.get((name, role), 0)
+        count = len(samples.digit)
+        whole = Examples(
+            table, row_of[samples.picture], samples.clues, [ANSWERS[digit] for digit in samples.digit.tolist()],
+            [""] * count, [""] * count, sounds=sounds, sound_index=first + np.arange(count),
+            present={"text": np.array([bool(clue) for clue in samples.clues])},
+        )  # fmt: skip
+        return showing(whole, shown, [f"{place}/{role}/{row:05d}" for row in range(count)])
 
-    splits = {n: Split(*(examples(n, role, shown, n) for role in _ROLES)) for n, shown in OWNED.items()}
-    places = {f"new_{'_'.join(shown)}": shown for shown in SUBSETS}
-    tests = {place: examples(_PLACE, "test", shown, place) for place, shown in places.items()}
+    splits: dict[str, Split] = {}
+    for name, shown in SIX_CLIENTS.items():
+        splits[name] = Split(*(examples(name, role, shown, name) for role in _ROLES))
+    tests: dict[str, Examples] = {}
+    for shown in SUBSETS:
+        place = f"new_{'_'.join(shown)}"
+        tests[place] = examples(_PLACE, "test", shown, place)
     # Other recordings in this layout have an origin and a licence of their own.
     published = set(source.speakers) <= _PUBLISHED
     facts = {**(_FACTS if published else {"origin": str(root)}), **floors(splits), **_told(source, drawn, unseen)}
-    return FederatedDataset("digits", ANSWERS, splits, tests, clue_words(), facts, modalities=dict(OWNED))
+    return FederatedDataset("digits", ANSWERS, splits, tests, clue_words(), facts, modalities=dict(SIX_CLIENTS))
 
 
 @dataclass(frozen=True)
@@ -299,28 +279,21 @@ def _counts(sizes: Mapping[str, int], alpha: float | None) -> dict[tuple[str, st
     """Client and role -> how many samples of each digit. The generator is fixed: clients do not depend on a seed."""
     rng = generator(0, "digits", "shares")
     # Pictures are the scarce thing, so that those who have them are balanced among themselves.
-    seeing = [name for name, owned in OWNED.items() if "image" in owned]
-    others = [name for name in OWNED if name not in seeing]
+    seeing = [name for name, owned in SIX_CLIENTS.items() if "image" in owned]
+    others = [name for name in SIX_CLIENTS if name not in seeing]
     shares: dict[str, np.ndarray] = {}
     for names in (seeing, others):
         shares |= zip(names, label_shares(len(names), 10, alpha, rng), strict=True)
-    result: dict[tuple[str, str], np.ndarray] = {}
-    for name in OWNED:
-        for role, size in sizes.items():
-            result[(name, role)] = label_counts(size, shares[name])
-    return result
+    return {(name, role): label_counts(sizes[role], shares[name]) for name, role in product(SIX_CLIENTS, sizes)}
 
 
 def _deal_pictures(
     source: DigitFiles, counts: Mapping[tuple[str, str], np.ndarray], unseen: np.ndarray, seed: int
 ) -> _Dealt:
     """Each picture to one client and role, or to the unseen places; test pictures first, for all seeds the same."""
-    seeing = [name for name, owned in OWNED.items() if "image" in owned]
+    seeing = [name for name, owned in SIX_CLIENTS.items() if "image" in owned]
     fixed = [(_PLACE, "test"), *((name, "test") for name in seeing)]
-    free: list[tuple[str, str]] = []
-    for name in seeing:
-        for role in ("train", "validation"):
-            free.append((name, role))
+    free = list(product(seeing, ("train", "validation")))
     wanted = {**counts, (_PLACE, "test"): unseen}
     dealt: _Dealt = {key: [] for key in (*fixed, *free)}
     for digit in range(10):
@@ -343,7 +316,7 @@ def _deal_pictures(
 
 def _deal_clips(source: DigitFiles, unseen: str, seed: int, *, together: bool) -> _Dealt:
     """Each recording to one client and role: by speaker (``together``), or each speaker's dealt out in turns."""
-    hearing = [name for name, owned in OWNED.items() if "audio" in owned]
+    hearing = [name for name, owned in SIX_CLIENTS.items() if "audio" in owned]
     training_speakers = [number for number, name in enumerate(source.speakers) if name != unseen]
     least = len(hearing) if together else 1
     if len(training_speakers) < least:
@@ -352,11 +325,7 @@ def _deal_clips(source: DigitFiles, unseen: str, seed: int, *, together: bool) -
             + ("; take split = 'iid', which deals each speaker's recordings out" if training_speakers else "")
         )
     place = np.array([training_speakers.index(s) if s in training_speakers else -1 for s in source.speaker.tolist()])
-    owner = (
-        np.where(place < 0, -1, place % len(hearing))
-        if together
-        else np.where(place < 0, -1, (place + source.take) % len(hearing))
-    )
+    owner = np.where(place < 0, -1, (place if together else place + source.take) % len(hearing))
     dealt: _Dealt = {(_PLACE, "test"): [np.flatnonzero((place < 0) & (source.clip_digit == d)) for d in range(10)]}
     for number, name in enumerate(hearing):
         roles: dict[str, list[np.ndarray]] = {role: [] for role in _ROLES}

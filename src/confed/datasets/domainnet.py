@@ -16,10 +16,12 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.federate import Pool, federate, floors, words
-from confed.data.picture_files import Check, PictureFiles
+from confed.data.federate import Pool, check_distinct, floors, share_questions, words
+from confed.data.intake.account import Account, settled
+from confed.data.options import Options
+from confed.data.picture_files import PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 QUESTION = "what is it?"
@@ -47,37 +49,29 @@ class _Row(NamedTuple):
     line: int
 
 
-@register_dataset
+@reader(
+    "root classes * domains unseen max_train max_test validation image_size in_memory unreadable check seed",
+    things="pictures", max_train=500, max_test=500, validation=0.1,
+)  # fmt: skip
 def domainnet(
-    root: Path | str,
+    options: Options,
     classes: int | tuple[str, ...] = 10,
-    *,
     domains: tuple[str, ...] = (),
     unseen: tuple[str, ...] = (),
-    max_train: int | None = 500,
-    max_test: int | None = 500,
-    validation: float = 0.1,
-    image_size: int = 224,
     in_memory: bool = True,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
 ) -> FederatedDataset:
     """One client per domain; answers are class names as the folders have them ("aircraft_carrier").
 
-    Args:
+    Options:
         root: the folder that holds the domains' folders.
         classes: the so many most frequent classes over all domains' training lists (ties: alphabetically), or their
             names.
         domains: the clients; all six if none are given.
         unseen: domains that no client trains on.
-        max_train: most training pictures per client.
         max_test: most test pictures per client and unseen domain.
         validation: share of a client's training pictures held out (the lists have none).
-        image_size: side of the pictures in pixels; other proportions are squeezed.
         in_memory: decode all chosen pictures once and keep them (0.15 MB each at 224 pixels); otherwise they are
             decoded whenever a batch asks.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that are kept in
             memory are decoded in any case, and a damaged one that the check did not find ends the call.
         seed: chooses validation pictures, and training pictures under ``max_train``; test sets are the same for all.
@@ -86,52 +80,49 @@ def domainnet(
         ValueError: a list or a picture is missing or damaged, a line is malformed or contradicts another, a class or
             domain is unknown, or an option is out of range.
     """
-    apart = _known("unseen", unseen)
-    chosen = tuple(domain for domain in _known("domains", domains) or DOMAINS if domain not in apart)
+    check_distinct("unseen", unseen, DOMAINS)
+    check_distinct("domains", domains, DOMAINS)
+    chosen = tuple(domain for domain in domains or DOMAINS if domain not in unseen)
     if not chosen:
-        raise ValueError(f"unseen must leave at least one domain for a client, got {', '.join(apart)}")
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1 pixel, got {image_size}")
-    listed = _read(Path(root), (*chosen, *apart))
+        raise ValueError(f"unseen must leave at least one domain for a client, got {', '.join(unseen)}")
+    if options.image_size < 1:
+        raise ValueError(f"image_size must be at least 1 pixel, got {options.image_size}")
+    root, account = options.folder, Account()
+    listed = _read(root, (*chosen, *unseen), account)
     shown = _classes(classes, listed, chosen)
     rows = [row for row in listed if row.name in shown]
-    where = np.array([row.domain for row in rows])
-    roles = np.array([row.role for row in rows])
-    for domain in (*chosen, *apart):
-        role = "test" if domain in apart else "train"
+    account = account.keep([row.path for row in rows], "another class")
+    where, roles = np.array([row.domain for row in rows]), np.array([row.role for row in rows])
+    for domain in (*chosen, *unseen):
+        role = "test" if domain in unseen else "train"
         if not ((where == domain) & (roles == role)).any():
             raise ValueError(f"domainnet: {domain} has no {role} picture of the classes {', '.join(shown)}")
-    like = PictureFiles([], image_size, unreadable=unreadable, check=check)
-    splits, tests = federate(
-        Pool(_examples(rows, like.of([Path(root) / row.path for row in rows])), roles, where, {"domain": where}),
-        "domain",
-        unseen=apart,
-        validation=validation,
-        max_train=max_train,
-        max_test=max_test,
-        seed=seed,
+    examples = Examples(
+        options.pictures([root / row.path for row in rows]),
+        np.arange(len(rows)),
+        [QUESTION] * len(rows),
+        [row.name for row in rows],
+        [row.domain for row in rows],
+        [row.path for row in rows],
     )
+    pool = Pool(examples, roles, where, {"domain": where})
+    splits, tests = share_questions(pool, replace(options, partition="domain", unseen=unseen))
     parts = list(chain.from_iterable(splits[domain].roles.values() for domain in chosen))
-    kept = _keep([*parts, *tests.values()], Path(root), rows)
-    clients = {domain: Split(*kept[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}
+    narrowed = _narrowed([*parts, *tests.values()], root, rows)
+    clients = {domain: Split(*narrowed[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}
     facts = {
         **_FACTS,
-        "published": f"{len(listed)} pictures in the lists of {len(chosen) + len(apart)} domains, {len(rows)} of "
+        "published": f"{len(listed)} pictures in the lists of {len(chosen) + len(unseen)} domains, {len(rows)} of "
         f"them of the {len(shown)} classes",
         **floors(clients),
     }
-    places = dict(zip(tests, kept[3 * len(chosen) :], strict=True))
+    places = dict(zip(tests, narrowed[3 * len(chosen) :], strict=True))
     dataset = FederatedDataset("domainnet", shown, clients, places, words([QUESTION]), facts)
+    dataset = settled(dataset, account, "beyond max_train or max_test, or training pictures of unseen domains")
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
 
 
-def _known(option: str, names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str) or len(set(names)) < len(names) or not set(names) <= set(DOMAINS):
-        raise ValueError(f"{option} must be distinct names out of {', '.join(DOMAINS)}, got {names!r}")
-    return tuple(names)
-
-
-def _read(root: Path, domains: Sequence[str]) -> list[_Row]:
+def _read(root: Path, domains: Sequence[str], account: Account) -> list[_Row]:
     """All lines of the lists, domain by domain, training before test."""
     if not root.is_dir():
         raise ValueError(f"domainnet: no data at {root}: the folder does not exist")
@@ -150,6 +141,8 @@ def _read(root: Path, domains: Sequence[str]) -> list[_Row]:
                     raise ValueError(f"{where}: expected every picture once, got {row.path} again")
                 seen.add(row.path)
                 rows.append(row)
+                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+                account.used[row.path] = f"{file}, row {row.line}"
     return rows
 
 
@@ -205,18 +198,7 @@ def _classes(wanted: int | Sequence[str], rows: Sequence[_Row], domains: Sequenc
     return tuple(sorted(chosen, key=lambda name: label[name]))
 
 
-def _examples(rows: Sequence[_Row], pictures: PictureFiles) -> Examples:
-    return Examples(
-        pictures,
-        np.arange(len(rows)),
-        [QUESTION] * len(rows),
-        [row.name for row in rows],
-        [row.domain for row in rows],
-        [row.path for row in rows],
-    )
-
-
-def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row]) -> list[Examples]:
+def _narrowed(parts: Sequence[Examples], root: Path, rows: Sequence[_Row]) -> list[Examples]:
     """The same examples over one table of the pictures that they need; before, picture i is that of row i."""
     files = cast(PictureFiles, parts[0].images)
     used = np.unique(np.concatenate([examples.image_index for examples in parts]))

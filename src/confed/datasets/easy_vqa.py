@@ -7,6 +7,7 @@ has it under ``data/``. *Packed*: ``images.npz``, ``questions.jsonl.gz``, ``imag
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,11 +15,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from confed.data.bounded_files import load_npz
-from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import Pool, federate, floors, words
+from confed.data.examples import Examples
+from confed.data.federate import Pool
+from confed.data.intake.account import Account
 from confed.data.intake.tables import read_jsonl
+from confed.data.options import Options
 from confed.data.pictures import empty_table, fill_table, read_folder
-from confed.registry import register_dataset
+from confed.datasets.reader import Reading, reader
 
 COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
 SHAPES = ("circle", "rectangle", "triangle")
@@ -35,33 +38,32 @@ _FACTS = {
 }
 
 
-class _Part(NamedTuple):
-    """One published split: pictures, their colours, and the questions about them."""
+class _Question(NamedTuple):
+    """A row of a file of questions; ``image`` counts the split's pictures."""
+
+    text: str
+    answer: str
+    type: str
+    name: str
+    image: int
+    where: str
+
+
+@dataclass
+class _Part:
+    """One split: pictures, their colours, and the questions about them."""
 
     pictures: Sequence[np.ndarray] | np.ndarray
     colors: list[str]
-    questions: list[str]
-    answers: list[str]
-    types: list[str]
-    names: list[str]
-    image_index: list[int]
+    questions: list[_Question]
 
 
-@register_dataset
-def easy_vqa(
-    root: Path | str,
-    partition: Literal["color", "type", "iid", "dirichlet", "quantity"] = "color",
-    *,
-    unseen: Sequence[str] = ("yellow", "teal"),
-    clients: int = 4,
-    alpha: float = 0.5,
-    sigma: float = 1.0,
-    max_train: int | None = 1500,
-    validation: float = 0.1,
-    max_test: int | None = 1000,
-    image_size: int = 64,
-    seed: int = 0,
-) -> FederatedDataset:
+@reader(
+    "root partition * unseen clients alpha sigma max_train validation max_test image_size seed",
+    partition=Literal["color", "type", "iid", "dirichlet", "quantity"],
+    unseen=("yellow", "teal"), max_train=1500, validation=0.1, max_test=1000, image_size=64,
+)  # fmt: skip
+def easy_vqa(options: Options) -> Reading:
     """easy-VQA shared out among clients.
 
     Pictures of unseen colours are held out of every partition. In the partition "type" the four clients ask
@@ -70,82 +72,69 @@ def easy_vqa(
     Raises ``ValueError``: a file is missing or damaged, an answer is not in ``answers.txt``, a picture's answers
     contradict each other, or an option is out of range.
 
-    Args:
+    Options:
         root: the data set's folder, or the folder above its ``data``.
         partition: one client per colour or per question type, or ``clients`` clients that are IID, skewed by
             answer (``alpha``) or by size (``sigma``).
         unseen: colours that no client trains on; tested on the published test split.
         clients: number of clients of "iid", "dirichlet" and "quantity".
-        alpha: concentration of "dirichlet".
-        sigma: standard deviation of the log sizes of "quantity".
-        max_train: most training questions per client.
-        validation: share of a client's training pictures held out.
         max_test: most test questions per client and unseen colour.
         image_size: side of the pictures in pixels.
         seed: chooses validation pictures and training questions; owners and test sets are the same for all.
     """
-    base, packed = _find(Path(root))
+    base, packed = _find(options.folder)
     vocabulary = _vocabulary(base)
     parts = _read_packed(base) if packed else {role: _read_published(base / role) for role in _ROLES}
-    examples, roles, colors = _examples(parts, image_size)
-    _check_answers(examples, vocabulary)
-    splits, tests = federate(
-        Pool(examples, roles, colors, {"color": colors, "type": np.array(examples.types)}),
-        partition,
-        unseen=unseen,
-        clients=clients,
-        alpha=alpha,
-        sigma=sigma,
-        validation=validation,
-        max_train=max_train,
-        max_test=max_test,
-        seed=seed,
+    examples, roles, colors = _examples(parts, options.image_size)
+    for name, answer in zip(examples.names, examples.answers, strict=True):
+        if answer not in vocabulary:
+            raise ValueError(
+                f"question {name!r}: the answer {answer!r} is none of the {len(vocabulary)} in answers.txt"
+            )
+    published = (
+        f"{(roles == 'train').sum()} train and {(roles == 'test').sum()} test questions about {len(examples.images)} "
+        f"pictures, {len(vocabulary)} answers"
     )
-    facts = {
-        **_FACTS,
-        "published": f"{(roles == 'train').sum()} train and {(roles == 'test').sum()} test questions about "
-        f"{len(examples.images)} pictures, {len(vocabulary)} answers",
-        **floors(splits),
-    }
-    if unseen:
-        facts["unseen"] = (
-            f"pictures of colour {', '.join(unseen)}; test split only. Nobody's training pictures show these "
-            "colours, so their names are right answers in no training question"
-        )
-    return FederatedDataset("easy_vqa", vocabulary, splits, tests, words(examples.questions), facts)
+    unseen = (
+        f"pictures of colour {', '.join(options.unseen)}; test split only. Nobody's training pictures show these "
+        "colours, so their names are right answers in no training question"
+    )
+    return Reading(
+        Pool(examples, roles, colors, {"color": colors, "type": np.array(examples.types)}),
+        _account(parts),
+        "beyond max_train or max_test, or about training pictures of unseen colours",
+        facts={**_FACTS, "published": published},
+        notes={"unseen": unseen} if options.unseen else {},
+        answers=vocabulary,
+    )
+
+
+def _account(parts: Mapping[str, _Part]) -> Account:
+    account = Account()
+    for question in chain.from_iterable(part_rows.questions for part_rows in parts.values()):
+        file = question.where.rpartition(", row ")[0]
+        account.rows[file] = account.rows.get(file, 0) + 1
+        account.used[question.name] = question.where
+    return account
 
 
 def _examples(parts: Mapping[str, _Part], image_size: int) -> tuple[Examples, np.ndarray, np.ndarray]:
     """All questions over one table of pictures, with the role (N,) and the colour (N,) of each."""
     table = empty_table(sum(len(role_rows.pictures) for role_rows in parts.values()), image_size)
-    first, image_index = 0, []
-    for role_rows in parts.values():
+    image_index: list[int] = []
+    roles: list[str] = []
+    colors: list[str] = []
+    first = 0
+    for role, role_rows in parts.items():
         fill_table(table, role_rows.pictures, first)
-        image_index += [first + number for number in role_rows.image_index]
+        image_index += [first + question.image for question in role_rows.questions]
+        roles += [role] * len(role_rows.questions)
+        colors += [role_rows.colors[question.image] for question in role_rows.questions]
         first += len(role_rows.pictures)
-    examples = Examples(
-        table,
-        np.array(image_index, dtype=np.int64),
-        list(chain.from_iterable(role_rows.questions for role_rows in parts.values())),
-        list(chain.from_iterable(role_rows.answers for role_rows in parts.values())),
-        list(chain.from_iterable(role_rows.types for role_rows in parts.values())),
-        list(chain.from_iterable(role_rows.names for role_rows in parts.values())),
-    )
-    roles = np.repeat(list(parts), [len(role_rows.questions) for role_rows in parts.values()])
-    return (
-        examples,
-        roles,
-        np.array([role_rows.colors[n] for role_rows in parts.values() for n in role_rows.image_index]),
-    )
-
-
-def _check_answers(examples: Examples, vocabulary: Sequence[str]) -> None:
-    answer_set = set(vocabulary)
-    for name, answer in zip(examples.names, examples.answers, strict=True):
-        if answer not in answer_set:
-            raise ValueError(
-                f"question {name!r}: the answer {answer!r} is none of the {len(answer_set)} in answers.txt"
-            )
+    questions = list(chain.from_iterable(role_rows.questions for role_rows in parts.values()))
+    texts, answers, types, names, _, _ = map(list, zip(*questions, strict=True))
+    index = np.array(image_index, dtype=np.int64)
+    return Examples(table, index, texts, answers, types, names), np.array(roles), np.array(colors)
 
 
 def question_type(question: str, answer: str) -> str:
@@ -171,36 +160,39 @@ def foreground(picture: np.ndarray) -> np.ndarray:
     return (pixels[apart] if apart.any() else pixels).mean(axis=0)
 
 
-def settle_colors(asked: Sequence[Sequence[tuple[str, str]]], pictures: Sequence[np.ndarray] | np.ndarray) -> list[str]:
+def settle_colors(
+    questions: Sequence[Sequence[tuple[str, str]]], pictures: Sequence[np.ndarray] | np.ndarray
+) -> list[str]:
     """The colour of every picture's shape, which the data set does not state.
 
     It is the colour of the only pairs (colour, shape) that agree with all answers about the picture. Where
     several colours are left, the one whose settled pictures are nearest in mean :func:`foreground`.
     """
-    left = []
-    for number, pairs in enumerate(asked):
-        fits = {
-            color for color, shape in product(COLORS, SHAPES) if all(_agrees(*pair, color, shape) for pair in pairs)
-        }
-        if not fits:
-            raise ValueError(f"picture {number}: no colour and shape agree with its {len(pairs)} answers")
-        left.append(sorted(fits))
-    if all(len(fits) == 1 for fits in left):
-        return [fits[0] for fits in left]
+    possible: list[list[str]] = []
     settled: dict[str, list[np.ndarray]] = {}
-    for fits, picture in zip(left, pictures, strict=True):
+    for number, pairs in enumerate(questions):
+        colors_left: set[str] = set()
+        for color, shape in product(COLORS, SHAPES):
+            if all(_agrees(*pair, color, shape) for pair in pairs):
+                colors_left.add(color)
+        if not colors_left:
+            raise ValueError(f"picture {number}: no colour and shape agree with its {len(pairs)} answers")
+        possible.append(sorted(colors_left))
+    if all(len(fits) == 1 for fits in possible):
+        return [fits[0] for fits in possible]
+    for fits, picture in zip(possible, pictures, strict=True):
         if len(fits) == 1:
             settled.setdefault(fits[0], []).append(foreground(picture))
     centre = {color: np.mean(values, axis=0) for color, values in settled.items()}
-    colors = []
-    for number, (fits, picture) in enumerate(zip(left, pictures, strict=True)):
+    colors: list[str] = []
+    for number, (fits, picture) in enumerate(zip(possible, pictures, strict=True)):
         candidates = [color for color in fits if len(fits) == 1 or color in centre]
         if not candidates:
             raise ValueError(f"picture {number}: its colour is one of {fits}, and no other picture settles which")
-        if len(fits) > 1:
-            own = foreground(picture)
-            candidates.sort(key=lambda color, own=own: float(np.linalg.norm(own - centre[color])))
-        colors.append(candidates[0])
+        distance: dict[str, float] = {}
+        for color in candidates:
+            distance[color] = float(np.linalg.norm(foreground(picture) - centre[color])) if len(fits) > 1 else 0.0
+        colors.append(min(candidates, key=distance.__getitem__))
     return colors
 
 
@@ -254,44 +246,34 @@ def _read_published(folder: Path) -> _Part:
     ids = sorted({image for _, _, image in triples})
     index = {image: position for position, image in enumerate(ids)}
     pictures = list(read_folder(folder / "images", [f"{image}.png" for image in ids]))
-    asked: list[list[tuple[str, str]]] = [[] for _ in ids]
-    for question, answer, image in triples:
-        asked[index[image]].append((question, answer))
+    pairs: list[list[tuple[str, str]]] = [[] for _ in ids]
+    questions: list[_Question] = []
+    for number, (text, answer, image) in enumerate(triples):
+        pairs[index[image]].append((text, answer))
+        name, where = f"{folder.name}-{number}", f"{file}, row {number + 1}"
+        questions.append(_Question(text, answer, question_type(text, answer), name, index[image], where))
     try:
-        colors = settle_colors(asked, pictures)
+        return _Part(pictures, settle_colors(pairs, pictures), questions)
     except ValueError as error:
         raise ValueError(f"{file} (pictures counted in order of their ids): {error}") from error
-    return _Part(
-        pictures,
-        colors,
-        [question for question, _, _ in triples],
-        [answer for _, answer, _ in triples],
-        [question_type(question, answer) for question, answer, _ in triples],
-        [f"{folder.name}-{number}" for number in range(len(triples))],
-        [index[image] for _, _, image in triples],
-    )
 
 
 def _read_packed(base: Path) -> dict[str, _Part]:
     pictures = _npz(base / "images.npz")
-    parts = {role: _Part(pictures[role], [""] * len(pictures[role]), [], [], [], [], []) for role in _ROLES}
-    images, questions = base / "images.jsonl", base / "questions.jsonl.gz"
+    parts = {role: _Part(pictures[role], [""] * len(pictures[role]), []) for role in _ROLES}
+    images, file = base / "images.jsonl", base / "questions.jsonl.gz"
     for number, row in read_jsonl(images, ("split", "image_index", "color")):
         _member(parts, row, f"{images}, row {number}").colors[row["image_index"]] = row["color"]
     for role, role_rows in parts.items():
-        if not set(role_rows.colors) <= set(COLORS):
-            bad = next(number for number, color in enumerate(role_rows.colors) if color not in COLORS)
-            raise ValueError(
-                f"{images}: {role} picture {bad}: expected a colour out of "
-                f"{', '.join(COLORS)}, got {role_rows.colors[bad]!r}"
-            )
-    for number, row in read_jsonl(questions, ("question_id", "split", "image_index", "question", "answer", "type")):
-        role_rows = _member(parts, row, f"{questions}, row {number}")
-        role_rows.questions.append(str(row["question"]))
-        role_rows.answers.append(str(row["answer"]))
-        role_rows.types.append(str(row["type"]))
-        role_rows.names.append(str(row["question_id"]))
-        role_rows.image_index.append(row["image_index"])
+        for number, color in enumerate(role_rows.colors):
+            if color not in COLORS:
+                raise ValueError(
+                    f"{images}: {role} picture {number}: expected a colour out of {', '.join(COLORS)}, got {color!r}"
+                )
+    for number, row in read_jsonl(file, ("question_id", "split", "image_index", "question", "answer", "type")):
+        where = f"{file}, row {number}"
+        text, answer, kind, name = (str(row[key]) for key in ("question", "answer", "type", "question_id"))
+        _member(parts, row, where).questions.append(_Question(text, answer, kind, name, row["image_index"], where))
     return parts
 
 

@@ -11,16 +11,19 @@ Questions are kept by their right answer (the code also drops those to which any
 list). Exactly so many are drawn, instead of each with a probability. And validation questions are never test questions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 from confed.data.examples import FederatedDataset
-from confed.data.picture_files import Check
+from confed.data.federate import check_distinct
+from confed.data.intake.account import Account, settled
+from confed.data.options import Options
 from confed.data.vl_files import nlvr2, snli_ve
 from confed.data.vl_files.assemble import Amount, Source, assemble
 from confed.data.vl_files.nlvr2 import nlvr2_records
+from confed.data.vl_files.records import Record
 from confed.data.vl_files.snli_ve import snli_ve_records
 from confed.data.vl_files.vizwiz import (
     CHOICES,
@@ -33,7 +36,7 @@ from confed.data.vl_files.vizwiz import (
     vizwiz_records,
 )
 from confed.data.vl_files.vqa import vqa_records
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
 
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
 _COCO = tuple(
@@ -49,8 +52,11 @@ _GENOME = tuple(
     f"{folder}/{{name}}"
     for folder in ("gqa/images", "visual_genome/VG_100K", "visual_genome/VG_100K_2", "visual_genome", "clove/images")
 )
-_NLVR2_FOLDERS = ("images/train/", "images/dev/", "images/test1/", "images/", "train/", "dev/", "test1/")
-_NLVR2 = tuple(f"nlvr2/{below}{{{part}}}" for below, part in product(_NLVR2_FOLDERS, ("path", "name")))
+_NLVR2_FOLDERS = tuple(
+    f"nlvr2/{below}"
+    for below in ("images/train/", "images/dev/", "images/test1/", "images/", "train/", "dev/", "test1/")
+)
+_NLVR2 = tuple(below + name for below, name in product(_NLVR2_FOLDERS, ("{path}", "{name}")))
 _FACTS = {
     "benchmark": "FedDAT's; answer sets of the most frequent training answers, then down-sampled",
     "licence": "each dataset's own, and each picture's",
@@ -58,22 +64,14 @@ _FACTS = {
     'federated learning", AAAI 2024',
 }
 _FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation")
+_OPTIONS = "image_size unreadable check seed"
 
 
-@register_dataset
-def feddat_domain(
-    root: Path | str,
-    *,
-    clients: tuple[str, ...] = (),
-    answers: int = 100,
-    max_train: int | None = 2500,
-    max_test: int | None = 500,
-    validation: float = 0.1,
-    image_size: int = 384,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
-) -> FederatedDataset:
+@reader(
+    f"root * clients answers max_train max_test validation {_OPTIONS}",
+    max_train=2500, max_test=500, validation=0.1, image_size=384,
+)  # fmt: skip
+def feddat_domain(options: Options, clients: tuple[str, ...] = (), answers: int = 100) -> FederatedDataset:
     """Five clients with a dataset each: paintings, clip-art scenes, photographs by the blind, COCO-QA and GQA.
 
     Below the root: ``aqua/{train,val,test}.json`` with pictures in ``aqua/images`` (or ``SemArt/Images``);
@@ -87,68 +85,36 @@ def feddat_domain(
     Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
     of range.
 
-    Args:
+    Options:
         root: see above.
         clients: which of art, abstract, vizwiz, cocoqa and gqa take part; all by default.
         answers: size of every client's answer set.
-        max_train: most training questions per client.
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out, where no official split is left for it.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
-        seed: chooses training and validation questions; the test questions are the same for all seeds.
     """
-    base = Path(root)
-    amounts = _amounts(max_train, max_test)
-
-    def art() -> Source:
-        train, held, test = (list(aqua_records(base / "aqua", split)) for split in ("train", "val", "test"))
-        places = [f"{f}/{{name}}" for f in ("aqua/images", "aqua/Images", "SemArt/Images", "aqua/SemArt/Images")]
-        return Source(train, test, places, held, amounts)
-
-    def abstract() -> Source:
-        train, test = (list(vqa_records(base / "vqa_abstract", f"{s}2015", "vqa_abstract")) for s in ("train", "val"))
-        return Source(
-            train, test, [f"vqa_abstract/{f}{{name}}" for f in _ABSTRACT], None, amounts, test_is="validation"
-        )
-
-    def vizwiz() -> Source:
-        train, test = (list(vizwiz_records(base / "vizwiz", split)) for split in ("train", "val"))
-        places = [f"vizwiz/{f}/{{name}}" for f in ("train", "val", "images", "Images")]
-        return Source(train, test, places, None, amounts, test_is="validation")
-
-    def cocoqa() -> Source:
-        train, test = (list(cocoqa_records(base / "cocoqa", split)) for split in ("train", "test"))
-        return Source(train, test, _COCO_NUMBERED, None, amounts)
-
-    def gqa() -> Source:
-        train, test = (list(gqa_records(base / "gqa", split)) for split in ("train", "val"))
-        return Source(train, test, _GENOME, None, amounts, test_is="validation")
-
-    makers = {"art": art, "abstract": abstract, "vizwiz": vizwiz, "cocoqa": cocoqa, "gqa": gqa}
-    sources = _sources(base, makers, clients)
-    return assemble(
-        "feddat_domain", base, sources, answers=answers, validation=validation, image_size=image_size, seed=seed,
-        unreadable=unreadable, check=check,
-        facts={**_FACTS, "origin": "AQUA, VQA abstract scenes, VizWiz, COCO-QA, GQA"},
-    )  # fmt: skip
+    base, amounts = options.folder, _amounts(options)
+    paintings = [f"{f}/{{name}}" for f in ("aqua/images", "aqua/Images", "SemArt/Images", "aqua/SemArt/Images")]
+    photographs = [f"vizwiz/{f}/{{name}}" for f in ("train", "val", "images", "Images")]
+    drawings = [f"vqa_abstract/{f}{{name}}" for f in _ABSTRACT]
+    abstract = partial(vqa_records, base / "vqa_abstract", kind="vqa_abstract")
+    sources = {
+        "art": _source(partial(aqua_records, base / "aqua"), ("train", "val", "test"), paintings, amounts),
+        "abstract": _source(abstract, ("train2015", "val2015"), drawings, amounts),
+        "vizwiz": _source(partial(vizwiz_records, base / "vizwiz"), ("train", "val"), photographs, amounts),
+        "cocoqa": _source(partial(cocoqa_records, base / "cocoqa"), ("train", "test"), _COCO_NUMBERED, amounts),
+        "gqa": _source(partial(gqa_records, base / "gqa"), ("train", "val"), _GENOME, amounts),
+    }
+    return _assembled(
+        "feddat_domain", options, sources, clients, answers, "AQUA, VQA abstract scenes, VizWiz, COCO-QA, GQA"
+    )
 
 
-@register_dataset
+@reader(
+    f"root * clients answers max_train max_test validation shards {_OPTIONS}",
+    max_train=2500, max_test=500, validation=0.1, image_size=384,
+)  # fmt: skip
 def feddat_function(
-    root: Path | str,
-    *,
-    clients: tuple[str, ...] = (),
-    answers: int = 100,
-    max_train: int | None = 2500,
-    max_test: int | None = 500,
-    validation: float = 0.1,
-    shards: int | None = None,
-    image_size: int = 384,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
+    options: Options, clients: tuple[str, ...] = (), answers: int = 100, shards: int | None = None
 ) -> FederatedDataset:
     """Five clients with one function of CLOVE each: attribute, knowledge, logical, object and relation.
 
@@ -159,42 +125,25 @@ def feddat_function(
     Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
     of range.
 
-    Args:
+    Options:
         root: see above.
         clients: which functions take part; all five by default ("scenetext", which FedDAT drops, can be named).
         answers: size of every client's answer set.
-        max_train: most training questions per client.
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out.
         shards: of five equal shards of each function, how many take part, each a client: 5, 10, ... 25 clients
             (figure 6); by default each function is one client.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
-        seed: chooses training and validation questions; the test questions are the same for all seeds.
     """
-    makers = {name: name for name in (*_FUNCTIONS, "scenetext")}
-    return _clove(
-        "feddat_function", Path(root), makers, clients or _FUNCTIONS, _amounts(max_train, max_test),
-        answers=answers, validation=validation, shards=shards, image_size=image_size, seed=seed,
-        unreadable=unreadable, check=check,
-    )  # fmt: skip
+    stages = {name: name for name in (*_FUNCTIONS, "scenetext")}
+    return _clove("feddat_function", options, stages, clients or _FUNCTIONS, answers, shards)
 
 
-@register_dataset
+@reader(
+    f"root * clients answers max_train max_test validation shards {_OPTIONS}",
+    max_train=2500, max_test=500, validation=0.1, image_size=384,
+)  # fmt: skip
 def feddat_scene(
-    root: Path | str,
-    *,
-    clients: tuple[str, ...] = (),
-    answers: int = 100,
-    max_train: int | None = 2500,
-    max_test: int | None = 500,
-    validation: float = 0.1,
-    shards: int | None = None,
-    image_size: int = 384,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
+    options: Options, clients: tuple[str, ...] = (), answers: int = 100, shards: int | None = None
 ) -> FederatedDataset:
     """Six clients with one scene of CLOVE each, such as ShopAndDining and Outdoors.
 
@@ -204,44 +153,30 @@ def feddat_scene(
     Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
     of range.
 
-    Args:
+    Options:
         root: see above.
         clients: which scenes take part, without their letter; all six by default.
         answers: size of every client's answer set.
-        max_train: most training questions per client.
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out.
         shards: of five equal shards of each scene, how many take part, each a client: 6, 12, ... 30 clients
             (figure 6); by default each scene is one client.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
-        seed: chooses training and validation questions; the test questions are the same for all seeds.
     """
-    makers = {scene.partition("#")[2]: scene for scene in SCENES}
-    return _clove(
-        "feddat_scene", Path(root), makers, clients, _amounts(max_train, max_test),
-        answers=answers, validation=validation, shards=shards, image_size=image_size, seed=seed,
-        unreadable=unreadable, check=check,
-    )  # fmt: skip
+    stages = {scene.partition("#")[2]: scene for scene in SCENES}
+    return _clove("feddat_scene", options, stages, clients, answers, shards)
 
 
-@register_dataset
+@reader(
+    f"root * clients answers shots test_shots share max_train max_test validation {_OPTIONS}",
+    things="examples", validation=0.1, image_size=384,
+)  # fmt: skip
 def feddat_task(
-    root: Path | str,
-    *,
+    options: Options,
     clients: tuple[str, ...] = (),
     answers: int = 100,
     shots: int = 2048,
     test_shots: int = 256,
     share: float = 0.05,
-    max_train: int | None = None,
-    max_test: int | None = None,
-    validation: float = 0.1,
-    image_size: int = 384,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
 ) -> FederatedDataset:
     """Four clients with a task each: VQA, pairs of pictures (NLVR2), visual entailment, multiple choice (VCR).
 
@@ -255,7 +190,7 @@ def feddat_task(
     Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
     of range.
 
-    Args:
+    Options:
         root: see above.
         clients: which of vqa, nlvr2, snli_ve and vcr take part; all by default.
         answers: size of the answer set of VQA.
@@ -263,93 +198,98 @@ def feddat_task(
         test_shots: validation and test examples per class of NLVR2 and SNLI-VE.
         share: share of the training, validation and test questions of VQA v2 and VCR that is used, after those
             with another answer were dropped and validation was held out.
-        max_train: most training examples per client.
         max_test: most validation and most test examples per client.
         validation: share of the training pictures held out in VQA v2 and VCR.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
-        seed: chooses training and validation examples; the test examples are the same for all seeds.
     """
-    base = Path(root)
-    amounts = _amounts(max_train, max_test, share=share)
-    few = _amounts(max_train, max_test, per_answer=(shots, test_shots))
-
-    def vqa() -> Source:
-        folder = _folder(base, "vqa_v2", "vqav2")
-        train, test = (list(vqa_records(folder, split)) for split in ("train2014", "val2014"))
-        return Source(train, test, _COCO, None, amounts, test_is="validation")
-
-    def pairs() -> Source:
-        train, held, test = (list(nlvr2_records(base / "nlvr2", split)) for split in ("train", "dev", "test1"))
-        return Source(train, test, _NLVR2, held, few, nlvr2.LABELS, "nlvr2", "test1")
-
-    def entailment() -> Source:
-        folder = _folder(base, "snli_ve", "snli-ve")
-        train, held, test = (list(snli_ve_records(folder, split)) for split in ("train", "dev", "test"))
-        places = [f"{f}/{{name}}" for f in ("flickr30k/flickr30k_images", "flickr30k/flickr30k-images")]
-        places += ["flickr30k/images/{name}", "snli_ve/images/{name}"]
-        return Source(train, test, places, held, few, snli_ve.LABELS, "entailment")
-
-    def vcr() -> Source:
-        train, test = (list(vcr_records(base / "vcr", split)) for split in ("train", "val"))
-        labels = tuple(map(str, range(CHOICES)))
-        return Source(train, test, ["vcr/vcr1images/{path}"], None, amounts, labels, "choice", "validation")
-
-    sources = _sources(base, {"vqa": vqa, "nlvr2": pairs, "snli_ve": entailment, "vcr": vcr}, clients)
-    return assemble(
-        "feddat_task", base, sources, answers=answers, validation=validation, image_size=image_size, seed=seed,
-        unreadable=unreadable, check=check,
-        facts={**_FACTS, "origin": "VQA v2, NLVR2, SNLI-VE, VCR; boxes are not drawn into the pictures of VCR"},
-    )  # fmt: skip
+    base = options.folder
+    for name, limit in (("shots", shots), ("test_shots", test_shots)):
+        if limit < 1:
+            raise ValueError(f"{name} must be at least 1, got {limit}")
+    amounts, few = _amounts(options, share), _amounts(options, per_answer=(shots, test_shots))
+    photographs = [f"flickr30k/{f}/{{name}}" for f in ("flickr30k_images", "flickr30k-images", "images")]
+    photographs.append("snli_ve/images/{name}")
+    numbers = tuple(map(str, range(CHOICES)))
+    vqa = partial(vqa_records, _folder(base, "vqa_v2", "vqav2"))
+    pairs, account = partial(nlvr2_records, base / "nlvr2"), Account()
+    entailment = partial(snli_ve_records, _folder(base, "snli_ve", "snli-ve"), account=account)
+    choices = partial(vcr_records, base / "vcr")
+    sources = {
+        "vqa": _source(vqa, ("train2014", "val2014"), _COCO, amounts),
+        "nlvr2": _source(pairs, ("train", "dev", "test1"), _NLVR2, few, nlvr2.LABELS, "nlvr2"),
+        "snli_ve": _source(entailment, ("train", "dev", "test"), photographs, few, snli_ve.LABELS, "entailment"),
+        "vcr": _source(choices, ("train", "val"), ["vcr/vcr1images/{path}"], amounts, numbers, "choice"),
+    }
+    origin = "VQA v2, NLVR2, SNLI-VE, VCR; boxes are not drawn into the pictures of VCR"
+    return _assembled("feddat_task", options, sources, clients, answers, origin, account=account)
 
 
 def _clove(
-    name: str,
-    base: Path,
-    stages: Mapping[str, str],
-    clients: Sequence[str],
-    amounts: Mapping[str, Amount],
-    **options: Any,
+    name: str, options: Options, stages: Mapping[str, str], clients: Sequence[str], answers: int, shards: int | None
 ) -> FederatedDataset:
     """CLOVE with a client, or several shards, per stage."""
+    folder, amounts = options.folder / "clove", _amounts(options)
+    sources = {
+        client: _source(partial(clove_records, folder, stage), ("train", "val"), _GENOME, amounts)
+        for client, stage in stages.items()
+    }
+    return _assembled(name, options, sources, clients, answers, "CLOVE, on Visual Genome's pictures", shards)
 
-    def maker(stage: str) -> Callable[[], Source]:
-        def source() -> Source:
-            train, test = (list(clove_records(base / "clove", stage, split)) for split in ("train", "val"))
-            return Source(train, test, _GENOME, None, amounts, test_is="validation")
 
+def _source(
+    read: Callable[[str], Iterable[Record]],
+    splits: Sequence[str],
+    places: Sequence[str],
+    amounts: Mapping[str, Amount],
+    answers: tuple[str, ...] | None = None,
+    task: str = "",
+) -> Callable[[], Source]:
+    """The reader of a client's files: training, perhaps validation, and test questions."""
+
+    def make() -> Source:
+        train, *held, test = (list(read(split)) for split in splits)
+        test_is = "validation" if splits[-1].startswith("val") else splits[-1]
+        return Source(train, test, places, held[0] if held else None, amounts, answers, task, test_is)
+
+    return make
+
+
+def _assembled(
+    name: str,
+    options: Options,
+    sources: Mapping[str, Callable[[], Source]],
+    clients: Sequence[str],
+    answers: int,
+    origin: str,
+    shards: int | None = None,
+    account: Account | None = None,
+) -> FederatedDataset:
+    """The dataset of the chosen clients, in the order of the benchmark, with the account of their files."""
+    chosen = list(clients) or list(sources)
+    check_distinct("clients", clients, sources)
+    if not options.folder.is_dir():
+        raise ValueError(f"data.root: the folder {options.folder} does not exist")
+    account = Account() if account is None else account
+
+    def counted(make: Callable[[], Source]) -> Source:
+        source = make()
+        for record in chain(source.train, source.validation or (), source.test):
+            account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
+            account.used[record.name] = record.where
         return source
 
-    sources = _sources(base, {client: maker(stage) for client, stage in stages.items()}, clients)
-    return assemble(name, base, sources, facts={**_FACTS, "origin": "CLOVE, on Visual Genome's pictures"}, **options)
-
-
-def _sources(
-    base: Path, makers: Mapping[str, Callable[[], Source]], clients: Sequence[str]
-) -> dict[str, Callable[[], Source]]:
-    """The readers of the chosen clients' files, in the order of the benchmark."""
-    chosen = list(clients) or list(makers)
-    if isinstance(clients, str) or len(set(chosen)) < len(chosen) or not set(chosen) <= set(makers):
-        raise ValueError(f"clients must be distinct names out of {', '.join(makers)}, got {clients!r}")
-    if not base.is_dir():
-        raise ValueError(f"data.root: the folder {base} does not exist")
-    return {client: make for client, make in makers.items() if client in chosen}
+    dataset = assemble(
+        name, options.folder, {client: partial(counted, make) for client, make in sources.items() if client in chosen},
+        answers=answers, validation=options.validation, image_size=options.image_size, seed=options.seed,
+        unreadable=options.unreadable, check=options.check, shards=shards, facts={**_FACTS, "origin": origin},
+    )  # fmt: skip
+    return settled(dataset, account, "answer outside the client's answer set, or not drawn")
 
 
 def _amounts(
-    max_train: int | None,
-    max_test: int | None,
-    *,
-    share: float | None = None,
-    per_answer: tuple[int | None, int | None] = (None, None),
+    options: Options, share: float | None = None, per_answer: tuple[int | None, int | None] = (None, None)
 ) -> dict[str, Amount]:
-    given = {"max_train": max_train, "max_test": max_test, "shots": per_answer[0], "test_shots": per_answer[1]}
-    for name, limit in given.items():
-        if limit is not None and limit < 1:
-            raise ValueError(f"{name} must be at least 1, got {limit}")
-    test = Amount(max_test, share, per_answer[1])
-    return {"train": Amount(max_train, share, per_answer[0]), "validation": test, "test": test}
+    test = Amount(options.max_test, share, per_answer[1])
+    return {"train": Amount(options.max_train, share, per_answer[0]), "validation": test, "test": test}
 
 
 def _folder(base: Path, *names: str) -> Path:

@@ -6,7 +6,7 @@ file; and ``label_relationship.txt`` for the fine labels. Users are clients. Tho
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,8 +15,9 @@ from zlib import crc32
 
 import numpy as np
 
+from confed.data.federate import cap
+from confed.data.intake.account import Account, account_facts
 from confed.data.intake.walk import visible
-from confed.data.label_federate import cap
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
 from confed.data.ml_files.flair import (
     FLAIR_LABELS,
@@ -25,15 +26,12 @@ from confed.data.ml_files.flair import (
     flair_records,
     flair_relationship,
 )
-from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, build_table
+from confed.data.options import Options
 from confed.data.partitions import hold_out
-from confed.data.picture_files import Check, NamedPictures
-from confed.registry import register_dataset
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
+from confed.data.picture_files import NamedPictures
+from confed.datasets.reader import reader, with_readable_pictures
 
 _METADATA, _RELATIONSHIP, _PICTURES = "labels_and_metadata.json", "label_relationship.txt", "small_images"
 _ENDINGS = (".hdf5", ".h5")
@@ -45,25 +43,14 @@ _FACTS = {
 }
 
 
-@register_dataset
-def flair(
-    root: Path | str,
-    *,
-    level: Literal["coarse", "fine"] = "coarse",
-    validation: float = 0.0,
-    max_train: int | None = None,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    image_size: int = 256,
-    seed: int = 0,
-) -> LabelDataset:
+@reader("root * level validation max_train unreadable check image_size seed", things="pictures", image_size=256)
+def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> LabelDataset:
     """One client per training user; splits are made when a client is asked for.
 
     Users who have no label on any picture are clients like others. Clients have no test pictures: as published, tests
     are about other people's pictures.
 
-    Args:
-        root: see the module.
+    Options:
         level: 17 coarse labels, or the 1,628 fine ones, each with its coarse one.
         validation: share of each training user's pictures held out for validation, rounded, so that users with few
             have none; chosen by the seed. Published results train on all and look at the place "validation".
@@ -77,27 +64,19 @@ def flair(
         ValueError: a file is missing or faulty, a label is outside the ontology (the first few are listed), too many
             pictures cannot be read, no client has training examples, or an option is out of range.
     """
-    if level not in ("coarse", "fine"):
-        raise ValueError(f"level must be coarse or fine, got {level!r}")
-    if not 0 <= validation < 1:
-        raise ValueError(f"validation must be a share of the pictures in [0, 1), got {validation}")
-    if max_train is not None and max_train < 1:
-        raise ValueError(f"max_train must be None or at least 1, got {max_train}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
-    folder = Path(root)
+    if not 0 <= options.validation < 1:
+        raise ValueError(f"validation must be a share of the pictures in [0, 1), got {options.validation}")
+    folder = options.folder
     coarse = flair_relationship(folder / _RELATIONSHIP) if level == "fine" else {}
     labels = flair_fine_labels(folder / _RELATIONSHIP) if level == "fine" else FLAIR_LABELS
     records, source = _sources(folder)
-    tables = build_table(records, labels, level="fine" if level == "fine" else "labels")
+    account = Account()
+    tables = build_table(_counted(records, account), labels, level="fine" if level == "fine" else "labels")
     if "train" not in tables:
         raise ValueError(f"flair: expected users of the partition train in {folder}, got {', '.join(tables)}")
-    readable = {
-        split: drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
-        for split, table in tables.items()
-    }
+    readable = {split: with_readable_pictures(table, source, options) for split, table in tables.items()}
     table, pictures = readable["train"]
-    users = _Users(table, pictures, validation, max_train, seed)
+    users = _Users(table, pictures, options)
     places: dict[str, LabelExamples] = {}
     facts = {**_FACTS, **table.facts()}
     for split, place in (("val", "validation"), ("test", "test")):
@@ -106,7 +85,33 @@ def flair(
             places[place] = LabelExamples(other, shown, np.arange(len(other), dtype=np.int64))
             facts |= {f"{place}: {key}": value for key, value in other.facts().items()}
     clients = lazy_clients(table.of_users(), users.split, users.sizes)
-    return LabelDataset("flair", labels, clients, places, facts, coarse=coarse)
+    lost: dict[str, str] = {}
+    for split, before in tables.items():
+        if len(before) > len(readable[split][0]):
+            lost |= dict.fromkeys({*before.names} - {*readable[split][0].names}, "picture cannot be read")
+    if options.max_train is not None:
+        dealt: set[str] = set()
+        for client in clients.values():
+            dealt.update(*(examples.names for examples in client.roles.values()))
+        lost |= dict.fromkeys({*table.names} - dealt, "beyond max_train")
+    _leave(folder, lost, account)
+    return LabelDataset(
+        "flair", labels, clients, places, {**facts, **account_facts(account)}, coarse=coarse, account=account
+    )
+
+
+def _counted(records: Iterable[LabelRecord], account: Account) -> Iterator[LabelRecord]:
+    for record in records:
+        account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
+        yield record
+
+
+def _leave(folder: Path, lost: Mapping[str, str], account: Account) -> None:
+    """Notes pictures that are left out, and why; rows of pictures are not kept, so that the files are read again."""
+    account.counted = sum(account.rows.values()) - len(lost)
+    for record in _sources(folder)[0] if lost else ():
+        if record.name in lost:
+            account.leave(lost[record.name], record.where)
 
 
 def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
@@ -135,31 +140,25 @@ class _Users:
 
     table: MultiLabelTable
     pictures: NamedPictures | np.ndarray
-    validation: float
-    most: int | None
-    seed: int
+    options: Options
 
     @property
     def sizes(self) -> np.ndarray:
         """Training pictures of every user, int64, shape (U,), as :meth:`split` deals them."""
-        n = self.table.sizes
+        n, most = self.table.sizes, self.options.max_train
         # The count of confed.data.partitions.hold_out.
-        left = n - np.minimum(np.rint(self.validation * n).astype(np.int64), np.maximum(n - 1, 0))
-        return left if self.most is None else np.minimum(left, self.most)
+        held = np.minimum(np.rint(self.options.validation * n).astype(np.int64), np.maximum(n - 1, 0))
+        return n - held if most is None else np.minimum(n - held, most)
 
     def split(self, user: str, rows: np.ndarray) -> LabelSplit:
         """A function of the user's name, its rows and the options alone."""
-        name = crc32(user.encode())
+        seed, name = self.options.seed, crc32(user.encode())
         held = np.zeros(len(rows), dtype=bool)
-        if self.validation:
-            held = hold_out(rows, self.validation, np.random.default_rng([0, self.seed, name]))
-        training_rows = cap(rows[~held], self.most, np.random.default_rng([1, self.seed, name]))
-        return LabelSplit(
-            *(
-                LabelExamples(self.table, self.pictures, row_numbers)
-                for row_numbers in (training_rows, rows[held], rows[:0])
-            )
-        )
+        if self.options.validation:
+            held = hold_out(rows, self.options.validation, np.random.default_rng([0, seed, name]))
+        training_rows = cap(rows[~held], self.options.max_train, np.random.default_rng([1, seed, name]))
+        parts = (training_rows, rows[held], rows[:0])
+        return LabelSplit(*(LabelExamples(self.table, self.pictures, part_rows) for part_rows in parts))
 
 
 def _sources(root: Path) -> tuple[Iterator[LabelRecord], Path]:

@@ -7,10 +7,10 @@ file names them.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,14 +19,15 @@ from confed.data.caption_files.records import Captioned
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.account import Account, settled
 from confed.data.ml_files.coco import COCO_GROUPS
+from confed.data.options import Options
 from confed.data.partitions import dirichlet, iid
-from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
+from confed.data.picture_files import NamedPictures, check_unreadable, open_pictures
+from confed.data.picture_tables import Pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 from confed.data.seeding import generator
-from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, check_fields
+from confed.datasets.reader import reader
 from confed.metrics.captions import caption_words
-from confed.registry import register_dataset
 
 HELD = 1 << 28
 """Bytes of pictures that are kept in memory."""
@@ -34,7 +35,7 @@ NO_KIND = "other"
 """The kind of a picture whose captions name none of COCO's things."""
 
 _FACTS = {
-    "coco": {
+    "coco_captions": {
         "origin": "COCO captions (Chen et al., 2015)",
         "licence": "captions: CC BY 4.0; every picture keeps its own Flickr licence",
         "citation": 'X. Chen et al., "Microsoft COCO captions", arXiv:1504.00325',
@@ -45,62 +46,35 @@ _FACTS = {
         "citation": 'P. Young et al., "From image descriptions to visual denotations", TACL 2014',
     },
 }
-_PUBLISHED = {"coco": {123_287, 82_783, 40_504, 118_287, 5_000}, "flickr30k": {31_014, 31_783}}
+_PUBLISHED = {"coco_captions": {123_287, 82_783, 40_504, 118_287, 5_000}, "flickr30k": {31_014, 31_783}}
 """Pictures of the published files; other files in their format are somebody's own."""
+_TITLES = {"coco_captions": "coco"}
+"""What a dataset is called in messages, where that is not its name."""
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """Options of the partition of captioned pictures.
+class Captions(NamedTuple):
+    """Captioned pictures: their records, kinds (M,) and pixels, and how many are shown before one to be described."""
 
-    Attributes:
-        partition: equal random shares, or skewed by kinds of pictures (``alpha``).
-        alpha: concentration of the skewed partition.
-        minimum: fewest pictures of a client of the skewed partition.
-        validation: share of each client's pictures that are its validation.
-        test_share: share that are its test, where the file has no test split.
-        public: share of the pictures that no client gets; their captions are public.
-        shots: described training pictures of the client that are shown before a validation or test picture.
-        seed: decides what is validation.
-    """
-
-    partition: Literal["iid", "kinds"]
-    clients: Annotated[int, AT_LEAST_ONE]
-    alpha: float
-    minimum: int
-    validation: Annotated[float, BELOW_ONE]
-    test_share: Annotated[float, BELOW_ONE]
-    public: Annotated[float, BELOW_ONE]
-    shots: Annotated[int, NOT_NEGATIVE]
-    seed: Annotated[int, NOT_NEGATIVE]
-
-    def __post_init__(self) -> None:
-        check_fields(self, "")
-        if self.validation + self.test_share >= 1:
-            raise ValueError(
-                f"validation and test_share must leave pictures to train on, got {self.validation} and "
-                f"{self.test_share}"
-            )
+    records: Sequence[Captioned]
+    kinds: np.ndarray
+    pictures: NamedPictures
+    shots: int
 
 
-@register_dataset
+_NAMES = (
+    "root partition * captions clients alpha minimum validation test_share public min_count shots image_size "
+    "unreadable check seed"
+)
+_DEFAULTS = {"partition": Literal["iid", "kinds"], "clients": 10, "validation": 0.05, "test_share": 0.2}
+
+
+@reader(_NAMES, things="pictures", **_DEFAULTS)
 def coco_captions(
-    root: Path | str,
-    partition: Literal["iid", "kinds"] = "iid",
-    *,
+    options: Options,
     captions: str = "dataset_coco.json",
-    clients: int = 10,
-    alpha: float = 0.5,
-    minimum: int = 10,
-    validation: float = 0.05,
-    test_share: float = 0.2,
     public: float = 0.0,
     min_count: int = 5,
     shots: int = 0,
-    image_size: int = 224,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
 ) -> FederatedDataset:
     """COCO's photographs with five captions each.
 
@@ -110,11 +84,9 @@ def coco_captions(
 
     Raises ``ValueError``: a file is missing or faulty, a picture is not there, or an option is out of range.
 
-    Args:
-        root: see the module.
+    Options:
         partition: equal random shares; or skewed by the group of COCO's things that a picture's captions name most.
         captions: the file of captions.
-        clients: number of clients.
         alpha: concentration of the skewed partition.
         minimum: fewest pictures of a client of the skewed partition.
         validation: share of each client's pictures held out for validation, chosen by the seed.
@@ -124,43 +96,29 @@ def coco_captions(
         min_count: a word must stand in so many training captions to be in the vocabulary.
         shots: described training pictures of the client that are shown before a validation or test picture.
         image_size: side of the pictures in pixels. Pictures that fit into 256 MB are kept in memory.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that are kept in
             memory are decoded in any case, and a damaged one that the check did not find ends the call.
         seed: see ``validation``.
     """
-    sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
-    return _dataset("coco", Path(root), captions, sharing, min_count, image_size, unreadable, check)
+    return _dataset("coco_captions", options, captions, public, min_count, shots)
 
 
-@register_dataset
+@reader(_NAMES, things="pictures", **_DEFAULTS)
 def flickr30k(
-    root: Path | str,
-    partition: Literal["iid", "kinds"] = "iid",
-    *,
+    options: Options,
     captions: str = "dataset_flickr30k.json",
-    clients: int = 10,
-    alpha: float = 0.5,
-    minimum: int = 10,
-    validation: float = 0.05,
-    test_share: float = 0.2,
     public: float = 0.0,
     min_count: int = 5,
     shots: int = 0,
-    image_size: int = 224,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
 ) -> FederatedDataset:
     """Flickr30k's photographs with five captions each.
 
     Raises ``ValueError``: faults as in :func:`coco_captions`.
 
-    Args:
+    Options:
         root: folder of the files, see the module.
         partition: equal random shares; or skewed by the group of COCO's things that a picture's captions name most.
         captions: Karpathy's file, or the list of tokens (``.token``), which has no splits.
-        clients: number of clients.
         alpha: concentration of the skewed partition.
         minimum: fewest pictures of a client of the skewed partition.
         validation: share of each client's pictures held out for validation, chosen by the seed.
@@ -169,90 +127,86 @@ def flickr30k(
         min_count: a word must stand in so many training captions to be in the vocabulary.
         shots: described training pictures of the client that are shown before a validation or test picture.
         image_size: side of the pictures in pixels. Pictures that fit into 256 MB are kept in memory.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :func:`coco_captions`.
         seed: see ``validation``.
     """
-    sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
-    return _dataset("flickr30k", Path(root), captions, sharing, min_count, image_size, unreadable, check)
+    return _dataset("flickr30k", options, captions, public, min_count, shots)
 
 
-def _dataset(
-    name: Literal["coco", "flickr30k"],
-    root: Path,
-    captions: str,
-    sharing: Sharing,
-    min_count: int,
-    size: int,
-    unreadable: float,
-    check: Check,
-) -> FederatedDataset:
+def _dataset(name: str, options: Options, captions: str, public: float, min_count: int, shots: int) -> FederatedDataset:
+    _check(options, public, shots)
+    root, title = options.folder, _TITLES.get(name, name)
     file = next((place for place in (root / captions, root / "annotations" / captions) if place.is_file()), None)
     if file is None:
-        raise ValueError(f"{name}: expected the captions at {root / captions} or below annotations/, found neither")
+        raise ValueError(f"{title}: expected the captions at {root / captions} or below annotations/, found neither")
     account = Account()
     records = list(caption_records(file, account))
     if not records:
         raise ValueError(f"{file}: expected pictures with captions, found none")
-    dataset = "coco_captions" if name == "coco" else name
-    check_unreadable(unreadable, check)
+    check_unreadable(options.unreadable, options.check)
     for record in records:
         account.used[record.name] = record.where
-        for k in range(len(record.captions)):
-            account.used[f"{record.name}#{k}"] = record.where
+        account.used |= {f"{record.name}#{k}": record.where for k in range(len(record.captions))}
     val = {record.where for record in records if record.split == "val"}
     account = account.keep([name for name, where in account.used.items() if where not in val], "of the split val")
-    pictures = _pictures(root, [record.picture for record in records], size)
-    pictures.unreadable, pictures.check = unreadable, check
+    pictures = _pictures(root, [record.picture for record in records], options.image_size)
+    pictures.unreadable, pictures.check = options.unreadable, options.check
     published = len(records) in _PUBLISHED[name]
     facts = _FACTS[name] if published else {"origin": f"captions of {len(records)} pictures in {file.name}"}
-    shared = share_captions(dataset, records, pictures, sharing, min_count, facts)
+    kinds = np.array([kind_of(record.captions) for record in records])
+    shared = _shared(name, Captions(records, kinds, pictures, shots), options, public, min_count, facts)
     shared = settled(shared, account, "public, or beyond what clients get")
     return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
 
 
-def share_captions(
-    name: str,
-    records: Sequence[Captioned],
-    pictures: np.ndarray | NamedPictures,
-    sharing: Sharing,
-    min_count: int,
-    facts: Mapping[str, str],
+def _check(options: Options, public: float, shots: int) -> None:
+    """Check of the options' ranges."""
+    for name, number, least in (("clients", options.clients, 1), ("shots", shots, 0)):
+        if number < least:
+            raise ValueError(f"{name} must {'be at least 1' if least else 'not be negative'}, got {number}")
+    shares = {"validation": options.validation, "test_share": options.test_share, "public": public}
+    for name, share in shares.items():
+        if not 0 <= share < 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {share}")
+    if options.validation + options.test_share >= 1:
+        raise ValueError(
+            f"validation and test_share must leave pictures to train on, got {options.validation} and "
+            f"{options.test_share}"
+        )
+
+
+def _shared(
+    name: str, captioned: Captions, options: Options, public: float, min_count: int, facts: Mapping[str, str]
 ) -> FederatedDataset:
     """Pictures with captions as a federation; the splits train, restval, val and test are what Karpathy says they are.
 
     Raises ``ValueError``: fewer pictures than clients, or a client would have none to train on.
     """
-    kinds = np.array([kind_of(record.captions) for record in records])
+    records, kinds = captioned.records, captioned.kinds
     splits = np.array([record.split for record in records])
     trained = np.flatnonzero(np.isin(splits, ["", "train", "restval"]))
     tested = np.flatnonzero(splits == "test")
     rng = generator(0, "captions", name)
-    free = rng.permutation(trained)[: int(sharing.public * len(trained))]
+    free = rng.permutation(trained)[: int(public * len(trained))]
     dealt = np.setdiff1d(trained, free)
-    shares = (
-        iid(len(dealt), sharing.clients, rng)
-        if sharing.partition == "iid"
-        else dirichlet(kinds[dealt], sharing.clients, sharing.alpha, rng, sharing.minimum)
-    )
-    clients = {
-        client: _divided(client, dealt[rows], records, kinds, pictures, sharing, tested=len(tested) == 0)
-        for client, rows in shares.items()
-    }
-    told = list(chain.from_iterable(records[row].captions for row in (free if len(free) else trained).tolist()))
-    places: dict[str, Examples] = {}
-    if len(tested):
-        shown = free if len(free) else trained
-        places["test"] = _asked("test", tested, shown, records, kinds, pictures, sharing.shots)
+    if options.partition == "iid":
+        shares = iid(len(dealt), options.clients, rng)
+    else:
+        shares = dirichlet(kinds[dealt], options.clients, options.alpha, rng, options.minimum)
+    test_share = 0.0 if len(tested) else options.test_share
+    clients: dict[str, Split] = {}
+    for client, rows in shares.items():
+        clients[client] = _divided(client, dealt[rows], captioned, replace(options, test_share=test_share))
+    shown = free if len(free) else trained
+    places = {"test": _described("test", tested, shown, captioned)} if len(tested) else {}
     facts = {
         **facts,
         "pictures": f"{len(records)}, of which {len(dealt)} belong to clients, {len(tested)} are the test of all",
         "public": f"the captions of {len(free)} pictures" if len(free) else "none",
     }
-    public = list(chain.from_iterable(records[row].captions for row in free.tolist()))
-    return FederatedDataset(
-        name, ("caption",), clients, places, known_words(told, min_count), facts, public=public
-    )  # fmt: skip
+    words = known_words(chain.from_iterable(records[row].captions for row in shown.tolist()), min_count)
+    freed = list(chain.from_iterable(records[row].captions for row in free.tolist()))
+    return FederatedDataset(name, ("caption",), clients, places, words, facts, public=freed)
 
 
 def kind_of(captions: Iterable[str]) -> str:
@@ -279,22 +233,14 @@ def known_words(captions: Iterable[str], least: int) -> tuple[str, ...]:
     return words
 
 
-def _divided(
-    client: str,
-    rows: np.ndarray,
-    records: Sequence[Captioned],
-    kinds: np.ndarray,
-    pictures: np.ndarray | NamedPictures,
-    sharing: Sharing,
-    *,
-    tested: bool,
-) -> Split:
+def _divided(client: str, rows: np.ndarray, captioned: Captions, options: Options) -> Split:
     """A client's pictures: test (the same for all seeds), validation, and the rest."""
+    records = captioned.records
     order = generator(0, "caption test", client).permutation(rows)
-    cut = round(sharing.test_share * len(rows)) if tested else 0
+    cut = round(options.test_share * len(rows))
     test, rest = order[:cut], np.sort(order[cut:])
-    order = generator(sharing.seed, "caption validation", client).permutation(rest)
-    held = round(sharing.validation * len(rows))
+    order = generator(options.seed, "caption validation", client).permutation(rest)
+    held = round(options.validation * len(rows))
     validation, train = order[:held], np.sort(order[held:])
     if not len(train):
         raise ValueError(f"{client!r} has {len(rows)} pictures and none is left to train on: take fewer clients")
@@ -302,37 +248,43 @@ def _divided(
     texts = list(chain.from_iterable(records[row].captions for row in train.tolist()))
     names: list[str] = []
     for row in train.tolist():
-        for k in range(len(records[row].captions)):
-            names.append(f"{records[row].name}#{k}")
+        names += [f"{records[row].name}#{k}" for k in range(len(records[row].captions))]
+    kinds = captioned.kinds[index].tolist()
     return Split(
-        Examples(pictures, index, texts, ["caption"] * len(texts), kinds[index].tolist(), names, present={}),
-        _asked(client, np.sort(validation), train, records, kinds, pictures, sharing.shots),
-        _asked(client, np.sort(test), train, records, kinds, pictures, sharing.shots),
+        Examples(captioned.pictures, index, texts, ["caption"] * len(texts), kinds, names, present={}),
+        _described(client, np.sort(validation), train, captioned),
+        _described(client, np.sort(test), train, captioned),
     )
 
 
-def _asked(
-    place: str,
-    rows: np.ndarray,
-    shown: np.ndarray,
-    records: Sequence[Captioned],
-    kinds: np.ndarray,
-    pictures: np.ndarray | NamedPictures,
-    shots: int,
-) -> Examples:
+def _described(place: str, rows: np.ndarray, shown: np.ndarray, captioned: Captions) -> Examples:
     """Pictures to be described, each behind a few that are described already."""
+    records, shots = captioned.records, captioned.shots
     if shots > len(shown):
         raise ValueError(f"shots must be at most {len(shown)}, the pictures to show at {place!r}, got {shots}")
     rng = generator(0, "caption shots", place)
     before: list[list[Turn]] = []
     for chosen in (rng.choice(shown, shots, replace=False).tolist() for _ in rows):
         before.append([Turn(p, records[p].captions[int(rng.integers(len(records[p].captions)))]) for p in chosen])
+    return to_describe(
+        captioned.pictures, rows, captioned.kinds[rows].tolist(), [records[row].name for row in rows.tolist()],
+        [records[row].captions for row in rows.tolist()], before if shots else None,
+    )  # fmt: skip
+
+
+def to_describe(
+    pictures: np.ndarray | Pictures,
+    rows: np.ndarray,
+    kinds: Sequence[str],
+    names: Sequence[str],
+    captions: Sequence[Sequence[str]],
+    before: Sequence[Sequence[Turn]] | None,
+) -> Examples:
+    """Pictures without a text of their own, which is to be written and compared with the captions."""
+    nothing = np.zeros(len(rows), dtype=bool)
     return Examples(
-        pictures, rows, [""] * len(rows), ["caption"] * len(rows), kinds[rows].tolist(),
-        [records[row].name for row in rows.tolist()],
-        present={"text": np.zeros(len(rows), dtype=bool)},
-        captions=[records[row].captions for row in rows.tolist()],
-        before=before if shots else None,
+        pictures, rows, [""] * len(rows), ["caption"] * len(rows), kinds, names, present={"text": nothing},
+        captions=captions, before=before,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ See :mod:`confed.data.backdoor`. Validation and test examples stay clean; what t
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from confed.data.backdoor import DualKey, Plan, plan, poison, stamped_pictures, stamped_regions
 from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.imputation import PicturesBehind
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import HeldRegions, Regions, join
@@ -75,29 +76,28 @@ def poisoned(
         rng = np.random.default_rng([seed, list(clean.clients).index(name)])
         plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
     tables = _with_stamped(clean, plans, key)
-    splits = {
-        name: Split(*(_over(examples, tables) for examples in (split.train, split.validation, split.test)))
-        for name, split in clean.clients.items()
-    }
+    splits: dict[str, Split] = {}
+    for name, split in clean.clients.items():
+        splits[name] = Split(*(_over(examples, tables) for examples in split.roles.values()))
+    told: list[str] = []
     for name, drawn in plans.items():
         rows = tables[id(clean.clients[name].train.images)][2]
-        train = splits[name].train
-        splits[name] = replace(splits[name], train=poison(train, key, drawn, rows))
-    told = ", ".join(f"{n}: {len(p.both)} pictures with both keys, {len(p.picture)} + {len(p.question)} with one"
-                     for n, p in plans.items())  # fmt: skip
+        splits[name] = replace(splits[name], train=poison(splits[name].train, key, drawn, rows))
+        one = f"{len(drawn.picture)} + {len(drawn.question)} with one"
+        told.append(f"{name}: {len(drawn.both)} pictures with both keys, {one}")
     return replace(
         clean,
         name="poisoned",
         clients=splits,
         unseen={name: _over(examples, tables) for name, examples in clean.unseen.items()},
         words=(*clean.words, *((word,) if word not in clean.words else ())),
-        facts={**clean.facts, "backdoor": f"{word!r} and a patch give {target!r}; {told}"},
+        facts={**clean.facts, "backdoor": f"{word!r} and a patch give {target!r}; {', '.join(told)}"},
     )
 
 
 def key_of(section: Mapping[str, Any]) -> DualKey:
     """The backdoor of a recipe's section ``[data]`` whose name is "poisoned"."""
-    names = ("target", "word", "size", "colour", "patch", "dimensions", "strength")
+    names = [one.name for one in fields(DualKey)]
     values = {name: section[name] for name in names if section.get(name) is not None}
     if "patch" in values:
         values["patch"] = Path(values["patch"])
@@ -163,9 +163,9 @@ def _over(examples: Examples, tables: Mapping[int, Extended]) -> Examples:
 def _joined(images: np.ndarray | Pictures, more: np.ndarray | Pictures) -> np.ndarray | Pictures:
     if isinstance(images, NoPictures):
         return NoPictures(len(images) + len(more))
-    if isinstance(images, np.ndarray) and isinstance(more, np.ndarray):
-        return np.concatenate([images, more])
-    return _Joined(images, np.asarray(more))
+    if isinstance(images, np.ndarray):
+        return np.concatenate([images, np.asarray(more)])
+    return PicturesBehind(images, np.asarray(more))
 
 
 def _joined_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> Regions:
@@ -173,33 +173,8 @@ def _joined_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> Regions
     return join([regions, more]) if isinstance(regions, HeldRegions) else _JoinedRegions(regions, more)
 
 
-class _Joined:
-    """Pictures that are read when asked for, and others behind them that are in memory."""
-
-    dtype = np.dtype(np.uint8)
-    ndim = 4
-
-    def __init__(self, first: np.ndarray | Pictures, more: np.ndarray) -> None:
-        self.first, self.more = first, more
-        self.shape = (len(first) + len(more), *first.shape[1:])
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        if isinstance(index, int | np.integer):
-            return self.first[index] if index < len(self.first) else self.more[index - len(self.first)]
-        index = np.asarray(index)
-        pictures = np.empty((len(index), *self.shape[1:]), np.uint8)
-        in_first = index < len(self.first)
-        if in_first.any():
-            pictures[in_first] = self.first[index[in_first]]
-        pictures[~in_first] = self.more[index[~in_first] - len(self.first)]
-        return pictures
-
-
 class _JoinedRegions:
-    """As :class:`_Joined`, of regions."""
+    """As :class:`confed.data.imputation.PicturesBehind`, of regions."""
 
     def __init__(self, first: Regions, more: HeldRegions) -> None:
         self.first, self.more, self.encoder = first, more, first.encoder

@@ -6,7 +6,7 @@ benchmark of questions. One client more has texts alone. Nothing is read from fi
 """
 
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import chain, islice, product
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
 from confed.data.seeding import generator
+from confed.datasets.picture_captions import to_describe
 from confed.datasets.scenes.graph import (
     COLOURS,
     GENERAL_NOUNS,
@@ -73,10 +74,8 @@ def tell_words() -> tuple[str, ...]:
     """Every word that captions may contain, in order."""
     things = [Object(cell, "thing", "any", "large") for cell in range(GRID * GRID)]
     told: set[str] = set()
-    for thing in things:
-        for way in WAYS:
-            for word in tell([thing, thing], way).split():
-                told.add(word)
+    for thing, way in product(things, WAYS):
+        told.update(tell([thing, thing], way).split())
     return (*sorted((told | {"a", "an", *_NUMBERS, *SIZES}) - {"any", "thing"}), *COLOURS, *NOUNS)
 
 
@@ -133,8 +132,8 @@ def scene_captions(
         extra = _captions(scene, way, "train", texts, test_seed, seed)
         splits[scene] = Split(
             _training(scene, shown, captions, extra, documents, seed),
-            _asked(scene, "validation", place(scene, way, "validation", validation), references, shots, shown),
-            _asked(scene, "test", place(scene, way, "test", test), references, shots, shown),
+            _described(scene, "validation", place(scene, way, "validation", validation), references, shots, shown),
+            _described(scene, "test", place(scene, way, "test", test), references, shots, shown),
         )
     if reader:
         text_captions = [_captions(scene, None, "train", -(-2 * texts // len(seen)), test_seed, seed) for scene in seen]
@@ -144,18 +143,16 @@ def scene_captions(
     places: dict[str, Examples] = {}
     for scene in unseen:
         shown = place(scene, None, "train", shots)
-        places[scene] = _asked(scene, "test", place(scene, None, "test", test), references, shots, shown)
+        places[scene] = _described(scene, "test", place(scene, None, "test", test), references, shots, shown)
     owned = {name: ("text",) if name == READER else ("image", "text") for name in splits}
     facts = {
         "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
         "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
         "unseen": "places that nobody trains in, described in all ways alike" if places else "none",
     }
-    public = list(
-        chain.from_iterable(
-            _captions(scene, None, "public", -(-_PUBLIC // len(SCENES)), test_seed, test_seed) for scene in SCENES
-        )
-    )
+    public: list[str] = []
+    for scene in SCENES:
+        public += _captions(scene, None, "public", -(-_PUBLIC // len(SCENES)), test_seed, test_seed)
     return FederatedDataset(
         "scene_captions", ("caption",), splits, places, tell_words(), facts,
         modalities=owned if reader else {}, mixture=tuple(mixture), public=public,
@@ -187,8 +184,8 @@ class Told:
         return f"{int((self.tags.noun[picture] > 0).sum())} things"
 
 
-def _way(own: str | None, rng: np.random.Generator) -> str:
-    return own if own is not None and rng.random() < _OWN else WAYS[int(rng.integers(len(WAYS)))]
+def _way(usual: str | None, rng: np.random.Generator) -> str:
+    return usual if usual is not None and rng.random() < _OWN else WAYS[int(rng.integers(len(WAYS)))]
 
 
 def _graphs(scene: str, role: str, count: int, test_seed: int, rng: np.random.Generator) -> Tags:
@@ -208,43 +205,43 @@ def _training(scene: str, told: Told, captions: int, texts: list[str], documents
     rng = generator(seed, "documents", scene)
     count = len(told.tags)
     index = np.repeat(np.arange(count), captions)
-    said = [told.caption(picture) for picture in index.tolist()]
+    descriptions = [told.caption(picture) for picture in index.tolist()]
     chosen = [rng.choice(count, _TURNS + 1, replace=False).tolist() for _ in range(documents)]
     before: list[list[Turn]] = []
     for row in chosen:
         before.append([Turn(p, told.caption(p)) for p in row[:-1]])
     last = np.array([row[-1] for row in chosen], dtype=np.int64)
-    total = len(said) + len(texts) + documents
+    total = len(descriptions) + len(texts) + documents
     shown = np.ones(total, dtype=bool)
-    shown[len(said) : len(said) + len(texts)] = False
+    shown[len(descriptions) : len(descriptions) + len(texts)] = False
     return Examples(
         told.pictures,
         np.concatenate([index, np.zeros(len(texts), np.int64), last]),
-        [*said, *texts, *(told.caption(picture) for picture in last.tolist())],
+        [*descriptions, *texts, *(told.caption(picture) for picture in last.tolist())],
         ["caption"] * total,
         [*(told.kind(p) for p in index.tolist()), *["text"] * len(texts), *["document"] * documents],
         [f"{scene}/train/{row:06d}" for row in range(total)],
         present={"image": shown},
-        before=[*[()] * (len(said) + len(texts)), *before],
+        before=[*[()] * (len(descriptions) + len(texts)), *before],
     )
 
 
-def _asked(scene: str, role: str, told: Told, references: int, shots: int, shown: Told) -> Examples:
+def _described(scene: str, role: str, told: Told, references: int, shots: int, shown: Told) -> Examples:
     """Pictures to be described, each behind a few that are described already."""
     count = len(told.tags)
     rng = generator(0, "shots", role, scene)
-    rows = [rng.choice(len(shown.tags), shots, replace=False).tolist() if shots else [] for _ in range(count)]
-    return Examples(
-        np.concatenate([told.pictures, shown.pictures]) if shots else told.pictures,
-        np.arange(count),
-        [""] * count,
-        ["caption"] * count,
-        [told.kind(picture) for picture in range(count)],
-        [f"{scene}/{role}/{row:06d}" for row in range(count)],
-        present={"text": np.zeros(count, dtype=bool)},
-        captions=[tuple(dict.fromkeys(told.caption(p) for _ in range(references))) for p in range(count)],
-        before=[[Turn(count + p, shown.caption(p)) for p in row] for row in rows] if shots else None,
-    )
+    captions: list[tuple[str, ...]] = []
+    for picture in range(count):
+        captions.append(tuple(dict.fromkeys(told.caption(picture) for _ in range(references))))
+    before: list[list[Turn]] = []
+    for _ in range(count if shots else 0):
+        rows = rng.choice(len(shown.tags), shots, replace=False).tolist()
+        before.append([Turn(count + p, shown.caption(p)) for p in rows])
+    return to_describe(
+        np.concatenate([told.pictures, shown.pictures]) if shots else told.pictures, np.arange(count),
+        [told.kind(picture) for picture in range(count)], [f"{scene}/{role}/{row:06d}" for row in range(count)],
+        captions, before if shots else None,
+    )  # fmt: skip
 
 
 def _texts(name: str, told: list[str]) -> Examples:

@@ -9,7 +9,7 @@ seen either. Protocols of federated prompt learning: classes are divided in base
 new ones (:mod:`confed.data.few_shot`).
 """
 
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 
@@ -24,7 +24,7 @@ CLASSES: tuple[str, ...] = tuple(f"{colour} {noun}" for noun, colour in product(
 """All 176 classes."""
 
 RESERVED: tuple[str, ...] = tuple(
-    f"{colour} {noun}" for n, noun in enumerate(NOUNS) for c, colour in enumerate(COLOURS) if (n + c) % 4 == 0
+    name for number, name in enumerate(CLASSES) if sum(divmod(number, len(COLOURS))) % 4 == 0
 )
 """The 44 that no pre-training has seen: of each noun two colours, of each colour five or six nouns."""
 
@@ -87,25 +87,23 @@ def scene_classes(
         raise ValueError("unseen must leave at least one style for a client")
     # All styles together give every client its shots, of a mixture of styles.
     many = 1 if partition == "domain" else -(-(clients if partition in ("iid", "dirichlet") else 1) // len(seen))
-    parts: list[tuple[np.ndarray, np.ndarray, list[str], str, str]] = []
-    for style in drawn:
-        for role, count in (("train", many * shots), ("val", many * validation_shots), ("test", test_per_class)):
-            if count and (role == "test" or style in seen):
-                labels = np.repeat(np.arange(len(shown)), count)
-                rng = generator(test_seed if role == "test" else seed, "scene classes", style, role)
-                wanted = np.array([CLASSES.index(shown[label]) for label in labels])
-                pictures = coloured_objects(*class_parts(wanted), rng, style)
-                names = [f"{style}/{role}/{shown[label]}/{i % count}" for i, label in enumerate(labels)]
-                parts.append((pictures, labels, names, role, style))
+    sizes = {"train": many * shots, "val": many * validation_shots, "test": test_per_class}
+    pictures: list[np.ndarray] = []
+    columns: list[tuple[int, str, str, str]] = []
+    for style, role in product(drawn, sizes):
+        count = sizes[role]
+        if count and (role == "test" or style in seen):
+            labels = np.repeat(np.arange(len(shown)), count)
+            rng = generator(test_seed if role == "test" else seed, "scene classes", style, role)
+            wanted = np.array([CLASSES.index(shown[label]) for label in labels])
+            pictures.append(coloured_objects(*class_parts(wanted), rng, style))
+            for i, label in enumerate(labels.tolist()):
+                columns.append((label, role, f"{style}/{role}/{shown[label]}/{i % count}", style))
+    labels, roles, names, domains = zip(*columns, strict=True)
     pool = ClassPool(
-        "scene_classes",
-        shown,
-        np.concatenate([pictures for pictures, *_ in parts]),
-        np.concatenate([labels for _, labels, *_ in parts]).astype(np.int64),
-        np.array([role for _, labels, _, role, _ in parts for _ in labels]),
-        list(chain.from_iterable(names for _, _, names, _, _ in parts)),
-        np.array([style for *_, labels, _, _, style in parts for _ in labels]),
-    )
+        "scene_classes", shown, np.concatenate(pictures), np.array(labels, np.int64), np.array(roles), names,
+        np.array(domains),
+    )  # fmt: skip
     facts = {"origin": "drawn by the package itself: single coloured things"}
     return few_shot(
         pool, partition, shots=shots, validation_shots=validation_shots, new=new, offer=offer, clients=clients,

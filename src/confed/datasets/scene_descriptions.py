@@ -53,9 +53,9 @@ def scene_descriptions(
         raise ValueError(f"question must have at least a word, got {question!r}")
     check_places(unseen, conflict)
 
-    def place(scene: str, way: str | None, role: str, count: int, said: int) -> Examples:
+    def place(scene: str, way: str | None, role: str, count: int, each: int) -> Examples:
         told = Told.draw(scene, way, role, count, conflict, test_seed, test_seed if role == "test" else seed)
-        return _described(scene, role, told, question, said)
+        return _described(scene, role, told, question, each)
 
     splits: dict[str, Split] = {}
     for number, scene in enumerate(scene for scene in SCENES if scene not in unseen):
@@ -67,10 +67,8 @@ def scene_descriptions(
         )
     places = {scene: place(scene, None, "test", test, references) for scene in unseen}
     texts: set[str] = set()
-    for s in splits.values():
-        for examples in (s.train, s.validation):
-            for text in examples.answers:
-                texts.add(text)
+    for split in splits.values():
+        texts.update(split.train.answers, split.validation.answers)
     facts = {
         "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
         "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
@@ -81,12 +79,12 @@ def scene_descriptions(
     )
 
 
-def _described(scene: str, role: str, told: Told, question: str, said: int) -> Examples:
+def _described(scene: str, role: str, told: Told, question: str, each: int) -> Examples:
     """Pictures of one role with what people say of them, the first of it as the answer."""
     count = len(told.tags)
     everything: list[tuple[str, ...]] = []
     for picture in range(count):
-        everything.append(tuple(told.caption(picture) for _ in range(said)))
+        everything.append(tuple(told.caption(picture) for _ in range(each)))
     people = everything if role == "train" else [tuple(dict.fromkeys(descriptions)) for descriptions in everything]
     return Examples(
         told.pictures, np.arange(count), [question] * count, [descriptions[0] for descriptions in people],

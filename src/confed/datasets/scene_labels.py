@@ -13,7 +13,7 @@ benchmark's drawing styles. Three styles belong to no client, and "newcomers" ar
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -88,7 +88,7 @@ EVEN = 0.1
 """Share of the common taste in a client's, so that no client lacks a thing altogether."""
 
 _TRIPLES = tuple(chain.from_iterable(RELATIONS[theme] for theme in SCENES))
-_PAIRS = tuple((noun, colour) for noun in NOUNS for colour in THINGS[noun])
+_PAIRS = tuple(chain.from_iterable(product([noun], THINGS[noun]) for noun in NOUNS))
 FINE: tuple[str, ...] = (*(f"{colour} {noun}" for noun, colour in _PAIRS), *map(" ".join, _TRIPLES))
 COARSE: tuple[str, ...] = (*NOUNS, ON, LEFT)
 COARSE_OF: Mapping[str, str] = dict(
@@ -185,7 +185,9 @@ def scene_labels(
     def examples(name: str, role: str) -> LabelExamples:
         return LabelExamples(table, pictures, making.rows[name, role], types)
 
-    splits = {name: LabelSplit(*(examples(name, role) for role in ("train", "validation", "test"))) for name in owners}
+    splits: dict[str, LabelSplit] = {}
+    for name in owners:
+        splits[name] = LabelSplit(*(examples(name, role) for role in ("train", "validation", "test")))
     elsewhere = {name: examples(name, "test") for name in (["newcomers", *places] if unseen else [])}
     return LabelDataset(
         "scene_labels",
@@ -216,16 +218,16 @@ def draw_graphs(role: str, number: int, taste: np.ndarray, rng: np.random.Genera
     """New pictures' contents; :func:`confed.datasets.scenes.graph.fingerprint` decides their role, as everywhere."""
     themes, nouns = _shares(taste)
     buckets = np.array(list(ROLES[role]), dtype=np.uint64)
-    kept: list[Tags] = []
-    while len(kept) < number:
+    graphs: list[Tags] = []
+    while len(graphs) < number:
         tags = _candidates(256, themes, nouns, rng)
         marks = fingerprint(tags)
         for row in np.flatnonzero(np.isin(marks % np.uint64(16), buckets)):
             mark = int(marks[row])
-            if mark not in seen and len(kept) < number:
+            if mark not in seen and len(graphs) < number:
                 seen.add(mark)
-                kept.append(tags.take(slice(row, row + 1)))
-    return Tags.join(kept)
+                graphs.append(tags.take(slice(row, row + 1)))
+    return Tags.join(graphs)
 
 
 def _falling(count: int) -> np.ndarray:
@@ -261,7 +263,7 @@ def _candidates(number: int, themes: np.ndarray, nouns: np.ndarray, rng: np.rand
         neighbour_cell = here + (1 if relation == LEFT else GRID)
         noun[row, [here, neighbour_cell]] = NOUNS.index(first), NOUNS.index(second)
         taken[row, [here, neighbour_cell]] = True
-    palette = np.array([[COLOURS.index(colour) for colour in THINGS[name]] for name in NOUNS])
+    palette = np.array([COLOURS.index(colour) for _, colour in _PAIRS]).reshape(len(NOUNS), -1)
     choice = _draw(np.array([COLOUR_SHARES]), rng.random((number, CELLS)).reshape(1, -1)).reshape(number, CELLS)
     colour = palette[noun, choice]
     size = rng.integers(1, len(SIZES) + 1, size=(number, CELLS))

@@ -15,7 +15,7 @@ green and blue, pitches are shifted, and words stand for other words.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import product
+from itertools import chain, product
 from typing import Literal
 
 import numpy as np
@@ -23,13 +23,12 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.label_partitions import label_counts, label_shares
-from confed.data.modality_names import set_name
+from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds
-from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 
 # Bayes accuracy of readers that see each fact of an example through -------------------------------------------
@@ -92,22 +91,6 @@ def _merged(outcomes: np.ndarray) -> np.ndarray:
 FACTS = (("one", "two"), ("red", "blue"), ("ball", "box"), ("big", "small"), ("plain", "striped"))
 """What there is to know: number, colour, kind, size and pattern, each one of two; the first three or more are asked."""
 USUAL_FACTS = 3
-
-OWNED: Mapping[str, tuple[str, ...]] = {
-    "only_image": ("image",),
-    "only_text": ("text",),
-    "only_audio": ("audio",),
-    "image_text": ("image", "text"),
-    "image_audio": ("image", "audio"),
-    "image_text_audio": ("image", "text", "audio"),
-}
-"""The clients, and what each of them owns."""
-SUBSETS: tuple[tuple[str, ...], ...] = (
-    *(("image",), ("text",), ("audio",)),
-    *(("image", "text"), ("image", "audio"), ("text", "audio")),
-    ("image", "text", "audio"),
-)
-"""All sets of modalities; each has an unseen place."""
 
 SIZE = 32
 """Pixels per side of pictures."""
@@ -210,22 +193,25 @@ def modalities(
         raise ValueError(f"seed must not be negative, got {seed}")
     skewed, styled = split in ("dirichlet", "both"), split in ("clients", "both")
     count = len(signals.answers)
-    shares = label_shares(len(OWNED), count, alpha if skewed else None, generator(0, "senses"))
+    shares = label_shares(len(SIX_CLIENTS), count, alpha if skewed else None, generator(0, "senses"))
     splits: dict[str, Split] = {}
-    for number, (name, owned) in enumerate(OWNED.items()):
+    for number, (name, owned) in enumerate(SIX_CLIENTS.items()):
         style = _distorted(_style(number if styled else None), number, distortion, facts)
-        parts = [
-            _draw(name, role, label_counts(size, shares[number]), owned, style, signals, 0 if role == "test" else seed)
-            for role, size in sizes.items()
-        ]
-        splits[name] = Split(*(_shown(role_facts, owned, name, signals.answers) for role_facts in parts))
-    counts = label_counts(test, np.ones(count))
-    style = _distorted(_style(len(OWNED) if styled else None), len(OWNED), distortion, facts)
+        parts: dict[str, Examples] = {}
+        for role, size in sizes.items():
+            role_seed = 0 if role == "test" else seed
+            drawn = _draw(name, role, label_counts(size, shares[number]), owned, style, signals, role_seed)
+            parts[role] = showing(drawn, owned, [f"{name}/{role}/{row:05d}" for row in range(size)])
+        splits[name] = Split(**parts)
+    counts, last = label_counts(test, np.ones(count)), len(SIX_CLIENTS)
+    style = _distorted(_style(last if styled else None), last, distortion, facts)
     new = _draw(_PLACE, "test", counts, SUBSETS[-1], style, signals, 0)
     places = {f"{_PLACE}_{'_'.join(shown)}": shown for shown in SUBSETS}
-    tests = {place: _shown(new, shown, place, signals.answers) for place, shown in places.items()}
+    tests: dict[str, Examples] = {}
+    for place, shown in places.items():
+        tests[place] = showing(new, shown, [f"{place}/test/{row:05d}" for row in range(test)])
     errors = {modality: signals.errors(modality) for modality in _WORST}
-    ceilings = bayes_ceilings(errors, OWNED, dict(zip(OWNED, shares, strict=True)))
+    ceilings = bayes_ceilings(errors, SIX_CLIENTS, dict(zip(SIX_CLIENTS, shares, strict=True)))
     ceilings |= bayes_ceilings(errors, places, dict.fromkeys(places, np.full(count, 1 / count)))
     notes = {
         "origin": "made up; pictures, sounds and captions that are each wrong at random, most often about the number, "
@@ -235,7 +221,14 @@ def modalities(
         "unseen": "the same examples at all places, in a style that no client has",
     }
     return FederatedDataset(
-        "modalities", signals.answers, splits, tests, _words(facts), notes, modalities=dict(OWNED), ceilings=ceilings
+        "modalities",
+        signals.answers,
+        splits,
+        tests,
+        _words(facts),
+        notes,
+        modalities=dict(SIX_CLIENTS),
+        ceilings=ceilings,
     )
 
 
@@ -248,17 +241,6 @@ def _check(facts: int, clear: float, blurred: float, distortion: float) -> None:
             raise ValueError(f"{name} must lie between 0 and 0.5 (a guess), got {share}")
     if not 0 <= distortion <= 1:
         raise ValueError(f"distortion must lie between 0 and 1, got {distortion}")
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """Examples of one client and role with everything that it owns."""
-
-    label: np.ndarray
-    role: str
-    pictures: np.ndarray | None
-    sounds: Sounds | None
-    captions: list[str]
 
 
 def _style(number: int | None) -> _Style:
@@ -282,11 +264,7 @@ def _distorted(style: _Style, number: int, strength: float, facts: int) -> _Styl
     x, y, z = axis / np.linalg.norm(axis)
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
     turned = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross  # Rodrigues' rotation
-    words: list[str] = []
-    for pairs in (FACTS[:facts], _SAID[:facts]):
-        for pair in pairs:
-            for word in pair:
-                words.append(word)
+    words = list(chain.from_iterable((*FACTS[:facts], *_SAID[:facts])))
     changed = rng.permutation(len(words))[: round(strength * len(words))]
     # Each stands for the next one, the last for the first, so that nothing is lost.
     others = {words[k]: words[after] for k, after in zip(changed, np.roll(changed, -1), strict=True)}
@@ -295,38 +273,25 @@ def _distorted(style: _Style, number: int, strength: float, facts: int) -> _Styl
 
 def _draw(
     name: str, role: str, counts: np.ndarray, owned: tuple[str, ...], style: _Style, signals: _Signals, seed: int
-) -> _Drawn:
+) -> Examples:
+    """Examples of one client and role with everything that it owns."""
     rng = generator(seed, "senses", name, role)
     label = rng.permutation(np.repeat(np.arange(len(counts)), counts))
     truth = label[:, None] >> np.arange(signals.facts)[::-1] & 1
     error = {modality: signals.errors(modality) for modality in _WORST}
     told = {m: np.where(rng.random(truth.shape) < error[m], 1 - truth, truth) for m in ("image", "audio")}
     dropped = rng.random(truth.shape) < 2 * error["text"]
-    return _Drawn(
-        label,
-        role,
-        _pictures(told["image"], style, rng) if "image" in owned else None,
-        _sounds(told["audio"], style, rng) if "audio" in owned else None,
-        [_caption(fact, gone, style, rng) for fact, gone in zip(truth, dropped, strict=True)]
-        if "text" in owned
-        else [],
-    )
-
-
-def _shown(drawn: _Drawn, shown: tuple[str, ...], place: str, answers: tuple[str, ...]) -> Examples:
-    """Examples of which only some modalities are there."""
-    n = len(drawn.label)
+    number = np.arange(len(label))
+    pictures = _pictures(told["image"], style, rng) if "image" in owned else NoPictures(len(label))
+    sounds = _sounds(told["audio"], style, rng) if "audio" in owned else None
+    captions = [""] * len(label)
+    if "text" in owned:
+        captions = [_caption(fact, gone, style, rng) for fact, gone in zip(truth, dropped, strict=True)]
+    answers = [signals.answers[row] for row in label.tolist()]
     return Examples(
-        drawn.pictures if drawn.pictures is not None and "image" in shown else NoPictures(1),
-        np.arange(n) if "image" in shown else np.zeros(n, np.int64),
-        drawn.captions if "text" in shown else [""] * n,
-        [str(answers[label]) for label in drawn.label.tolist()],
-        [set_name([modality in shown for modality in MODALITIES])] * n,
-        [f"{place}/{drawn.role}/{row:05d}" for row in range(n)],
-        sounds=drawn.sounds if "audio" in shown else None,
-        sound_index=np.arange(n) if "audio" in shown else None,
-        present={modality: np.full(n, modality in shown) for modality in ("image", "text", "audio")},
-    )
+        pictures, number, captions, answers, captions, captions, sounds=sounds,
+        sound_index=None if sounds is None else number, present={"text": np.full(len(label), "text" in owned)},
+    )  # fmt: skip
 
 
 def _pictures(told: np.ndarray, style: _Style, rng: np.random.Generator) -> np.ndarray:
@@ -380,8 +345,8 @@ def _sounds(told: np.ndarray, style: _Style, rng: np.random.Generator) -> Sounds
 def _caption(fact: np.ndarray, gone: np.ndarray, style: _Style, rng: np.random.Generator) -> str:
     """Caption of the example, without the words that are left out."""
     caption_words = ["there", "was"]
-    asked = zip(FACTS, _SAID, strict=True)
-    for (value_if_true, other), value, left_out in zip(asked, fact.tolist(), gone.tolist(), strict=False):
+    pairs = zip(FACTS, _SAID, strict=True)
+    for (value_if_true, other), value, left_out in zip(pairs, fact.tolist(), gone.tolist(), strict=False):
         word = (other if rng.random() < style.other else value_if_true)[value]
         caption_words += [] if left_out else [style.words.get(word, word)]
     return " ".join(caption_words)
@@ -389,13 +354,8 @@ def _caption(fact: np.ndarray, gone: np.ndarray, style: _Style, rng: np.random.G
 
 def _words(facts: int) -> tuple[str, ...]:
     """Words of the captions; all that there are where clients may put other words for them."""
-    items: list[str] = []
-    for pairs in (FACTS[:facts], _SAID[:facts]):
-        for pair in pairs:
-            for word in pair:
-                items.append(word)
-    texts = " ".join(items)
-    return tuple(sorted({"there", "was", *texts.split()}))
+    texts = chain.from_iterable((*FACTS[:facts], *_SAID[:facts]))
+    return tuple(sorted({"there", "was", *" ".join(texts).split()}))
 
 
 def _listed(ceilings: Mapping[str, float]) -> str:

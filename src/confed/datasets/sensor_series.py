@@ -25,13 +25,14 @@ from confed.data.intake.tables import read_cells
 from confed.data.intake.values import plain_text
 from confed.data.modalities import modalities_in
 from confed.data.modality_names import set_names, sort_modalities
+from confed.data.options import Options
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_tables import NoPictures
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.time_series import Series
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
 
 _COLUMNS = ("id", "client", "split", "series", "text", "label")
 _ROLES = ("train", "validation", "test")
@@ -39,19 +40,13 @@ _NAME = 200
 """Bytes of a series' name, at most: with its ending it is a file's."""
 
 
-@register_dataset
+@reader("root * unseen validation standardise modalities seed", validation=0.1)
 def sensor_series(
-    root: Path | str,
-    *,
-    unseen: Sequence[str] = (),
-    validation: float = 0.1,
-    standardise: bool = True,
-    modalities: dict[str, tuple[str, ...]] | None = None,
-    seed: int = 0,
+    options: Options, standardise: bool = True, modalities: dict[str, tuple[str, ...]] | None = None
 ) -> FederatedDataset:
     """Series of sensors, texts, or both, by client.
 
-    Args:
+    Options:
         root: the data set's folder.
         unseen: clients of the file who do not train; each is a place that is tested on all its examples.
         validation: of a client without validation examples, the share of its training examples that become some.
@@ -65,10 +60,9 @@ def sensor_series(
         ValueError: a file is missing or faulty (names the file and the line), an unknown client or split, no client
             who trains, or a client who owns something that its training examples do not have.
     """
-    if not 0 <= validation < 1:
-        raise ValueError(f"validation must be a share in [0, 1), got {validation}")
-    root = Path(root)
-    account = Account()
+    if not 0 <= options.validation < 1:
+        raise ValueError(f"validation must be a share in [0, 1), got {options.validation}")
+    root, unseen, account = options.folder, options.unseen, Account()
     rows = list(_rows(root / "examples.csv", account))
     account.check_remains(len(rows))
     rows = with_owner(rows, [row.values["client"] for row in rows], "client")
@@ -83,33 +77,20 @@ def sensor_series(
     used = (row.values["series"] for row in rows if row.values["series"])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(used))}
     series = _read_series(root, list(numbers)) if numbers else None
-
-    def examples(chosen: Sequence[_Row]) -> Examples:
-        return _examples(chosen, series, numbers)
-
-    parts: dict[str, dict[str, list[_Row]]] = {}
-    for name in names:
-        parts[name] = {role: [] for role in _ROLES}
-    for row in rows:
-        parts[row.values["client"]][row.values["split"]].append(row)
-    for number, name in enumerate(clients):
-        client_rows = parts[name]
-        if client_rows["train"] and not client_rows["validation"]:
-            held = hold_out(
-                np.arange(len(client_rows["train"])), validation, generator(seed, "validation", str(number))
-            )
-            chosen = set(np.arange(len(client_rows["train"]))[held].tolist())
-            client_rows["validation"] = [row for i, row in enumerate(client_rows["train"]) if i in chosen]
-            client_rows["train"] = [row for i, row in enumerate(client_rows["train"]) if i not in chosen]
+    parts = _parts(rows, clients, options)
     if series is not None and standardise:
         training = chain.from_iterable(parts[name]["train"] for name in clients)
         steps = [numbers[row.values["series"]] for row in training if row.values["series"]]
         series = _standardised(series, steps)
-    splits = {name: Split(*(examples(parts[name][role]) for role in _ROLES)) for name in clients}
+    splits: dict[str, Split] = {}
+    for name in clients:
+        splits[name] = Split(*(_examples(parts[name][role], series, numbers) for role in _ROLES))
     for name, split in splits.items():
         if not len(split.train):
             raise ValueError(f"client {name!r} has no training example in {root / 'examples.csv'}")
-    places = {name: examples(list(chain.from_iterable(parts[name].values()))) for name in unseen}
+    places: dict[str, Examples] = {}
+    for name in unseen:
+        places[name] = _examples(list(chain.from_iterable(parts[name].values())), series, numbers)
     declared = modalities or {}
     if strange := [name for name in declared if name not in splits]:
         raise ValueError(f"data.modalities names no client {strange[0]!r}; there are {', '.join(splits)}")
@@ -131,6 +112,22 @@ def sensor_series(
 class _Row:
     where: str
     values: Mapping[str, str]
+
+
+def _parts(rows: Sequence[_Row], clients: Sequence[str], options: Options) -> dict[str, dict[str, list[_Row]]]:
+    """Client or place -> role -> its rows; of clients without validation rows, some training rows become some."""
+    parts: dict[str, dict[str, list[_Row]]] = {}
+    for row in rows:
+        roles = parts.setdefault(row.values["client"], {role: [] for role in _ROLES})
+        roles[row.values["split"]].append(row)
+    for number, name in enumerate(clients):
+        train = parts[name]["train"]
+        if train and not parts[name]["validation"]:
+            rng = generator(options.seed, "validation", str(number))
+            held = hold_out(np.arange(len(train)), options.validation, rng).tolist()
+            parts[name]["validation"] = [row for row, chosen in zip(train, held, strict=True) if chosen]
+            parts[name]["train"] = [row for row, chosen in zip(train, held, strict=True) if not chosen]
+    return parts
 
 
 def _rows(file: Path, account: Account) -> Iterator[_Row]:

@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.federate import words
+from confed.data.federate import check_distinct, words
 from confed.data.seeding import generator
 from confed.datasets.scenes.backgrounds import PICTURE, PLACES, VARIANTS, place, random_backgrounds
 from confed.datasets.scenes.drawings import CELL, DRAWINGS, FINE, Canvas
@@ -64,24 +64,22 @@ def six_styles(
         ValueError: an unknown class or style, fewer than two classes, no client, or a number out of its range.
     """
     shown = _classes(classes)
-    wanted = _known("styles", styles or tuple(STYLES), STYLES)
-    apart = _known("unseen", unseen, STYLES)
-    clients = [style for style in wanted if style not in apart]
+    check_distinct("styles", styles, STYLES)
+    check_distinct("unseen", unseen, STYLES)
+    clients = [style for style in styles or STYLES if style not in unseen]
     if not clients:
-        raise ValueError(f"unseen must leave at least one style for a client, got {', '.join(apart)}")
-    for label, value, least in (
-        ("train", train, 1), ("validation", validation, 1), ("test", test, 1), ("test_seed", test_seed, 0),
-        ("seed", seed, 0),
-    ):  # fmt: skip
-        if value < least:
-            raise ValueError(f"{label} must be at least {least}, got {value}")
+        raise ValueError(f"unseen must leave at least one style for a client, got {', '.join(unseen)}")
+    sizes = {"train": train, "validation": validation, "test": test}
+    for name, value in {**sizes, "test_seed": test_seed, "seed": seed}.items():
+        if value < (least := 1 if name in sizes else 0):
+            raise ValueError(f"{name} must be at least {least}, got {value}")
 
     def part(style: str, role: str, count: int) -> Examples:
         rng = generator(test_seed if role == "test" else seed, "six styles", style, role)
         labels = rng.permutation(np.arange(count) % len(shown))
         nouns = np.array([NOUNS.index(noun) for noun in shown])[labels]
         return Examples(
-            _drawn(STYLES[style], nouns, rng),
+            _drawn(STYLES[style], rng, nouns),
             np.arange(count),
             [QUESTION] * count,
             [shown[label] for label in labels],
@@ -89,17 +87,16 @@ def six_styles(
             [f"{style}/{role}/{number}" for number in range(count)],
         )
 
-    splits = {
-        style: Split(part(style, "train", train), part(style, "validation", validation), part(style, "test", test))
-        for style in clients
-    }
+    splits: dict[str, Split] = {}
+    for style in clients:
+        splits[style] = Split(**{role: part(style, role, count) for role, count in sizes.items()})
     facts = {
         "origin": "drawn by the package itself, in the manner of DomainNet",
         "counts": f"{len(splits)} clients; {train} train, {validation} validation, {test} test pictures each; "
         f"{len(shown)} classes, equally often",
         "chance": f"{1 / len(shown):.3f}",
     }
-    tests = {style: part(style, "test", test) for style in apart}
+    tests = {style: part(style, "test", test) for style in unseen}
     return FederatedDataset("six_styles", tuple(shown), splits, tests, words([QUESTION]), facts)
 
 
@@ -113,7 +110,7 @@ def plain_objects(count: int, seed: int, classes: Sequence[str] = NOUNS) -> tupl
     """
     shown, rng = _classes(tuple(classes)), generator(seed, "plain objects")
     labels = rng.integers(len(shown), size=count)
-    return _drawn(_plain, np.array([NOUNS.index(noun) for noun in shown])[labels], rng), labels
+    return _drawn(_plain, rng, np.array([NOUNS.index(noun) for noun in shown])[labels]), labels
 
 
 def coloured_objects(
@@ -122,12 +119,7 @@ def coloured_objects(
     """Single things of given colours, uint8, shape (M, 64, 64, 3)."""
     if style not in COLOURED:
         raise ValueError(f"style must be one of {', '.join(COLOURED)}, got {style!r}")
-    pictures = np.empty((len(nouns), PICTURE, PICTURE, 3), dtype=np.uint8)
-    for start in range(0, len(nouns), CHUNK):
-        rows = slice(start, start + CHUNK)
-        exact = COLOURED[style](nouns[rows], rng, colours[rows])
-        pictures[rows] = np.clip(exact, 0, 1) * np.float32(255) + np.float32(0.5)
-    return pictures
+    return _drawn(COLOURED[style], rng, nouns, colours)
 
 
 def _classes(classes: int | tuple[str, ...]) -> tuple[str, ...]:
@@ -137,13 +129,8 @@ def _classes(classes: int | tuple[str, ...]) -> tuple[str, ...]:
         return NOUNS[:classes]
     if len(classes) < 2:
         raise ValueError(f"classes must name at least two things, got {classes!r}")
-    return _known("classes", classes, NOUNS)
-
-
-def _known(label: str, names: Sequence[str], valid: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
-    if isinstance(names, str) or len(set(names)) < len(names) or not set(names) <= set(valid):
-        raise ValueError(f"{label} must be distinct names out of {', '.join(valid)}, got {names!r}")
-    return tuple(names)
+    check_distinct("classes", classes, NOUNS)
+    return tuple(classes)
 
 
 Layers = np.ndarray
@@ -157,11 +144,14 @@ Named = np.ndarray | None
 """Positions of colours, (N,), where they are given."""
 
 
-def _drawn(style: Style, nouns: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _drawn(
+    style: Callable[..., np.ndarray], rng: np.random.Generator, nouns: np.ndarray, *colours: np.ndarray
+) -> np.ndarray:
     pictures = np.empty((len(nouns), PICTURE, PICTURE, 3), dtype=np.uint8)
     for start in range(0, len(nouns), CHUNK):
-        exact = style(nouns[start : start + CHUNK], rng)
-        pictures[start : start + CHUNK] = np.clip(exact, 0, 1) * np.float32(255) + np.float32(0.5)
+        rows = slice(start, start + CHUNK)
+        exact = style(nouns[rows], rng, *(given[rows] for given in colours))
+        pictures[rows] = np.clip(exact, 0, 1) * np.float32(255) + np.float32(0.5)
     return pictures
 
 

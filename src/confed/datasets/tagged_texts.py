@@ -16,15 +16,15 @@ from typing import Literal
 import numpy as np
 
 from confed.data.federate import words
-from confed.data.intake.account import Account, settled
-from confed.data.label_federate import LabelPool, federate_labels, label_facts
-from confed.data.labelled import LabelDataset
+from confed.data.intake.account import Account
+from confed.data.label_federate import LabelPool
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import build_table
+from confed.data.options import Options
 from confed.data.owners import with_owner
 from confed.data.seeding import generator
+from confed.datasets.reader import LabelReading, reader
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, SCENES, Object, objects, sample
-from confed.registry import register_dataset
 
 TAGS: tuple[str, ...] = (*NOUNS, *COLOURS)
 """The tags of built-in captions."""
@@ -69,27 +69,25 @@ _OPENINGS = ("there is", "one can see", "this shows", "")
 _LINKS = ("and", "next to", "behind", "with")
 
 
-@register_dataset
+@reader(
+    "root partition * user_key clients alpha minimum train validation test held_out fold_case seed",
+    things="texts", partition=Literal["label_skew", "iid", "user"], clients=20, alpha=1.0,
+)  # fmt: skip
 def tagged_texts(
+    options: Options,
     root: Path | str | None = None,
-    partition: Literal["label_skew", "iid", "user"] = "label_skew",
-    *,
     user_key: str = "user",
-    clients: int = 20,
-    alpha: float = 1.0,
-    minimum: int = 10,
     train: int = 150,
     validation: int = 30,
     test: int = 50,
     held_out: float = 0.2,
     fold_case: bool = False,
-    seed: int = 0,
-) -> LabelDataset:
+) -> LabelReading:
     """Tagged texts shared out among clients that differ in how often each tag occurs.
 
     Test texts and their owners are the same for all seeds.
 
-    Args:
+    Options:
         root: a folder with ``texts.jsonl``; None for the built-in captions.
         partition: skew of single tags (:func:`confed.data.label_partitions.label_skew`); equal random shares; or one
             client per user of the file who has training texts. The test texts of the others are the place
@@ -113,27 +111,25 @@ def tagged_texts(
     for name, number in (("train", train), ("validation", validation), ("test", test)):
         if number < (1 if name == "train" else 0):
             raise ValueError(f"{name} must be a number of captions per client, got {number}")
-    if clients < 1:
-        raise ValueError(f"clients must be at least 1, got {clients}")
-    account: Account | None = None
+    if options.clients < 1:
+        raise ValueError(f"clients must be at least 1, got {options.clients}")
+    by_user, account, labels = options.partition == "user", None, TAGS
     if root is None:
-        if partition == "user":
+        if by_user:
             raise ValueError("partition 'user' needs data.root, a folder with texts.jsonl; captions have no users")
-        wanted = {"train": train, "validation": validation, "test": test}
-        records, labels = _built_in({role: clients * number for role, number in wanted.items()}, seed), TAGS
+        sizes = {"train": train, "validation": validation, "test": test}
+        made = (
+            captions(role, options.clients * number, TEST_SEED if role == "test" else options.seed)
+            for role, number in sizes.items()
+        )
+        texts = list(chain.from_iterable(made))
     else:
         account, listed = Account(), Path(root) / "labels.txt"
         labels = listed_labels(listed) if listed.is_file() else None
         file = Path(root) / "texts.jsonl"
-        records = line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels or ())
-    texts = list(records)
-    if partition == "user":
-        if not any(record.user for record in texts):
-            raise ValueError(f"partition 'user' needs a {user_key} of texts, and no row has one")
-        texts = with_owner(texts, [record.user for record in texts], user_key)
-        assert account is not None
-        account = account.keep([record.name for record in texts], f"no {user_key}")
-    if account is not None:
+        texts = list(line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels or ()))
+        if by_user:
+            texts, account = _of_users(texts, account, user_key)
         account.check_remains(len(texts))
     if silent := [record for record in texts if not record.text]:
         raise ValueError(f"{silent[0].where}: expected a text, got none ({len(silent)} such rows)")
@@ -143,24 +139,26 @@ def tagged_texts(
     shown = (text.picture for text in texts if text.picture)
     pictures = {name: number for number, name in enumerate(dict.fromkeys(shown))}
     together = np.array([pictures.get(r.picture, -1 - row) for row, r in enumerate(texts)]) if pictures else None
-    pool = LabelPool(table, None, roles, keys={"user": users} if partition == "user" else {}, together=together)
-    splits = federate_labels(
-        pool,
-        partition,
-        clients=clients,
-        alpha=alpha,
-        minimum=minimum,
-        # Captions have as many of each role as was asked for, which may be none.
-        validation=0.0 if root is None else held_out,
-        test=0.0 if root is None else held_out,
-        seed=seed,
-    )
-    strange = (roles == "test") & ~np.isin(users, list(splits))
-    places = {"newcomers": pool.examples(np.flatnonzero(strange))} if partition == "user" and strange.any() else {}
     origin = "captions of the built-in scenes with the things and colours in them" if root is None else "a file"
-    facts = {"origin": origin, **table.facts(), **label_facts(splits, places.values())}
-    dataset = LabelDataset("tagged_texts", table.labels, splits, places, facts, words(r.text for r in texts))
-    return settled(dataset, account, "validation of no client that trains")
+    # Captions have as many of each role as was asked for, which may be none.
+    share = 0.0 if root is None else held_out
+    return LabelReading(
+        LabelPool(table, None, roles, keys={"user": users} if by_user else {}, together=together),
+        account,
+        "validation of no client that trains",
+        {"origin": origin, **table.facts()},
+        words=words(record.text for record in texts),
+        options=replace(options, validation=share, test_share=share),
+    )
+
+
+def _of_users(texts: list[LabelRecord], account: Account, user_key: str) -> tuple[list[LabelRecord], Account]:
+    """The texts that are somebody's."""
+    users = [record.user for record in texts]
+    if not any(users):
+        raise ValueError(f"partition 'user' needs a {user_key} of texts, and no row has one")
+    texts = with_owner(texts, users, user_key)
+    return texts, account.keep([record.name for record in texts], f"no {user_key}")
 
 
 def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:
@@ -173,8 +171,8 @@ def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:
     ]
     for row in range(number):
         graph = objects(next(streams[int(choose.integers(len(SCENES)))]), 0)
-        found = set(chain.from_iterable((thing.noun, thing.colour) for thing in graph))
-        tags = tuple(tag for tag in TAGS if tag in found)
+        shown = set(chain.from_iterable((thing.noun, thing.colour) for thing in graph))
+        tags = tuple(tag for tag in TAGS if tag in shown)
         yield LabelRecord(
             Path("captions"), row, f"caption/{role}/{row:06d}", tags, text=caption(graph, choose), split=role
         )
@@ -196,8 +194,3 @@ def caption(graph: Sequence[Object], rng: np.random.Generator) -> str:
 
 def _one_of(choices: Sequence[str], rng: np.random.Generator) -> str:
     return choices[int(rng.integers(len(choices)))]
-
-
-def _built_in(numbers: Mapping[str, int], seed: int) -> Iterator[LabelRecord]:
-    for role, number in numbers.items():
-        yield from captions(role, number, TEST_SEED if role == "test" else seed)

@@ -4,22 +4,18 @@ The folder is that of :func:`confed.datasets.ucm_vqa.ucm_vqa`: ``labels.jsonl`` 
 every picture), and the pictures in ``images.tar``, which is read in place, or in a folder ``images/``.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from confed.data.label_federate import LabelPool, federate_labels, label_facts
-from confed.data.labelled import LabelDataset
-from confed.data.ml_files.pictures import drop_unreadable
+from confed.data.federate import check_distinct
+from confed.data.intake.account import account_of
+from confed.data.label_federate import LabelPool
 from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
-from confed.registry import register_dataset
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
+from confed.data.options import Options
+from confed.datasets.reader import LabelReading, reader, with_readable_pictures
 
 _FACTS = {
     "origin": "UC Merced land use (Yang and Newsam) with the multi-labels of Chaudhuri et al.; pictures reduced to "
@@ -31,29 +27,19 @@ _FACTS = {
 }
 
 
-@register_dataset
-def ucm_labels(
-    root: Path | str,
-    partition: Literal["scene", "land_use", "users", "iid", "dirichlet", "label_skew"] = "scene",
-    *,
-    unseen: Sequence[str] = (),
-    clients: int = 6,
-    alpha: float = 0.5,
-    median: float = 16.0,
-    sigma: float = 1.0,
-    largest: int = 80,
-    minimum: int = 10,
-    max_train: int | None = None,
-    unreadable: float = 0.01,
-    image_size: int = 64,
-    seed: int = 0,
-) -> LabelDataset:
+@reader(
+    "root partition * unseen clients alpha median sigma largest minimum max_train unreadable image_size seed",
+    things="pictures",
+    partition=Literal["scene", "land_use", "users", "iid", "dirichlet", "label_skew"],
+    clients=6, image_size=64,
+)  # fmt: skip
+def ucm_labels(options: Options) -> LabelReading:
     """Aerial photographs shared out among clients; splits are the given ones, stratified by land use.
 
     Test and validation pictures are dealt as training pictures are: a client that has much of a scene or of a set of
     labels in training has much of it in its test. Owners and test sets are the same for all seeds.
 
-    Args:
+    Options:
         root: the data set's folder.
         partition: one client per scene (six) or per land use (21); "users", scenes cut into users of log-normal sizes,
             as FLAIR's users are; or ``clients`` clients that are IID, or skewed by whole sets of labels or by single
@@ -62,9 +48,7 @@ def ucm_labels(
             ones.
         clients: number of clients of "iid", "dirichlet" and "label_skew".
         alpha: concentration of the last two.
-        median: median training pictures of a user ("users").
         sigma: standard deviation of the logarithm of their number.
-        largest: most training pictures of a user.
         minimum: fewest training pictures of a client ("dirichlet" and "label_skew").
         max_train: most training pictures per client, chosen by the seed.
         unreadable: share of the pictures that may be left out because they cannot be read.
@@ -75,36 +59,26 @@ def ucm_labels(
         ValueError: a file is missing or faulty, a label is none of the 17, too many pictures cannot be read, or an
             option is out of range.
     """
-    folder = Path(root)
+    folder = options.folder
     if not (folder / "labels.jsonl").is_file():
         raise ValueError(f"ucm_labels: expected labels.jsonl and images.tar or images/ in {folder}, found no labels")
-    scene_of: dict[str, tuple[str, str, str]] = {}
-    for record, again in zip(ucm_records(folder, "scene"), ucm_records(folder, "land_use"), strict=True):
-        scene_of[record.name] = (record.user, again.user, record.split)
+    records = list(ucm_records(folder, "scene"))
+    uses = {record.name: record.user for record in ucm_records(folder, "land_use")}
+    scenes = {record.name: record.user for record in records}
+    splits = {record.name: record.split for record in records}
     # One table for all splits: users and splits are dealt with here.
     whole = build_table((replace(r, split="") for r in ucm_records(folder, "")), UCM_LABELS)[""]
     tar = folder / "images.tar"
-    source = tar if tar.is_file() else folder / "images"
-    table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, hold=HELD)
-    scene, land_use, split = (np.array(column) for column in zip(*(scene_of[n] for n in table.names), strict=True))
-    scenes = sorted(set(scene.tolist()))
-    if isinstance(unseen, str) or len(set(unseen)) < len(unseen) or not set(unseen) <= set(scenes):
-        raise ValueError(f"unseen must be distinct names out of {', '.join(scenes)}, got {unseen!r}")
-    seen = ~np.isin(scene, list(unseen))
-    keys = {"scene": scene, "land_use": land_use}
-    pool = LabelPool(table, pictures, np.where(seen, split, ""), scene, keys, scene)
-    splits = federate_labels(
+    table, pictures = with_readable_pictures(whole, tar if tar.is_file() else folder / "images", options)
+    names = list(table.names)
+    scene, land_use, split = (np.array([*map(of.__getitem__, names)]) for of in (scenes, uses, splits))
+    check_distinct("unseen", options.unseen, sorted(set(scene.tolist())))
+    roles = np.where(np.isin(scene, list(options.unseen)), "", split)
+    pool = LabelPool(table, pictures, roles, scene, {"scene": scene, "land_use": land_use}, scene)
+    return LabelReading(
         pool,
-        partition,
-        clients=clients,
-        alpha=alpha,
-        median=median,
-        sigma=sigma,
-        largest=largest,
-        minimum=minimum,
-        max_train=max_train,
-        seed=seed,
+        account_of(records).keep(table.names, "picture cannot be read"),
+        "beyond max_train, training pictures of unseen scenes, or of no client that trains",
+        {**_FACTS, **table.facts()},
+        {place: pool.examples(np.flatnonzero((scene == place) & (split != "train"))) for place in options.unseen},
     )
-    places = {place: pool.examples(np.flatnonzero((scene == place) & (split != "train"))) for place in unseen}
-    facts = {**_FACTS, **table.facts(), **label_facts(splits, places.values())}
-    return LabelDataset("ucm_labels", UCM_LABELS, splits, places, facts)

@@ -5,19 +5,23 @@ use, logic), ``labels.jsonl`` (land use and split of every picture), and the pic
 ``images.tar``, which is read in place, or in a folder ``images/``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import Pool, federate, floors, words
+from confed.data.examples import Examples
+from confed.data.federate import Pool
+from confed.data.intake.account import Account
 from confed.data.intake.tables import read_jsonl
+from confed.data.options import Options
 from confed.data.pictures import empty_table, fill_table, read_folder, read_tar
-from confed.registry import register_dataset
+from confed.datasets.reader import Reading, reader
 
 _LABELS = 17
+_KEYS = ("split", "scene", "land_use")
 _LAYOUTS = (
     "understood are vqa_derived.jsonl and labels.jsonl with the pictures packed in images.tar, or with the "
     "pictures in a folder images/"
@@ -32,20 +36,12 @@ _FACTS = {
 }
 
 
-@register_dataset
-def ucm_vqa(
-    root: Path | str,
-    partition: Literal["scene", "land_use", "iid", "dirichlet", "quantity"] = "scene",
-    *,
-    unseen: Sequence[str] = ("commercial", "water"),
-    clients: int = 4,
-    alpha: float = 0.5,
-    sigma: float = 1.0,
-    max_train: int | None = 1500,
-    max_test: int | None = 1000,
-    image_size: int = 64,
-    seed: int = 0,
-) -> FederatedDataset:
+@reader(
+    "root partition * unseen clients alpha sigma max_train max_test image_size seed",
+    partition=Literal["scene", "land_use", "iid", "dirichlet", "quantity"],
+    unseen=("commercial", "water"), max_train=1500, max_test=1000, image_size=64,
+)  # fmt: skip
+def ucm_vqa(options: Options) -> Reading:
     """Aerial photographs shared out among clients; splits are the given ones, stratified by land use.
 
     Pictures of unseen scenes are held out of every partition; since no client trains on them, they are tested on
@@ -54,74 +50,30 @@ def ucm_vqa(
     Raises ``ValueError``: a file or picture is missing or damaged, an answer is outside the vocabulary, or an option is
     out of range.
 
-    Args:
+    Options:
         root: the data set's folder.
         partition: one client per scene (six) or per land use (21), less the unseen scenes, or ``clients``
             clients that are IID, skewed by answer (``alpha``) or by size (``sigma``).
         unseen: scenes that no client trains on.
         clients: number of clients of "iid", "dirichlet" and "quantity".
-        alpha: concentration of "dirichlet".
-        sigma: standard deviation of the log sizes of "quantity".
-        max_train: most training questions per client.
         max_test: most test questions per client and unseen scene.
         image_size: side of the pictures in pixels.
         seed: chooses the training questions under ``max_train``; owners and test sets are the same for all.
     """
-    examples, column = _read(Path(root), image_size)
-    splits, tests = federate(
-        Pool(examples, column["split"], column["scene"], {key: column[key] for key in ("scene", "land_use")}),
-        partition,
-        unseen=unseen,
-        unseen_roles=("val", "test"),
-        clients=clients,
-        alpha=alpha,
-        sigma=sigma,
-        max_train=max_train,
-        max_test=max_test,
-        seed=seed,
-    )
-    vocabulary = tuple(sorted(set(examples.answers)))
-    roles = ", ".join(f"{(column['split'] == role).sum()} {role}" for role in ("train", "val", "test"))
-    facts = {
-        **_FACTS,
-        "published": f"{len(examples)} questions ({roles}) about {len(examples.images)} pictures, "
-        f"{len(vocabulary)} answers",
-        **floors(splits),
-    }
-    if unseen:
-        facts["unseen"] = (
-            f"pictures of scene {', '.join(unseen)}; test and validation splits, since nobody trains on them"
-        )
-    return FederatedDataset("ucm_vqa", vocabulary, splits, tests, words(examples.questions), facts)
-
-
-def _read(root: Path, image_size: int) -> tuple[Examples, dict[str, np.ndarray]]:
-    """All questions, and the split, scene and land use of each, shape (N,)."""
+    root = options.folder
     _require(root)
-    keys = ("split", "scene", "land_use")
+    labels, file = root / "labels.jsonl", root / "vqa_derived.jsonl"
     pictures: dict[str, dict[str, Any]] = {}
-    labels, questions = root / "labels.jsonl", root / "vqa_derived.jsonl"
-    for number, row in read_jsonl(labels, ("image", *keys)):
+    for number, row in read_jsonl(labels, ("image", *_KEYS)):
         if row["split"] not in ("train", "val", "test"):
             raise ValueError(f"{labels}, row {number}: expected the split train, val or test, got {row['split']!r}")
         pictures[str(row["image"])] = row
-    index = {name: number for number, name in enumerate(pictures)}
-    uses = {row["land_use"] for row in pictures.values()}
-    allowed = {"yes", "no", *uses, *map(str, range(_LABELS + 1))}
-    rows = []
-    for number, row in read_jsonl(questions, ("question_id", "image", "question", "answer", "type")):
-        where = f"{questions}, row {number}"
-        if row["image"] not in index:
-            raise ValueError(f"{where}: expected a picture of labels.jsonl, got {row['image']!r}")
-        if row["answer"] not in allowed:
-            raise ValueError(
-                f"{where}: expected yes, no, a number up to {_LABELS} or one of {len(uses)} land uses "
-                f"as answer, got {row['answer']!r}"
-            )
-        rows.append(row)
-    table = empty_table(len(pictures), image_size)
-    tar, names = root / "images.tar", list(pictures)
+    names = list(pictures)
+    questions = dict(_questions(file, pictures))
+    index = {name: number for number, name in enumerate(names)}
+    table, tar = empty_table(len(pictures), options.image_size), root / "images.tar"
     fill_table(table, read_tar(tar, names) if tar.is_file() else read_folder(root / "images", names))
+    rows = list(questions.values())
     examples = Examples(
         table,
         np.array([index[row["image"]] for row in rows], dtype=np.int64),
@@ -130,10 +82,35 @@ def _read(root: Path, image_size: int) -> tuple[Examples, dict[str, np.ndarray]]
         [str(row["type"]) for row in rows],
         [f"ucm-{row['question_id']}" for row in rows],
     )
-    columns: dict[str, np.ndarray] = {}
-    for key in keys:
-        columns[key] = np.array([pictures[row["image"]][key] for row in rows])
-    return examples, columns
+    of_pictures = itemgetter(*_KEYS)
+    columns = zip(*(of_pictures(pictures[row["image"]]) for row in rows), strict=True)
+    split, scene, land_use = map(np.array, columns)
+    roles = ", ".join(f"{(split == role).sum()} {role}" for role in ("train", "val", "test"))
+    published = f"{len(rows)} questions ({roles}) about {len(table)} pictures, {len(set(examples.answers))} answers"
+    unseen = f"pictures of scene {', '.join(options.unseen)}; test and validation splits, since nobody trains on them"
+    return Reading(
+        Pool(examples, split, scene, {"scene": scene, "land_use": land_use}, unseen_roles=("val", "test")),
+        Account({str(file): len(rows)}, used=dict(zip(examples.names, questions, strict=True))),
+        "beyond max_train or max_test, or about training pictures of unseen scenes",
+        facts={**_FACTS, "published": published},
+        notes={"unseen": unseen} if options.unseen else {},
+    )
+
+
+def _questions(file: Path, pictures: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each row of the questions stands, and the row."""
+    uses = {row["land_use"] for row in pictures.values()}
+    allowed = {"yes", "no", *uses, *map(str, range(_LABELS + 1))}
+    for number, row in read_jsonl(file, ("question_id", "image", "question", "answer", "type")):
+        where = f"{file}, row {number}"
+        if row["image"] not in pictures:
+            raise ValueError(f"{where}: expected a picture of labels.jsonl, got {row['image']!r}")
+        if row["answer"] not in allowed:
+            raise ValueError(
+                f"{where}: expected yes, no, a number up to {_LABELS} or one of {len(uses)} land uses "
+                f"as answer, got {row['answer']!r}"
+            )
+        yield where, row
 
 
 def _require(root: Path) -> None:

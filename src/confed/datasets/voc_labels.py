@@ -11,18 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.intake.account import Account, account_of, joined, settled
-from confed.data.label_federate import LabelPool, federate_labels, label_facts
-from confed.data.labelled import LabelDataset, LabelExamples
-from confed.data.ml_files.pictures import drop_unreadable
+from confed.data.intake.account import Account, account_of, joined
+from confed.data.label_federate import LabelPool
+from confed.data.labelled import LabelExamples
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.ml_files.voc import VOC_LABELS, voc_records
-from confed.data.picture_files import Check, NamedPictures
-from confed.registry import register_dataset
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
+from confed.data.options import Options
+from confed.data.picture_files import NamedPictures
+from confed.datasets.reader import LabelReading, reader, with_readable_pictures
 
 _FACTS = {
     "origin": "PASCAL VOC (Everingham et al.), objects as labels of pictures; difficult objects do not count",
@@ -33,39 +30,30 @@ _PUBLISHED = {2_501, 2_510, 5_011, 4_952, 5_717, 5_823, 11_540, 16_551}
 """Pictures of the published lists of 2007, 2012 and both; other lists in their format are somebody's own."""
 
 
-@register_dataset
+@reader(
+    "root partition * train test difficult clients alpha minimum validation test_share max_train unreadable check "
+    "image_size seed",
+    things="pictures",
+    partition=Literal["iid", "dirichlet", "label_skew"], clients=50, test_share=0.2, image_size=256,
+)  # fmt: skip
 def voc(
-    root: Path | str,
-    partition: Literal["iid", "dirichlet", "label_skew"] = "iid",
-    *,
+    options: Options,
     train: Sequence[str] = ("VOC2007:trainval",),
     test: Sequence[str] = ("VOC2007:test",),
     difficult: bool = False,
-    clients: int = 50,
-    alpha: float = 0.5,
-    minimum: int = 10,
-    validation: float = 0.0,
-    test_share: float = 0.2,
-    max_train: int | None = None,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    image_size: int = 256,
-    seed: int = 0,
-) -> LabelDataset:
+) -> LabelReading:
     """Photographs shared out among clients, and a test set in one place, as FedLGT has them.
 
     FedLGT's code reads 2007 alone; its paper counts 21,503 pictures, which are those of 2007 together with 2012's
     "trainval". Owners and test sets are the same for all seeds.
 
-    Args:
+    Options:
         root: the folder of the years' folders.
         partition: equal random shares; or skewed by whole sets of labels, or by single labels (``alpha``).
         train: "year:list" of what is shared out, such as "VOC2007:trainval" and "VOC2012:trainval".
         test: "year:list" of what is the place "test"; none: each client's own pictures are divided (``test_share``).
         difficult: whether objects that are marked as difficult count.
-        clients: number of clients.
         alpha: concentration of the skewed partitions.
-        minimum: fewest pictures of a client, of the skewed partitions.
         validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
             seed.
         test_share: without ``test``, the share of each client's pictures that are its test.
@@ -79,33 +67,18 @@ def voc(
         ValueError: a file is missing or faulty, a class is none of the 20, a picture is in both parts, too many
             pictures cannot be read, or an option is out of range.
     """
-    folder = Path(root)
-
     accounts: list[Account] = []
 
     def read(parts: Sequence[str], what: str) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
-        records = list(_records(folder, parts, difficult, what))
-        table = build_table(records, VOC_LABELS)[""]
-        table, pictures = drop_unreadable(table, folder, image_size, at_most=unreadable, check=check, hold=HELD)
+        records = list(_records(options.folder, parts, difficult, what))
+        table, pictures = with_readable_pictures(build_table(records, VOC_LABELS)[""], options.folder, options)
         accounts.append(account_of(records).keep(table.names, "picture cannot be read"))
         return table, pictures
 
     table, pictures = read(train, "train")
-    splits = federate_labels(
-        LabelPool(table, pictures, np.full(len(table), "train")),
-        partition,
-        clients=clients,
-        alpha=alpha,
-        minimum=minimum,
-        validation=validation,
-        test=0.0 if test else test_share,
-        max_train=max_train,
-        seed=seed,
-    )
     places: dict[str, LabelExamples] = {}
-    published = len(table) in _PUBLISHED
     origin = {"origin": f"objects of {len(table)} pictures in PASCAL VOC's format"}
-    facts = {**(_FACTS if published else origin), **table.facts()}
+    facts = {**(_FACTS if len(table) in _PUBLISHED else origin), **table.facts()}
     if test:
         central, shown = read(test, "test")
         both = set(table.names) & set(central.names)
@@ -113,9 +86,11 @@ def voc(
             raise ValueError(f"voc: {len(both)} pictures are in train and in test, {min(both)!r} is one")
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
-    facts |= label_facts(splits, places.values())
-    dataset = LabelDataset("voc", VOC_LABELS, splits, places, facts)
-    return settled(dataset, joined(accounts), "beyond max_train")
+    return LabelReading(
+        LabelPool(table, pictures, np.full(len(table), "train")),
+        joined(accounts), "beyond max_train", facts, places,
+        options=replace(options, test_share=0.0) if test else options,
+    )  # fmt: skip
 
 
 def _records(root: Path, parts: Sequence[str], difficult: bool, what: str) -> Iterator[LabelRecord]:

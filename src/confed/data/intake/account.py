@@ -33,6 +33,8 @@ class Account:
     merged: dict[str, int] = field(default_factory=dict[str, int])
     notes: list[str] = field(default_factory=list[str])
     used: dict[str, str] = field(default_factory=dict[str, str])
+    counted: int = 0
+    """Rows that are used and too many to be kept by name."""
 
     def leave(self, why: str, row: str) -> None:
         """Notes a row that is left out."""
@@ -68,7 +70,7 @@ class Account:
         left = sum(map(len, self.left.values()))
         return {
             "rows": sum(self.rows.values()),
-            "used": len(set(self.used.values())),
+            "used": len(set(self.used.values())) + self.counted,
             "left out": left,
             "merged": sum(self.merged.values()),
         }

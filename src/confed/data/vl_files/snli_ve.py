@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from confed.data.intake.account import Account
 from confed.data.intake.tables import read_jsonl
 from confed.data.vl_files.records import Distinct, Record, check_split, find, text
 
@@ -10,10 +11,10 @@ LABELS = ("entailment", "contradiction", "neutral")
 """Answers in the order of their labels 0, 1 and 2, which is CLiMB's (ALBEF's is another)."""
 
 
-def snli_ve_records(folder: Path, split: str) -> Iterator[Record]:
+def snli_ve_records(folder: Path, split: str, account: Account | None = None) -> Iterator[Record]:
     """The hypotheses (``sentence2``) of a split; a model sees the picture instead of the premise.
 
-    Rows on which the annotators did not agree (``gold_label`` "-") are left out.
+    Rows on which the annotators did not agree (``gold_label`` "-") are left out, and noted in the account.
     """
     check_split(split, ("train", "dev", "test"), "snli_ve")
     file = find(folder, [f"snli_ve_{split}.jsonl"], "snli_ve")
@@ -21,6 +22,9 @@ def snli_ve_records(folder: Path, split: str) -> Iterator[Record]:
     for row, entry in read_jsonl(file):
         label = text(entry, "gold_label", file, row)
         if label == "-":
+            if account is not None:
+                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+                account.leave("annotators do not agree", f"{file}, row {row}")
             continue
         if label not in LABELS:
             raise ValueError(f"{file}, row {row}: expected a gold_label out of {', '.join(LABELS)} or -, got {label!r}")

@@ -6,18 +6,22 @@ and hashes of all files. Pictures stay on disk and are decoded batch by batch.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import Pool, federate, floors, words
+from confed.data.examples import Examples
+from confed.data.federate import Pool
+from confed.data.intake.account import Account
 from confed.data.intake.tables import read_jsonl
-from confed.data.picture_files import Check, PictureFiles, find_pictures
+from confed.data.options import Options
+from confed.data.picture_files import PictureFiles, find_pictures
 from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.datasets.gqa_scenes.places import SCENES
-from confed.registry import register_dataset
+from confed.datasets.reader import Reading, reader
 
 SCENARIOS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "A": (("transport", "sports", "educational", "natural"), ("home", "commercial")),
@@ -37,41 +41,32 @@ _FACTS = {
 }
 
 
-@register_dataset
+@reader(
+    "root images * scenario clients unseen max_train max_test validation image_size unreadable check unanswerable seed",
+    validation=0.1, image_size=384,
+)  # fmt: skip
 def gqa_scenes(
-    root: Path | str,
+    options: Options,
     images: Path | None = None,
-    *,
     scenario: Literal["A", "B"] = "A",
     clients: tuple[str, ...] = (),
     unseen: tuple[str, ...] = (),
-    max_train: int | None = None,
-    max_test: int | None = None,
-    validation: float = 0.1,
-    image_size: int = 384,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
     unanswerable: Literal["wrong", "drop"] = "wrong",
-    seed: int = 0,
-) -> FederatedDataset:
+) -> Reading:
     """Four clients with one scene each, and scenes that no client trains on.
 
     No model can answer test questions whose answer is outside the vocabulary. They count as wrong, unless they are
     to be dropped; the facts say how many there are.
 
-    Args:
+    Options:
         root: the folder that ``confed data prepare gqa-scenes`` wrote.
         images: the folder of GQA's pictures; default: ``root/images`` if it is there, else where they were when
             the folder was made.
         scenario: the paper's scenario A or B.
         clients: scenes with a client each, instead of the scenario's.
         unseen: with ``clients``: scenes that no client trains on.
-        max_train: most training questions per client.
         max_test: most test questions per client and unseen scene.
         validation: share of a client's training pictures held out (the paper mentions no validation set).
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         unanswerable: what becomes of test questions whose answer is outside the vocabulary: counted as wrong, or
             dropped, which makes accuracy too high by their share.
         seed: chooses validation pictures and training questions under ``max_train``.
@@ -80,57 +75,47 @@ def gqa_scenes(
         ValueError: the folder is missing, incomplete, or does not fit its manifest; pictures are missing; or an
             option is out of range.
     """
-    if unanswerable not in ("wrong", "drop"):
-        raise ValueError(f"unanswerable must be 'wrong' or 'drop', got {unanswerable!r}")
-    seen, held_out = _roles(scenario, clients, unseen)
-    base = Path(root)
+    if unseen and not clients:
+        raise ValueError(f"unseen needs clients beside it (both replace the scenario's), got {list(unseen)}")
+    seen, held_out = _chosen(clients, unseen) if clients else SCENARIOS[scenario]
+    base, account = options.folder, Account()
     manifest = _manifest(base)
     vocabulary = tuple(json.loads(_checked(base, "answers.json", manifest).read_text(encoding="utf-8")))
     answer_set = set(vocabulary)
-    rows, scenes, roles, outside = [], [], [], {}
-    for scene in (*seen, *held_out):
-        for role in ("train", "test") if scene in seen else ("test",):
-            scene_rows = _rows(base, f"{scene}/{role}.jsonl", manifest)
-            answerable = [row for row in scene_rows if row["answer"] in answer_set]
-            kept = scene_rows if role == "test" and unanswerable == "wrong" else answerable
-            rows += kept
-            scenes += [scene] * len(kept)
-            roles += [role] * len(kept)
-            if role == "test":
-                outside[scene] = f"{len(scene_rows) - len(answerable)} of {len(scene_rows)}"
-    examples = _examples(
-        rows, _pictures(images, base, manifest), PictureFiles([], image_size, unreadable=unreadable, check=check)
-    )
-    pool = Pool(examples, np.array(roles), np.array(scenes), {"scene": np.array(scenes)})
-    splits, tests = federate(
-        pool,
-        "scene",
-        unseen=held_out,
-        validation=validation,
-        max_train=max_train,
-        max_test=max_test,
-        seed=seed,
-    )
-    splits = {scene: splits[scene] for scene in seen}
+    rows: list[dict[str, str]] = []
+    places: list[tuple[str, str]] = []
+    outside: list[str] = []
+    for scene, role in [*product(seen, ("train", "test")), *((scene, "test") for scene in held_out)]:
+        name = f"{scene}/{role}.jsonl"
+        scene_rows, unanswered = _rows(base, name, manifest), 0
+        account.rows[str(base / name)] = len(scene_rows)
+        for where, row in scene_rows.items():
+            answerable = row["answer"] in answer_set
+            unanswered += not answerable
+            if answerable or (role == "test" and unanswerable == "wrong"):
+                rows.append(row)
+                places.append((scene, role))
+                account.used[f"gqa-{row['question_id']}"] = where
+            else:
+                account.leave("answer outside the vocabulary", where)
+        if role == "test":
+            outside.append(f"{scene} {unanswered} of {len(scene_rows)}")
+    examples = _examples(rows, _pictures(images, base, manifest), options.pictures())
+    scenes, roles = (np.array(column) for column in zip(*places, strict=True))
     facts = {
         **_FACTS,
         "threshold": f"{manifest['options']['threshold']} (the paper: not given)",
         "outside the vocabulary": f"test questions {'left out' if unanswerable == 'drop' else 'counted as wrong'}: "
-        + ", ".join(f"{scene} {count}" for scene, count in outside.items()),
-        **floors(splits),
+        + ", ".join(outside),
     }
-    return FederatedDataset(
-        "gqa_scenes", vocabulary, splits, tests, words(examples.questions), facts, outside=unanswerable == "wrong"
-    )
+    return Reading(
+        Pool(examples, roles, scenes, {"scene": scenes}), account, "beyond max_train or max_test", facts,
+        answers=vocabulary, outside=unanswerable == "wrong", order=seen,
+        options=replace(options, partition="scene", unseen=held_out),
+    )  # fmt: skip
 
 
-def _roles(scenario: str, clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if scenario not in SCENARIOS:
-        raise ValueError(f"scenario must be one of {', '.join(SCENARIOS)}, got {scenario!r}")
-    if not clients:
-        if unseen:
-            raise ValueError(f"unseen needs clients beside it (both replace the scenario's), got {list(unseen)}")
-        return SCENARIOS[scenario]
+def _chosen(clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     chosen = [*clients, *unseen]
     if isinstance(clients, str) or isinstance(unseen, str) or not set(chosen) <= set(SCENES):
         raise ValueError(f"clients and unseen must be lists of scenes out of {', '.join(SCENES)}, got {chosen}")
@@ -166,9 +151,10 @@ def _checked(base: Path, name: str, manifest: Mapping[str, Any]) -> Path:
     return file
 
 
-def _rows(base: Path, name: str, manifest: Mapping[str, Any]) -> list[dict[str, str]]:
-    rows = [row for _, row in read_jsonl(_checked(base, name, manifest))]
-    for row in rows:
+def _rows(base: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Where each row stands -> the row."""
+    rows = {f"{base / name}, row {number}": row for number, row in read_jsonl(_checked(base, name, manifest))}
+    for row in rows.values():
         if not all(isinstance(row.get(key), str) for key in _KEYS):
             raise ValueError(f"{base / name}: expected texts for {', '.join(_KEYS)}, got {row!r:.100}")
     return rows

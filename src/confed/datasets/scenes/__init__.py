@@ -12,7 +12,8 @@ from typing import Literal
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.datasets.scenes.graph import COLOURS, NOUNS, SCENES, SIZES, Tags
-from confed.datasets.scenes.presets import PRESETS, SETTINGS, Knobs, assemble, make_public
+from confed.datasets.scenes.making import SETTINGS, Knobs, make_public
+from confed.datasets.scenes.presets import PRESETS, assemble
 from confed.datasets.scenes.questions import ANSWERS, FAMILIES, WORDING_SHIFT, WORDS, oracle
 from confed.registry import register_dataset
 
@@ -116,21 +117,11 @@ def scenes(
         conflict=named.conflict if conflict is None else conflict,
         wording=usual if wording is None else wording,
         train=named.train if train is None else train,
-        validation=validation,
-        test=test,
-        unseen=tuple(unseen),
-        clients=clients,
-        alpha=alpha,
-        questions_per_picture=questions_per_picture,
-        test_seed=test_seed,
-        seed=seed,
-        clients_per_scene=clients_per_scene,
-        shards=shards,
-        pools=pools,
-        annotators=annotators,
-        types=types,
+        validation=validation, test=test, unseen=tuple(unseen), clients=clients, alpha=alpha,
+        questions_per_picture=questions_per_picture, test_seed=test_seed, seed=seed,
+        clients_per_scene=clients_per_scene, shards=shards, pools=pools, annotators=annotators, types=types,
         own_answers=own_answers,
-    )
+    )  # fmt: skip
     _one_of("types", types, ("families", "answers"))
     if types == "answers" and PRESETS[preset].tasks:
         raise ValueError(f"types = 'answers' is for questions that all have words as answers, not for {preset!r}")
@@ -201,8 +192,8 @@ def _check_pools(preset: str, knobs: Knobs) -> None:
         raise ValueError(f"annotators must be 0 or 10, got {knobs.annotators}")
 
 
-def _one_of(label: str, value: object, known: Iterable[str]) -> None:
-    choices = list(known)
+def _one_of(label: str, value: object, valid: Iterable[str]) -> None:
+    choices = list(valid)
     if value not in choices:
         raise ValueError(f"{label} must be one of {', '.join(map(str, choices))}, got {value!r}")
 

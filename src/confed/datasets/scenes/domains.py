@@ -17,7 +17,7 @@ from confed.data.examples import Examples
 from confed.data.seeding import generator
 from confed.datasets.scenes.backgrounds import PICTURE, STYLES, Style, place
 from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS, Tags, colour_prior, objects
-from confed.datasets.scenes.making import Knobs, Made, make
+from confed.datasets.scenes.making import Knobs, Made, World, make
 from confed.datasets.scenes.programs import Program, execute
 from confed.datasets.scenes.questions import WORDS, Templates, oracle, phrase, words_of
 from confed.datasets.scenes.render import render_over
@@ -139,27 +139,14 @@ DOMAIN_WORDS: tuple[str, ...] = (*WORDS, *sorted((_OWN_WORDS | {UNANSWERABLE}) -
 def make_domain(domain: str, role: str, number: int, knobs: Knobs, label: str, stream: str, seen: set[int]) -> Made:
     """``number`` questions about pictures of one domain."""
     kind, seed = DOMAINS[domain], knobs.seed_of(role)
-    families = tuple(kind.templates)
     nouns = GENERAL_NOUNS + OWN_NOUNS[kind.scene]
 
     def render(tags: Tags, rng: np.random.Generator) -> np.ndarray:
         return kind.finish(render_over(tags, kind.ground(), kind.style, knobs.conflict, rng))
 
-    made = make(
-        role=role,
-        number=number,
-        label=label,
-        nouns=nouns,
-        prior=colour_prior(f"domain {domain}", knobs.test_seed, concentration=1.0),
-        per_picture=min(knobs.questions_per_picture, 2 * len(families)),
-        shifted=knobs.wording,
-        render=render,
-        seed=seed,
-        seen=seen,
-        stream=f"domain {stream}",
-        families=families,
-        templates=kind.templates,
-    )
+    prior = colour_prior(f"domain {domain}", knobs.test_seed, concentration=1.0)
+    world = World(nouns, prior, render, tuple(kind.templates), kind.templates)
+    made = make(world, role, number, knobs, label, stream=f"domain {stream}", seen=seen)
     examples = made.examples
     if kind.unanswerable:
         rng = generator(seed, "unanswerable", role, stream)

@@ -314,30 +314,8 @@ def _bag(c: Canvas) -> None:
     c.paint("light", c.ellipse(0, 2.8, 1.5))
 
 
-DRAWINGS: Mapping[str, Callable[[Canvas], None]] = {
-    "person": _person,
-    "dog": _dog,
-    "box": _box,
-    "clock": _clock,
-    "car": _car,
-    "bus": _bus,
-    "sign": _sign,
-    "ball": _ball,
-    "racket": _racket,
-    "net": _net,
-    "book": _book,
-    "lamp": _lamp,
-    "globe": _globe,
-    "tree": _tree,
-    "deer": _deer,
-    "hill": _hill,
-    "cup": _cup,
-    "chair": _chair,
-    "cat": _cat,
-    "shelf": _shelf,
-    "till": _till,
-    "bag": _bag,
-}
+DRAWINGS: Mapping[str, Callable[[Canvas], None]] = {noun: globals()[f"_{noun}"] for noun in NOUNS}
+"""A thing's drawing is the function of its name."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ class Tags:
     @staticmethod
     def join(parts: Sequence["Tags"]) -> "Tags":
         """Several tables one after another."""
-        return Tags(*(np.concatenate([getattr(p, k) for p in parts]) for k in ("noun", "colour", "size")))
+        tables = [(one.noun, one.colour, one.size) for one in parts]
+        return Tags(*map(np.concatenate, zip(*tables, strict=True)))
 
 
 def colour_prior(scene: str, seed: int, concentration: float = 0.5) -> np.ndarray:

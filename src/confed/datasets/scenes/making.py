@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,17 +37,17 @@ SETTINGS: Mapping[str, Setting] = {
 class Knobs:
     """The resolved options of :func:`confed.datasets.scenes.scenes`; sizes are questions per client."""
 
-    conflict: float
-    wording: bool
-    train: int
-    validation: int
-    test: int
-    unseen: tuple[str, ...]
-    clients: int
-    alpha: float
-    questions_per_picture: int
-    test_seed: int
-    seed: int
+    conflict: float = 0.5
+    wording: bool = False
+    train: int = 400
+    validation: int = 400
+    test: int = 1000
+    unseen: tuple[str, ...] = ()
+    clients: int = 4
+    alpha: float = 0.5
+    questions_per_picture: int = 4
+    test_seed: int = 0
+    seed: int = 0
     clients_per_scene: int = 1
     shards: int = 1
     pools: int | None = None
@@ -83,49 +84,62 @@ class Made:
             return oracle(self.examples.questions, self.examples.image_index, self.tags)
         return self.oracle(self.examples, self.tags)
 
+    def right(self) -> list[bool]:
+        """Whether each answer is that of the programs."""
+        return [a == b for a, b in zip(self.truth(), self.examples.answers, strict=True)]
+
 
 Clients = dict[str, dict[str, Made]]
 """Client -> role -> its examples."""
 
 
+class World(NamedTuple):
+    """What stands in pictures, how they are drawn, and what is asked about them.
+
+    Attributes:
+        prior: frequencies of the colours, shape (8,).
+        render: from what stands where to pictures.
+        templates: wordings of the families of questions.
+    """
+
+    nouns: Sequence[str] = NOUNS
+    prior: np.ndarray = UNIFORM
+    render: Callable[[Tags, np.random.Generator], np.ndarray] = render_neutral
+    families: Sequence[str] = FAMILIES
+    templates: Templates = TEMPLATES
+
+
 def make(
-    *,
+    world: World,
     role: str,
     number: int,
+    knobs: Knobs,
     label: str,
-    nouns: Sequence[str],
-    prior: np.ndarray,
-    per_picture: int,
-    shifted: bool,
-    render: Callable[[Tags, np.random.Generator], np.ndarray],
-    seed: int,
-    seen: set[int] | None = None,
+    *,
     stream: str | None = None,
-    families: Sequence[str] = FAMILIES,
-    templates: Templates = TEMPLATES,
+    seen: set[int] | None = None,
 ) -> Made:
-    """``number`` questions of one role about new pictures."""
-    purpose = (role, label if stream is None else stream)
-    graphs = sample(role, nouns, prior, generator(seed, "graphs", *purpose), seen)
+    """``number`` questions of one role about new pictures; random streams go by the label unless one is named."""
+    purpose, seed = (role, label if stream is None else stream), knobs.seed_of(role)
+    graphs = sample(role, world.nouns, world.prior, generator(seed, "graphs", *purpose), seen)
     rng = generator(seed, "questions", *purpose)
+    per_picture = min(knobs.questions_per_picture, 2 * len(world.families))
     balance = Balance()
-    kept: list[Tags] = []
+    used: list[Tags] = []
     rows: list[tuple[int, str, str, str]] = []
     while len(rows) < number:
         tags = next(graphs)
-        wanted = min(per_picture, number - len(rows))
-        asked = ask(
-            objects(tags, 0), wanted, balance, nouns=nouns, prior=prior, shifted=shifted, rng=rng,
-            families=families, templates=templates,
+        questions = ask(
+            objects(tags, 0), min(per_picture, number - len(rows)), balance, nouns=world.nouns, prior=world.prior,
+            shifted=knobs.wording, rng=rng, families=world.families, templates=world.templates,
         )  # fmt: skip
-        if asked is None:
-            continue
-        rows += [(len(kept), a.question, a.answer, a.program.family) for a in asked]
-        kept.append(tags)
-    tags = Tags.join(kept)
+        if questions is not None:
+            rows += [(len(used), one.question, one.answer, one.program.family) for one in questions]
+            used.append(tags)
+    tags = Tags.join(used)
     index, questions, answers, types = zip(*rows, strict=True)
     names = [f"{label}/{role}/{i:06d}" for i in range(number)]
-    pictures = render(tags, generator(seed, "pixels", *purpose))
+    pictures = world.render(tags, generator(seed, "pixels", *purpose))
     index = np.array(index, dtype=np.int64)
     return Made(Examples(pictures, index, list(questions), list(answers), list(types), names), tags)
 
@@ -142,21 +156,15 @@ def make_scene(
 ) -> Made:
     """``number`` questions about pictures of one scene."""
     client = scene if client is None else client
-    made = make(
-        role=role,
-        number=number,
-        label=client,
-        nouns=GENERAL_NOUNS + OWN_NOUNS[scene],
-        prior=colour_prior(client, knobs.test_seed) if prior is None else prior,
-        per_picture=knobs.questions_per_picture,
-        shifted=knobs.wording,
-        render=lambda tags, rng: render_scene(tags, scene, knobs.conflict, rng),
-        seed=knobs.seed_of(role),
-        seen=seen,
-        stream=stream,
-    )
-    own = own_answers(scene, knobs.own_answers, knobs.test_seed)
-    return _answered(made, own) if own else made
+    prior = colour_prior(client, knobs.test_seed) if prior is None else prior
+
+    def render(tags: Tags, rng: np.random.Generator) -> np.ndarray:
+        return render_scene(tags, scene, knobs.conflict, rng)
+
+    world = World(GENERAL_NOUNS + OWN_NOUNS[scene], prior, render)
+    made = make(world, role, number, knobs, client, stream=stream, seen=seen)
+    renamed = own_answers(scene, knobs.own_answers, knobs.test_seed)
+    return _answered(made, renamed) if renamed else made
 
 
 def scene_answers(scene: str) -> tuple[str, ...]:
@@ -173,42 +181,23 @@ def own_answers(scene: str, share: float, seed: int) -> dict[str, str]:
     return {answer: f"{scene} {answer}" for answer in others if answer in chosen}
 
 
-def _answered(made: Made, own: Mapping[str, str]) -> Made:
+def _answered(made: Made, renamed: Mapping[str, str]) -> Made:
     """The same questions with some answers in other words."""
 
     def truth(examples: Examples, tags: Tags) -> list[str | None]:
         plain = oracle(examples.questions, examples.image_index, tags)
-        return [None if answer is None else own.get(answer, answer) for answer in plain]
+        return [None if answer is None else renamed.get(answer, answer) for answer in plain]
 
-    given = [own.get(answer, answer) for answer in made.examples.answers]
+    given = [renamed.get(answer, answer) for answer in made.examples.answers]
     return Made(replace(made.examples, answers=given), made.tags, truth)
 
 
 def make_neutral(role: str, number: int, knobs: Knobs) -> Made:
     """``number`` questions with all nouns and uniform colours on plain grey."""
-    return make(
-        role=role,
-        number=number,
-        label="neutral",
-        nouns=NOUNS,
-        prior=UNIFORM,
-        per_picture=knobs.questions_per_picture,
-        shifted=knobs.wording,
-        render=render_neutral,
-        seed=knobs.seed_of(role),
-    )
+    return make(World(), role, number, knobs, "neutral")
 
 
 def make_public(questions: int, seed: int, per_picture: int = 4) -> Made:
     """Questions for pre-training: all nouns, uniform colours, randomised styles, plain wording."""
-    return make(
-        role="public",
-        number=questions,
-        label="public",
-        nouns=NOUNS,
-        prior=UNIFORM,
-        per_picture=per_picture,
-        shifted=False,
-        render=render_public,
-        seed=seed,
-    )
+    knobs = Knobs(seed=seed, questions_per_picture=per_picture)
+    return make(World(render=render_public), "public", questions, knobs, "public")

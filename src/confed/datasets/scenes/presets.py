@@ -11,23 +11,21 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.seeding import generator
 from confed.datasets.scenes.domains import DOMAIN_WORDS, DOMAINS, make_domain
-from confed.datasets.scenes.graph import COLOURS, NOUNS, SCENES, colour_prior
+from confed.datasets.scenes.graph import COLOURS, SCENES, colour_prior
 from confed.datasets.scenes.making import (
     ROLES,
-    SETTINGS,
+    UNIFORM,
     Clients,
     Knobs,
     Made,
-    Setting,
+    World,
     make,
     make_neutral,
-    make_public,
     make_scene,
     own_answers,
     scene_answers,
 )
 from confed.datasets.scenes.questions import ANSWERS, TYPE_NAMES, WORDING_SHIFT, WORDS
-from confed.datasets.scenes.render import render_neutral
 from confed.datasets.scenes.tasks import TASK_ANSWERS, TASK_CLIENTS, TASK_WORDS, TASKS, make_task
 
 # The preset "function": plain pictures, and one kind of question per client -----------------------------------
@@ -40,45 +38,17 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "number": ("count",),
 }
 """Client -> the families of its questions."""
-_EVEN = np.full(len(COLOURS), 1 / len(COLOURS))
 # With all colours alike, hardly anything would be there more than once; half of the colours make counting worth while.
 _FEW = np.where(np.arange(len(COLOURS)) % 2 == 0, 0.22, 0.03)
 
 
 def make_function(function: str, role: str, number: int, knobs: Knobs, label: str, stream: str, seen: set[int]) -> Made:
     """``number`` questions of a function's families about plain pictures."""
-    families = FUNCTIONS[function]
-    return make(
-        role=role,
-        number=number,
-        label=label,
-        nouns=NOUNS,
-        prior=_FEW if function == "number" else _EVEN,
-        per_picture=min(knobs.questions_per_picture, 2 * len(families)),
-        shifted=knobs.wording,
-        render=render_neutral,
-        seed=knobs.seed_of(role),
-        seen=seen,
-        stream=f"function {stream}",
-        families=families,
-    )
+    world = World(prior=_FEW if function == "number" else UNIFORM, families=FUNCTIONS[function])
+    return make(world, role, number, knobs, label, stream=f"function {stream}", seen=seen)
 
 
 # Presets of the built-in benchmark: the clients and their data ------------------------------------------------
-
-__all__ = [
-    "PRESETS",
-    "SETTINGS",
-    "Knobs",
-    "Made",
-    "Preset",
-    "Setting",
-    "assemble",
-    "describe",
-    "make_neutral",
-    "make_public",
-    "make_scene",
-]
 
 UNSEEN_SIZE = 1000
 UNSEEN = ("home", "commercial")
@@ -154,9 +124,7 @@ def _random(knobs: Knobs) -> Clients:
     rows: dict[str, list[list[int]]] = {}
     for role in ROLES:
         size = knobs.size(role)
-        client_pictures = -(
-            -size // each
-        )  # pictures of a client, of which the last may have questions that are not asked
+        client_pictures = -(-size // each)  # of which the last may have questions that are not asked
         pools[role] = make_neutral(role, knobs.clients * client_pictures * each, knobs)
         order = generator(knobs.seed_of(role), "partition", role).permutation(knobs.clients * client_pictures)
         dealt = (order[:, None] * each + np.arange(each)).reshape(knobs.clients, -1)
@@ -172,11 +140,11 @@ def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> Cli
         client = f"client-{k + 1:0{width}d}"
         dealt[client] = {}
         for role in ROLES:
-            part = pools[role].examples.take(rows[role][k])
-            used, index = np.unique(part.image_index, return_inverse=True)  # a client holds only its own pictures
-            names = [f"{client}/{role}/{i:06d}" for i in range(len(part))]
-            client_examples = Examples(part.images[used], index, part.questions, part.answers, part.types, names)
-            dealt[client][role] = Made(client_examples, pools[role].tags.take(used))
+            mixed = pools[role].examples.take(rows[role][k])
+            used, index = np.unique(mixed.image_index, return_inverse=True)  # a client holds only its own pictures
+            names = [f"{client}/{role}/{i:06d}" for i in range(len(mixed))]
+            examples = replace(mixed, images=mixed.images[used], image_index=index, names=names)
+            dealt[client][role] = Made(examples, pools[role].tags.take(used))
     return dealt
 
 
@@ -200,10 +168,10 @@ def _sharded(units: Sequence[str], make: Maker, knobs: Knobs) -> Clients:
 
 
 def _task(knobs: Knobs) -> Clients:
-    result: dict[str, dict[str, Made]] = {}
+    made: Clients = {}
     for name in TASK_CLIENTS:
-        result[name] = {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES}
-    return result
+        made[name] = {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES}
+    return made
 
 
 @dataclass(frozen=True)
@@ -259,10 +227,13 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     if pools:
         facts["pools"] = ", ".join(f"{name} {len(pool)} answers" for name, pool in pools.items())
     typed = _by_answer if knobs.types == "answers" else _as_made
+    splits: dict[str, Split] = {}
+    for name, made in clients.items():
+        splits[name] = Split(*(typed(made[role].examples) for role in ROLES))
     return FederatedDataset(
         name="scenes",
         answers=vocabulary,
-        clients={c: Split(*(typed(made[role].examples) for role in ROLES)) for c, made in clients.items()},
+        clients=splits,
         unseen={scene: typed(made.examples) for scene, made in unseen.items()},
         words=kind.words,
         facts=facts,
@@ -276,10 +247,7 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
 def _ceilings(tests: Mapping[str, Made]) -> dict[str, float]:
     """Place -> share of its test answers that follow from question and scene graph; not where several people answer."""
     plain = {place: made for place, made in tests.items() if made.examples.annotations is None}
-    result: dict[str, float] = {}
-    for place, made in plain.items():
-        result[place] = float(np.mean([a == b for a, b in zip(made.truth(), made.examples.answers, strict=True)]))
-    return result
+    return {place: float(np.mean(made.right())) for place, made in plain.items()}
 
 
 def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -292,14 +260,10 @@ def _vocabulary(kind: Preset, knobs: Knobs, clients: Clients, pools: Mapping[str
         return ANSWERS
     answers_of_scene = {scene: own_answers(scene, knobs.own_answers, knobs.test_seed) for scene in SCENES}
     plain: set[str] = set()
-    for scene, words in answers_of_scene.items():
-        for answer in scene_answers(scene):
-            if answer not in words:
-                plain.add(answer)
-    return (
-        *(a for a in ANSWERS if a in plain),
-        *chain.from_iterable(words.values() for words in answers_of_scene.values()),
-    )
+    for scene, renamed in answers_of_scene.items():
+        plain |= {*scene_answers(scene)} - renamed.keys()
+    others = chain.from_iterable(renamed.values() for renamed in answers_of_scene.values())
+    return (*(answer for answer in ANSWERS if answer in plain), *others)
 
 
 def _as_made(examples: Examples) -> Examples:
@@ -321,7 +285,7 @@ def _pool(train: Examples, size: int) -> tuple[str, ...]:
 
 def _inside(client: str, made: Mapping[str, Made], answers: Sequence[str]) -> dict[str, Made]:
     """A client's examples whose answer is in its answer set; the others are left out, as FedDAT's loader does."""
-    kept: dict[str, Made] = {}
+    inside: dict[str, Made] = {}
     for role, role_examples in made.items():
         rows = [row for row, answer in enumerate(role_examples.examples.answers) if answer in answers]
         if not rows:
@@ -330,8 +294,8 @@ def _inside(client: str, made: Mapping[str, Made], answers: Sequence[str]) -> di
                 f"({', '.join(answers)}); raise data.pools, or the number of examples"
             )
         whole = len(rows) == len(role_examples.examples)
-        kept[role] = role_examples if whole else replace(role_examples, examples=role_examples.examples.take(rows))
-    return kept
+        inside[role] = role_examples if whole else replace(role_examples, examples=role_examples.examples.take(rows))
+    return inside
 
 
 def _shifts(knobs: Knobs, kind: Preset) -> dict[str, str]:
@@ -367,12 +331,12 @@ def describe(clients: Mapping[str, Mapping[str, Made]], unseen: Mapping[str, Mad
     everybody = [made["train"].examples for made in clients.values()]
     for scene, made in unseen.items():
         facts[f"{scene} (unseen)"] = f"{len(made.examples)} test; {_floors(everybody, made.examples)}"
-    right = total = 0
-    for made in [*(m[role] for m in clients.values() for role in ROLES), *unseen.values()]:
-        answers = made.truth()
-        right += sum(a == b for a, b in zip(answers, made.examples.answers, strict=True))
-        total += len(answers)
-    facts["oracle"] = f"{100 * right / total:.1f} % of {total} answers follow from question and scene graph"
+    right: list[bool] = []
+    everything = chain.from_iterable(made.values() for made in clients.values())
+    for made in chain(everything, unseen.values()):
+        right += made.right()
+    share = sum(right) / len(right)
+    facts["oracle"] = f"{100 * share:.1f} % of {len(right)} answers follow from question and scene graph"
     return facts
 
 

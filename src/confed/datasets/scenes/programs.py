@@ -29,7 +29,7 @@ def _exist(graph: Sequence[Object], colour: str, noun: str) -> str:
 
 
 def _count(graph: Sequence[Object], colour: str) -> str | None:
-    number = str(_total(graph, colour))
+    number = str(total(graph, colour))
     return number if number in NUMBERS else None
 
 
@@ -50,14 +50,11 @@ def _qnoun(graph: Sequence[Object], colour: str) -> str | None:
 
 def _qpos(graph: Sequence[Object], noun: str) -> str | None:
     thing = _only(graph, noun)
-    if thing is None:
-        return None
-    row, column = divmod(thing.cell, GRID)
-    return QUADRANTS[2 * (row >= GRID // 2) + (column >= GRID // 2)]
+    return thing and quadrant(thing.cell)
 
 
 def _morethan(graph: Sequence[Object], first: str, second: str) -> str:
-    return _yes(_total(graph, first) > _total(graph, second))
+    return _yes(total(graph, first) > total(graph, second))
 
 
 def _same(graph: Sequence[Object], first: str, second: str) -> str | None:
@@ -90,9 +87,16 @@ def _only(graph: Sequence[Object], noun: str) -> Object | None:
     return things[0] if len(things) == 1 else None
 
 
-def _total(graph: Sequence[Object], colour: str) -> int:
+def total(graph: Sequence[Object], colour: str) -> int:
+    """Number of things of a colour."""
     return sum(o.colour == colour for o in graph)
 
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def quadrant(cell: int) -> str:
+    """Quarter of the picture in which a cell lies."""
+    row, column = divmod(cell, GRID)
+    return QUADRANTS[2 * (row >= GRID // 2) + (column >= GRID // 2)]

@@ -68,7 +68,8 @@ _PLAIN = {dialect: word for word, dialect in WORDING_SHIFT.items()}
 
 def words_of(templates: Templates) -> set[str]:
     """The words of some templates, without what stands for a colour or a noun."""
-    return {word for forms in templates.values() for t in forms for word in t.rstrip("?").split()} - set("CDNM")
+    forms = chain.from_iterable(templates.values())
+    return set(" ".join(form.rstrip("?") for form in forms).split()) - set("CDNM")
 
 
 def _words() -> tuple[str, ...]:
@@ -197,23 +198,23 @@ def ask(
     Families asked least so far come first, with enough chance that every picture gets its own mixture.
     """
     luck = rng.random(len(families))
-    order = sorted(range(len(families)), key=lambda i: balance.families[families[i]] + 4 * luck[i])
-    asked: dict[Program, Asked] = {}
-    for family in [families[i] for i in order] * 2:  # a second pass where one question per family is not enough
+    turn = {family: balance.families[family] + 4 * chance for family, chance in zip(families, luck, strict=True)}
+    chosen: dict[Program, Asked] = {}
+    for family in sorted(families, key=turn.__getitem__) * 2:  # a second pass where one of each is not enough
         for _ in range(ATTEMPTS):
-            if len(asked) == number:
+            if len(chosen) == number:
                 break
             program = _propose(family, graph, nouns, prior, rng)
             answer = None if program is None else execute(program, graph)
-            if program is None or answer is None or program in asked or not balance.accepts(program, answer):
+            if program is None or answer is None or program in chosen or not balance.accepts(program, answer):
                 continue
             question = phrase(program, int(rng.integers(len(templates[family]))), shifted, templates)
-            asked[program] = Asked(program, answer, question)
+            chosen[program] = Asked(program, answer, question)
             balance.add(program, answer)
             break
-    if len(asked) == number:
-        return list(asked.values())
-    for program, answer, _ in asked.values():
+    if len(chosen) == number:
+        return list(chosen.values())
+    for program, answer, _ in chosen.values():
         balance.add(program, answer, -1)
     return None
 

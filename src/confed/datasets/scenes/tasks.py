@@ -17,8 +17,8 @@ import numpy as np
 from confed.data.examples import Examples
 from confed.data.seeding import generator
 from confed.datasets.scenes.graph import CELLS, COLOURS, GRID, NOUNS, Object, Tags, objects, sample
-from confed.datasets.scenes.making import Knobs, Made, make
-from confed.datasets.scenes.programs import NUMBERS, QUADRANTS
+from confed.datasets.scenes.making import UNIFORM, Knobs, Made, World, make
+from confed.datasets.scenes.programs import NUMBERS, QUADRANTS, quadrant, total
 from confed.datasets.scenes.questions import FAMILIES, WORDS, oracle
 from confed.datasets.scenes.render import render_neutral
 
@@ -52,7 +52,10 @@ class Statement(NamedTuple):
 
 def statement_words(*forms: Forms) -> set[str]:
     """The words of some statements, without what stands for an argument."""
-    return {word for form in forms for texts in form.values() for t in texts for word in t.split()} - set("CNKQ")
+    words: set[str] = set()
+    for texts in chain.from_iterable(form.values() for form in forms):
+        words.update(" ".join(texts).split())
+    return words - set("CNKQ")
 
 
 def say(statement: Statement, forms: Forms, paraphrase: int) -> str:
@@ -64,8 +67,8 @@ def say(statement: Statement, forms: Forms, paraphrase: int) -> str:
 
 def read(text: str, forms: Forms) -> Statement:
     """The statement that a sentence makes."""
-    for quadrant in QUADRANTS:
-        text = text.replace(quadrant, quadrant.replace(" ", "-"))
+    for words in QUADRANTS:
+        text = text.replace(words, words.replace(" ", "-"))
     skeleton, arguments = [], []
     for word in text.split():
         letter = ""
@@ -86,22 +89,14 @@ def read(text: str, forms: Forms) -> Statement:
     raise ValueError(f"no form of the scenes benchmark produces the statement {text!r}")
 
 
-def quadrant(cell: int) -> str:
-    """Quarter of the picture in which a cell lies."""
-    row, column = divmod(cell, GRID)
-    return QUADRANTS[2 * (row >= GRID // 2) + (column >= GRID // 2)]
-
-
 def holds(statement: Statement, left: Sequence[Object], right: Sequence[Object]) -> bool:
     """Whether a statement about two pictures is true."""
     family, arguments = statement
     if family in ("both", "one"):
-        shown = 0
-        for graph in (left, right):
-            shown += any(o.noun == arguments[0] for o in graph)
-        return shown == (2 if family == "both" else 1)
+        nouns = [o.noun for o in left], [o.noun for o in right]
+        return sum(arguments[0] in shown for shown in nouns) == (2 if family == "both" else 1)
     colour = arguments[-1]
-    a, b = (sum(o.colour == colour for o in graph) for graph in (left, right))
+    a, b = total(left, colour), total(right, colour)
     return a > b if family == "more" else a + b == int(arguments[0])
 
 
@@ -117,7 +112,7 @@ def entails(statement: Statement, visible: Sequence[Object], hidden: int) -> str
             return "entailed"
         return "neutral" if quadrant(hidden) == where else "contradicted"
     number, colour = int(arguments[0]), arguments[1]
-    count = sum(o.colour == colour for o in visible)  # the whole picture has as many, or one more
+    count = total(visible, colour)  # the whole picture has as many, or one more
     if family == "at_least":
         if count >= number:
             return "entailed"
@@ -137,8 +132,8 @@ def propose_about_two(
         return Statement(family, (thing.noun,))
     if family == "more":
         return Statement(family, (thing.colour,))
-    total = sum(o.colour == thing.colour for o in (*left, *right))
-    number = max(1, total + int(rng.integers(-1, 2)) * int(rng.integers(2)))
+    both = total((*left, *right), thing.colour)
+    number = max(1, both + int(rng.integers(-1, 2)) * int(rng.integers(2)))
     return Statement(family, (str(min(number, 5)), thing.colour))
 
 
@@ -168,9 +163,7 @@ class Even:
         parts = [self._of[family, str(position), word] for position, word in enumerate(arguments)]
         if self.answers * whole[answer] > whole.total():
             return False
-        if any(
-            self.answers * answer_counts[answer] - answer_counts.total() > 2 * self.answers for answer_counts in parts
-        ):
+        if any(self.answers * counts[answer] - counts.total() > 2 * self.answers for counts in parts):
             return False
         self.families[family] += 1
         for counts in (whole, *parts):
@@ -181,7 +174,6 @@ class Even:
 # The preset "task": four clients with a task each, on plain pictures ------------------------------------------
 
 CHOICES = 4
-UNIFORM = np.full(len(COLOURS), 1 / len(COLOURS))
 TASKS: Mapping[str, str] = {"pairs": "nlvr2", "entailment": "entailment", "choice": "choice"}
 TASK_ANSWERS: Mapping[str, tuple[str, ...]] = {
     "pairs": ("false", "true"),
@@ -204,19 +196,7 @@ def make_task(client: str, role: str, number: int, knobs: Knobs) -> Made:
 
 
 def _vqa(client: str, role: str, number: int, knobs: Knobs, families: tuple[str, ...] = FAMILIES) -> Made:
-    return make(
-        role=role,
-        number=number,
-        label=client,
-        nouns=NOUNS,
-        prior=UNIFORM,
-        per_picture=min(knobs.questions_per_picture, 2 * len(families)),
-        shifted=knobs.wording,
-        render=render_neutral,
-        seed=knobs.seed_of(role),
-        stream=f"task {client}",
-        families=families,
-    )
+    return make(World(families=families), role, number, knobs, client, stream=f"task {client}")
 
 
 def _choice(client: str, role: str, number: int, knobs: Knobs) -> Made:
@@ -253,7 +233,7 @@ def _pairs(client: str, role: str, number: int, knobs: Knobs) -> Made:
     seed, even = knobs.seed_of(role), Even(2)
     graphs = sample(role, NOUNS, UNIFORM, generator(seed, "graphs", role, "task pairs"))
     rng = generator(seed, "questions", role, "task pairs")
-    kept: list[Tags] = []
+    used: list[Tags] = []
     rows: list[tuple[tuple[int, int], Statement, str]] = []
     while len(rows) < number:
         both = [next(graphs), next(graphs)]
@@ -262,9 +242,9 @@ def _pairs(client: str, role: str, number: int, knobs: Knobs) -> Made:
             PAIRS, even, min(knobs.questions_per_picture, number - len(rows)), rng,
             partial(propose_about_two, left=left, right=right, rng=rng), partial(_verdict, left=left, right=right),
         )  # fmt: skip
-        rows += [((len(kept), len(kept) + 1), statement, answer) for statement, answer in verdicts]
-        kept += both if verdicts else []
-    tags = Tags.join(kept)
+        rows += [((len(used), len(used) + 1), statement, answer) for statement, answer in verdicts]
+        used += both if verdicts else []
+    tags = Tags.join(used)
     pictures = render_neutral(tags, generator(seed, "pixels", role, "task pairs"))
     return Made(_examples(client, role, pictures, rows, PAIRS, rng), tags, _true)
 
@@ -285,7 +265,7 @@ def _entailment(client: str, role: str, number: int, knobs: Knobs) -> Made:
     seed, even = knobs.seed_of(role), Even(3)
     graphs = sample(role, NOUNS, UNIFORM, generator(seed, "graphs", role, "task entailment"))
     rng = generator(seed, "questions", role, "task entailment")
-    kept: list[Tags] = []
+    used: list[Tags] = []
     cells: list[int] = []
     rows: list[tuple[int, Statement, str]] = []
     while len(rows) < number:
@@ -299,11 +279,11 @@ def _entailment(client: str, role: str, number: int, knobs: Knobs) -> Made:
             partial(entails, visible=visible, hidden=hidden),
         )  # fmt: skip
         if verdicts:
-            rows += [(len(kept), statement, answer) for statement, answer in verdicts]
-            kept.append(tags)
+            rows += [(len(used), statement, answer) for statement, answer in verdicts]
+            used.append(tags)
             cells.append(hidden)
     where = np.array(cells, dtype=np.int64)
-    tags = _without(Tags.join(kept), where)
+    tags = _without(Tags.join(used), where)
     pictures = hide(render_neutral(tags, generator(seed, "pixels", role, "task entailment")), where)
 
     def oracle(examples: Examples, tags: Tags) -> list[str | None]:
@@ -326,16 +306,16 @@ def _ask(
 ) -> list[tuple[Statement, str]]:
     """Up to ``wanted`` different statements with their verdicts; families asked least so far come first."""
     luck = rng.random(len(forms))
-    order = sorted(range(len(forms)), key=lambda i: even.families[list(forms)[i]] + 2 * luck[i])
-    asked: dict[Statement, str] = {}
-    for family in [list(forms)[i] for i in order]:
-        for _ in range(ATTEMPTS if len(asked) < wanted else 0):
+    turn = {family: even.families[family] + 2 * chance for family, chance in zip(forms, luck, strict=True)}
+    verdicts: dict[Statement, str] = {}
+    for family in sorted(forms, key=turn.__getitem__):
+        for _ in range(ATTEMPTS if len(verdicts) < wanted else 0):
             statement = propose(family)
             answer = judge(statement)
-            if statement not in asked and even.accepts(statement, answer):
-                asked[statement] = answer
+            if statement not in verdicts and even.accepts(statement, answer):
+                verdicts[statement] = answer
                 break
-    return list(asked.items())
+    return list(verdicts.items())
 
 
 def _examples(
