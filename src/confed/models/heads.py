@@ -5,17 +5,28 @@ for entailment and multiple choice.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.specs import task_spec
 from confed.models.layers import seeded_linear
 
 CLASSES = {"nlvr2": 2, "entailment": 3, "choice": 1}
 """Head -> how many scores it gives: false and true; the three relations; one per choice."""
+
+
+COUNT = Annotated[int, AT_LEAST_ONE]
+"""Type of a number of things of which there is one at least, for :func:`confed.federation.ranges.check_value`."""
+
+
+def check_divides(heads: int, width: int, where: str) -> None:
+    """Check that attention heads, or the features of one, divide a width."""
+    if heads < 1 or width % heads:
+        raise ValueError(f"{where} must divide the width {width}, got {heads}")
 
 
 def count(answers: Sequence[str] | int) -> int:

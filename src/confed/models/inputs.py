@@ -97,14 +97,34 @@ def processor_settings(processor: Any) -> str:
     return sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def needed(batch: Batch, model: str, *keys: str) -> list[Tensor]:
+    """Some tensors of a batch; one that it lacks is a ValueError."""
+    for key in keys:
+        if key not in batch:
+            raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
+    return [batch[key] for key in keys]
+
+
 def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:
     """The pictures of a batch, (B, 3, H, W)."""
-    if "image" not in batch:
-        raise ValueError(f"a batch of {model} needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
-    image, expected = batch["image"], (3, *size)
+    (image,), expected = needed(batch, model, "image"), (3, *size)
     if image.ndim != 4 or tuple(image.shape[1:]) != expected:
         raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
     return image
+
+
+def checked_text(
+    batch: Batch, rows: int | None, longest: int, model: str, keys: tuple[str, str] = ("text", "text_mask")
+) -> tuple[Tensor, Tensor]:
+    """The token ids of as many texts and which of them are no padding, each (B, L); of choices (B, K, L)."""
+    several = keys[0] == "choices"
+    text, mask = needed(batch, model, *keys)
+    if text.ndim != 2 + several or (rows is not None and len(text) != rows) or text.shape[-1] > longest:
+        shape = f"({len(text) if rows is None else rows}, {'K, ' if several else ''}at most {longest})"
+        raise ValueError(f"{keys[0]} must have shape {shape}, got {tuple(text.shape)}")
+    if mask.shape != text.shape:
+        raise ValueError(f"{keys[1]} must have the shape of {keys[0]} {tuple(text.shape)}, got {tuple(mask.shape)}")
+    return text, mask
 
 
 def patch_tokens(image: Tensor, convolution: Any, cls_token: Tensor, grid: tuple[int, int]) -> Tensor:

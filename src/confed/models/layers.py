@@ -3,10 +3,12 @@
 Group normalisation: Wu and He, "Group Normalization", ECCV 2018.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from confed.federation.ranges import check_value
 
 # Normalisation layers without statistics of a batch -----------------------------------------------------------
 
@@ -55,8 +57,7 @@ def renormalise(body: nn.Module, norm: Norm) -> None:
 
     Groups have 16 channels. Scales and shifts are taken over.
     """
-    if norm not in get_args(Norm):
-        raise ValueError(f"model.norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+    check_value(norm, Norm, "model.norm")
     if norm == "batch":
         return
     for parent in list(body.modules()):

@@ -19,7 +19,7 @@ from confed.models.hub_names import hub_name
 WEIGHTS = Path(__file__).parent / "weights"
 MINI_WEIGHTS = WEIGHTS / "vilt_mini.safetensors"
 FACTS = "pretraining.json"  # file of a folder of weights that says how they were made
-_GROWING = ("word_embeddings.weight", "position_embeddings.weight")
+_GROWING = ("word_embeddings.weight", "position_embeddings.weight", "cls.predictions.bias")
 """Endings of the names of tensors with one row per token id or text position; pictures' positions are no layers."""
 
 
@@ -105,14 +105,7 @@ def mini_words(model: str = "vilt_mini") -> tuple[str, ...]:
     return tuple(describe(weights_file(model))["words"]) if packaged(model) else ()
 
 
-def load_into(
-    model: nn.Module,
-    file: Path,
-    answers: Sequence[str] | None,
-    *,
-    head: str | None = "classifier.",
-    growing: Sequence[str] = (),
-) -> None:
+def load_into(model: nn.Module, file: Path, answers: Sequence[str] | None) -> None:
     """Copies saved values into a model.
 
     Tensors with one row per token or text position may have more rows than the file: the additional rows keep
@@ -127,12 +120,12 @@ def load_into(
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     faults: list[str] = []
     for name, value in saved.items():
-        if head is not None and name.startswith(head) and not with_head:
+        if name.startswith("classifier.") and not with_head:
             continue
         target = state.get(name)
         if target is None:
             raise ValueError(f"the weights {file.name} have a tensor {name!r} that the model lacks")
-        if name.endswith((*_GROWING, *growing)) and target.ndim == value.ndim:
+        if name.endswith(_GROWING) and target.ndim == value.ndim:
             rows = min(len(value), len(target)) if "position" in name else len(value)
             if len(target) < rows:
                 raise ValueError(f"vocab_size must be at least {rows} for the weights {file.name}, got {len(target)}")
