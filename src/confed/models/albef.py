@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from confed.federation.specs import ModelSpec
 from confed.models.answer_ranking import GenerativeAnswerer
 from confed.models.caption_tokenizer import AnswerTokenizer, words_of
-from confed.models.pretrained import describe, mini_words, packaged, weights_file
+from confed.models.pretrained import describe, mini_words, packaged, refuse_faults, weights_file
 from confed.models.tokenizer import WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
 
@@ -438,8 +438,6 @@ def fit(model: torch.nn.Module, tensors: Mapping[str, Tensor], source: str) -> N
         for name, tensor in tensors.items()
         if name in state and tensor.shape != state[name].shape
     ]
-    if faults:
-        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-        raise ValueError(f"{source} is not a checkpoint of this {type(model).__name__}: {'; '.join(faults[:3])}{more}")
+    refuse_faults(faults, f"{source} is not a checkpoint of this {type(model).__name__}")
     if not any(value.is_meta for value in state.values()):
         model.load_state_dict(dict(tensors))

@@ -27,6 +27,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import Attends, TaskAware, frozen_names, model_spec
 from confed.federation.structure import adapter_bank, feature_width
 from confed.losses.info_nce import Similarity, similarities
+from confed.models.layers import uniform_linear
 
 
 def answer_words(answer: str) -> tuple[str, ...]:
@@ -69,7 +70,7 @@ class AnswerProjection(nn.Module):
         if len(rows) != len(vocabulary):
             raise ValueError(f"the table of words must have {len(vocabulary)} rows, got {len(rows)}")
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=table is not None)
-        self.project = _linear(rows.shape[1], hidden, rng)
+        self.project = uniform_linear(rows.shape[1], hidden, rng)
         # The positions of an answer's words in the vocabulary, -1 after the last one. What everybody knows is no
         # part of a model's state.
         row_of = {word: row for row, word in enumerate(vocabulary)}
@@ -115,8 +116,8 @@ class NonlinearHeadAdapter(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, width: int, batch_norm: bool, rng: torch.Generator) -> None:
         super().__init__()
-        self.first = _linear(inputs, hidden, rng)
-        self.second = _linear(hidden, width, rng)
+        self.first = uniform_linear(inputs, hidden, rng)
+        self.second = uniform_linear(hidden, width, rng)
         self.norm = nn.BatchNorm1d(width) if batch_norm else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -198,7 +199,7 @@ class ContrastiveAnswerer(nn.Module):
             rng=rng,
         )
         self.nha = NonlinearHeadAdapter(features, hidden, width, batch_norm, rng)  # the nonlinear head adapter
-        self.lta = _linear(hidden, width, rng)  # the linear tail adapter
+        self.lta = uniform_linear(hidden, width, rng)  # the linear tail adapter
         self._known: tuple[list[Tensor], Tensor] | None = None
 
     # What others ask of a model -----------------------------------------------------------------------------
@@ -309,12 +310,3 @@ def _glove(path: Path | str, words: Sequence[str]) -> Tensor:
     from confed.data.glove import load_glove
 
     return load_glove(path, words)
-
-
-def _linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
-    """A linear layer whose weights and biases are uniform within 1 / sqrt(inputs), PyTorch's usual values."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-    with torch.no_grad():
-        for parameter in (layer.weight, layer.bias):
-            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=rng)
-    return layer

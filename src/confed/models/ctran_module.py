@@ -31,8 +31,8 @@ from confed.federation.specs import ModelSpec
 from confed.models.heads import COUNT, check_divides, count
 from confed.models.inputs import additive_mask, checked_text
 from confed.models.label_embeddings import constant_tokens
-from confed.models.layers import Constants, constant_names
-from confed.models.resnet import PictureModel, uniform_linear
+from confed.models.layers import Constants, constant_names, uniform_linear
+from confed.models.resnet import PictureModel
 from confed.models.tokenizer import WordTokenizer
 from confed.models.variants import variant
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from confed.models.hub_names import hub_name
-from confed.models.pretrained import packaged, published, unread_because, weights_file
+from confed.models.pretrained import packaged, published, reading, weights_file
 
 # Text encoders for label embeddings: CLIP's, sentence encoders ------------------------------------------------
 
@@ -68,10 +68,8 @@ def _tokenizer(source: Path | str) -> Any:
     name = str(where) if where.is_dir() else hub_name(str(source), short=True)
     if name is None:
         raise ValueError(f"expected a folder with a tokenizer or a hub name, got {str(source)!r}")
-    try:
+    with reading(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # pyright: ignore
-    except (OSError, ValueError, KeyError) as error:  # the last of a damaged file
-        raise ValueError(f"no tokenizer could be read from {str(source)!r}: {unread_because(error)}") from error
 
 
 def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Tensor]:

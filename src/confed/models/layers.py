@@ -3,6 +3,7 @@
 Group normalisation: Wu and He, "Group Normalization", ECCV 2018.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -82,4 +83,13 @@ def seeded_linear(inputs: int, outputs: int, std: float, rng: torch.Generator) -
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     nn.init.normal_(layer.weight, 0.0, std, generator=rng)
     nn.init.zeros_(layer.bias)
+    return layer
+
+
+def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
+    """A linear layer with weights and biases from U(-1 / sqrt(inputs), 1 / sqrt(inputs)), drawn from ``rng`` alone."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = 1 / math.sqrt(inputs)
+    nn.init.uniform_(layer.weight, -bound, bound, generator=rng)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=rng)
     return layer

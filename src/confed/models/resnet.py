@@ -4,7 +4,6 @@ He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 201
 names, are those of ``transformers``' ``ResNetModel``.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.heads import COUNT, count
 from confed.models.inputs import checked_image
-from confed.models.layers import Norm, constant_names, renormalise
+from confed.models.layers import Norm, constant_names, renormalise, uniform_linear
 from confed.models.passes import Chain, Step
 from confed.models.pretrained import States, describe, published, seeded, weights_file
 from confed.models.tokenizer import WordTokenizer
@@ -31,15 +30,6 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
-    """A linear layer with weights and biases from U(-1 / sqrt(inputs), 1 / sqrt(inputs)), drawn from ``rng`` alone."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-    bound = 1 / math.sqrt(inputs)
-    nn.init.uniform_(layer.weight, -bound, bound, generator=rng)
-    nn.init.uniform_(layer.bias, -bound, bound, generator=rng)
-    return layer
 
 
 class PictureModel(Chain, nn.Module, ABC):
