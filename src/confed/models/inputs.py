@@ -127,12 +127,18 @@ def checked_text(
     return text, mask
 
 
-def patch_tokens(image: Tensor, convolution: Any, cls_token: Tensor, grid: tuple[int, int]) -> Tensor:
+def patches(image: Tensor, side: int) -> Tensor:
+    """Squares of pictures (B, 3, H, W), row by row, (B, rows * columns, 3 * side * side)."""
+    rows, columns = image.shape[2] // side, image.shape[3] // side
+    x = image.reshape(-1, 3, rows, side, columns, side).permute(0, 2, 4, 1, 3, 5)
+    return x.reshape(-1, rows * columns, 3 * side * side)
+
+
+def patch_tokens(image: Tensor, convolution: Any, cls_token: Tensor) -> Tensor:
     """Class token and patches row by row, without positions, (B, 1 + rows * columns, d)."""
     if not image.is_floating_point():
         image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
-    (rows, columns), p = grid, convolution.weight.shape[-1]
     # The stride of the convolution is its kernel, so it is one matrix product over the unfolded patches.
-    x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, 3 * p * p)
+    x = patches(image, convolution.weight.shape[-1])
     x = F.linear(x, convolution.weight.flatten(1), convolution.bias)
     return torch.cat([cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)

@@ -173,14 +173,21 @@ class Encoder(nn.Module):
         """The last states of the tokens, (B, S, d)."""
         mask = None if present is None else present[:, None, None, :]
         if mask is not None and causal:
-            size = x.shape[1]
-            earlier = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
-            # Padding in front of a row's first token looks at itself: a row of nothing would have no softmax.
-            mask, causal = (mask | torch.eye(size, dtype=torch.bool, device=x.device)) & earlier, False
+            mask, causal = causal_mask(mask), False
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, mask=mask, causal=causal)
         return self.norm(x)
+
+
+def causal_mask(present: Tensor) -> Tensor:
+    """Which tokens each token sees, bool (B, 1, S, S), where (B, 1, 1, S) are no padding: those before it, and itself.
+
+    Padding in front of a row's first token looks at itself: a row of nothing would have no softmax.
+    """
+    square = torch.ones(present.shape[-1], present.shape[-1], dtype=torch.bool, device=present.device)
+    itself = torch.eye(len(square), dtype=torch.bool, device=present.device)
+    return (present | itself) & square.tril()
 
 
 Vector = Literal["learned", "one_hot"]
@@ -324,12 +331,7 @@ class ModalTransformer(ModalNetwork):
 
     def tokens(self, batch: Batch) -> Tokens:
         """The tokens of a batch's modalities: image, audio, series, then text."""
-        parts = read(self.embed, batch)
-        spans: dict[str, slice] = {}
-        start = 0
-        for name, (states, _) in parts.items():
-            spans[name] = slice(start, start := start + states.shape[1])
-        return Tokens(*joined(list(parts.values())), spans)
+        return in_sequence(read(self.embed, batch))
 
     def encode(self, batch: Batch, causal: bool = False) -> Tokens:
         """The last states of all tokens."""
@@ -348,6 +350,15 @@ class ModalTransformer(ModalNetwork):
     @property
     def _embeddings(self) -> dict[str, ModalEmbedding]:
         return {name: cast(ModalEmbedding, module) for name, module in self.embed.items()}
+
+
+def in_sequence(parts: Mapping[str, tuple[Tensor, Tensor | None]]) -> Tokens:
+    """Named sequences, and which of their tokens are no padding, one behind the other."""
+    spans: dict[str, slice] = {}
+    start = 0
+    for name, (states, _) in parts.items():
+        spans[name] = slice(start, start := start + states.shape[1])
+    return Tokens(*joined(list(parts.values())), spans)
 
 
 def pool(tokens: Tokens) -> Tensor:

@@ -180,7 +180,7 @@ class Vilt(Heads, PatchGrid, BlockChain):
     def patch_embeddings(self, image: Tensor) -> Tensor:
         """Class token and patches with their positions added, (B, 1 + patches, d)."""
         embeddings = self.vilt.embeddings
-        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token, self.grid)
+        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token)
         return embeddings.dropout(x + self._positions())
 
     def pool(self, hidden: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class Vit(PatchGrid, BlockChain):
         Positions are the class token, the prompt's tokens if there are any, then the patches row by row.
         """
         image, embeddings = checked_image(batch, self.image_size, type(self).__name__), self.vit.embeddings
-        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token, self.grid)
+        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token)
         x = embeddings.dropout(x + embeddings.interpolate_pos_encoding(x, *self.image_size))
         if "image" in self.prompts:
             prompt = self.prompts["image"]()
