@@ -24,7 +24,7 @@ def tiny(trainable: Any = "all", **options: Any) -> Albef:
     """A model whose values are large enough to tell every part of it from its absence."""
     rng = torch.Generator().manual_seed(1)
     model = Albef(TINY, rng)
-    finetune(model, trainable, Finetuning(**options), model.places(2), rng)
+    finetune(model, trainable, Finetuning(**{"reduction": 2, **options}), model.places(), rng)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             fresh = 0.4 * torch.randn(parameter.shape, generator=rng)

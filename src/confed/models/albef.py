@@ -222,15 +222,15 @@ def rename_albef(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         encoder_name, _, rest = name.partition(".")
         if encoder_name == "visual_encoder":
-            found = _visual(rest, tensor)
+            ours = _visual(rest, tensor)
         elif encoder_name in ("text_encoder", "text_decoder"):
-            found = _text(encoder_name, rest.removeprefix("bert."), tensor)
+            ours = _text(encoder_name, rest.removeprefix("bert."), tensor)
         else:
-            found = None
-        if found is None:
+            ours = None
+        if ours is None:
             unknown.append(full)
         else:
-            renamed |= found
+            renamed |= ours
     if unknown:
         more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
         raise ValueError(f"no ALBEF has tensors called {', '.join(unknown[:3])}{more}")

@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from confed.data.glove import say_missing
 from confed.federation.params import named_tensors
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import check_value
 from confed.federation.specs import Attends, TaskAware, frozen_names, model_spec
 from confed.federation.structure import adapter_bank, feature_width
 from confed.losses.info_nce import Similarity, similarities
+from confed.models.heads import COUNT
 from confed.models.layers import uniform_linear
 
 
@@ -62,8 +64,7 @@ class AnswerProjection(nn.Module):
         if not answers:
             raise ValueError("answers must name at least one answer, got none")
         for name, value in (("answer_words", words), ("hidden", hidden), ("embedding", width)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_value(value, COUNT, name)
         self.masked, self.learned = masked, table is None
         vocabulary = self.vocabulary(answers, words)
         rows = torch.randn(len(vocabulary), width, generator=rng) if table is None else table.float()
@@ -106,9 +107,9 @@ class AnswerProjection(nn.Module):
         # The position -1 is the last row, the one of zeros.
         return self._longest(hidden[self.tokens], (self.tokens >= 0).unsqueeze(2))
 
-    def _longest(self, hidden: Tensor, there: Tensor) -> Tensor:
+    def _longest(self, hidden: Tensor, is_token: Tensor) -> Tensor:
         """The maximum over positions; an activation is never below 0, so 0 at a position takes it out."""
-        return (hidden * there if self.masked else hidden).amax(dim=1)
+        return (hidden * is_token if self.masked else hidden).amax(dim=1)
 
 
 class NonlinearHeadAdapter(nn.Module):
@@ -174,8 +175,7 @@ class ContrastiveAnswerer(nn.Module):
         rng: torch.Generator,
     ) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}")
+        check_value(width, COUNT, "width")
         others = [head for head in model_spec(backbone).heads_of_tasks if head != "answers"]
         if others:
             raise ValueError(f"contrastive answers have no heads for other tasks, the model has {', '.join(others)}")

@@ -29,7 +29,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import NOT_NEGATIVE, check_value
 from confed.federation.specs import ModelSpec
 from confed.models.heads import COUNT, check_divides, count
-from confed.models.inputs import additive_mask, checked_text
+from confed.models.inputs import additive_mask, check_shape, checked_text
 from confed.models.label_embeddings import constant_tokens
 from confed.models.layers import Constants, constant_names, uniform_linear
 from confed.models.resnet import PictureModel
@@ -58,17 +58,14 @@ class LabelTokens(Constants):
                 fresh = torch.empty(rows, width).uniform_(-1 / math.sqrt(width), 1 / math.sqrt(width), generator=rng)
                 self.register_parameter(name, nn.Parameter(fresh))
                 continue
-            if given.shape != (rows, width):
-                raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(given.shape)}")
-            self.register_buffer(name, given.detach().float().clone())
+            self.register_buffer(name, check_shape(given, name, rows, width).detach().float().clone())
 
     def forward(self, batch: Batch) -> Tensor:
         """The tokens, (B, C, d), of ``known`` (B, C): -1 unknown, 0 absent, 1 present; without it all are unknown."""
         rows, known_labels = len(batch["image" if "image" in batch else "text"]), batch.get("known")
         if known_labels is None:
             return self.labels.expand(rows, -1, -1)
-        if known_labels.shape != (rows, len(self.labels)):
-            raise ValueError(f"known must have shape {(rows, len(self.labels))}, got {tuple(known_labels.shape)}")
+        check_shape(known_labels, "known", rows, len(self.labels))
         table = torch.cat([torch.zeros_like(self.states[:1]), self.states])
         return self.labels + F.embedding(known_labels.long() + 1, table)
 
@@ -127,9 +124,7 @@ class LabelReadout(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Scores (B, C) of the labels' states (B, C, d)."""
-        if states.ndim != 3 or states.shape[1:] != self.weight.shape:
-            expected = ", ".join(map(str, self.weight.shape))
-            raise ValueError(f"the readout needs one state per label, (B, {expected}), got {tuple(states.shape)}")
+        check_shape(states, "the labels' states", "B", *self.weight.shape)
         return (states * self.weight).sum(-1) + self.bias
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.specs import task_spec
+from confed.models.inputs import check_shape, needed
 from confed.models.layers import seeded_linear
 
 CLASSES = {"nlvr2": 2, "entailment": 3, "choice": 1}
@@ -65,14 +66,10 @@ def check_heads(heads: Sequence[str]) -> None:
 def views(head: str, batch: Batch) -> int:
     """How many passes of the backbone an example needs: two pictures, K choices, or one."""
     needs = {"nlvr2": ("image2",), "choice": ("choices", "choices_mask")}.get(head, ())
-    for key in needs:
-        if key not in batch:
-            raise ValueError(f"the head {head!r} needs batches with the key {key!r}, got {', '.join(sorted(batch))}")
+    needed(batch, f"the head {head!r}", *needs)
     if head != "choice":
         return 2 if head == "nlvr2" else 1
-    if batch["choices"].ndim != 3:
-        raise ValueError(f"choices must have shape (B, K, L), got {tuple(batch['choices'].shape)}")
-    return batch["choices"].shape[1]
+    return check_shape(batch["choices"], "choices", "B", "K", "L").shape[1]
 
 
 def score(module: nn.Module, head: str, pooled: Tensor, views: int) -> Output:

@@ -105,12 +105,18 @@ def needed(batch: Batch, model: str, *keys: str) -> list[Tensor]:
     return [batch[key] for key in keys]
 
 
+def check_shape(tensor: Tensor, name: str, *expected: int | str) -> Tensor:
+    """The tensor, if it has a shape, in which letters stand for any number; else a ValueError."""
+    same = [isinstance(size, str) or size == actual for size, actual in zip(expected, tensor.shape, strict=False)]
+    if tensor.ndim != len(expected) or not all(same):
+        raise ValueError(f"{name} must have shape ({', '.join(map(str, expected))}), got {tuple(tensor.shape)}")
+    return tensor
+
+
 def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:
     """The pictures of a batch, (B, 3, H, W)."""
-    (image,), expected = needed(batch, model, "image"), (3, *size)
-    if image.ndim != 4 or tuple(image.shape[1:]) != expected:
-        raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
-    return image
+    (image,) = needed(batch, model, "image")
+    return check_shape(image, "image", "B", 3, *size)
 
 
 def checked_text(

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from confed.federation.ranges import check_value
+from confed.models.heads import COUNT
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import packaged, published, reading, weights_file
 
@@ -170,8 +172,7 @@ class LabelEmbeddings:
         labels and the two states are at most ``width`` (and wherever the encoder is no wider); beyond that, as nearly
         as that many dimensions allow.
         """
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}")
+        check_value(width, COUNT, "width")
         rows = torch.cat([self.vectors, self.positive[None], self.negative[None]]).double()
         left, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
         # The decomposition leaves signs open: each direction points where its largest entry is positive.
@@ -193,8 +194,7 @@ def embed_labels(
 ) -> LabelEmbeddings:
     if "{label}" not in template:
         raise ValueError(f"template must contain {{label}}, got {template!r}")
-    if coarse not in get_args(Coarse):
-        raise ValueError(f"coarse must be one of {', '.join(get_args(Coarse))}, got {coarse!r}")
+    check_value(coarse, Coarse, "coarse")
     if not labels or most < 1:
         raise ValueError(f"there must be at least one label and most must be at least 1, got {len(labels)} and {most}")
 

@@ -26,7 +26,7 @@ from confed.federation.protocols import Batch
 from confed.federation.ranges import check_value
 from confed.federation.stages import Stage
 from confed.models.heads import COUNT
-from confed.models.inputs import checked_image, needed, patches
+from confed.models.inputs import check_shape, checked_image, needed, patches
 from confed.models.passes import Chain, Step
 from confed.models.pretrained import published, seeded
 
@@ -89,9 +89,8 @@ class Words(Segmenter):
 
     def forward(self, batch: Batch) -> Segments:
         """The vectors of ``text``, as ``text_mask`` says; see :class:`Segmenter`."""
-        text, mask = (_tensor(batch, key, "text", 2) for key in ("text", "text_mask"))
-        if text.shape != mask.shape:
-            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+        text, mask = (_tensor(batch, key, "text", "BL") for key in ("text", "text_mask"))
+        check_shape(mask, "text_mask", *text.shape)
         if text.shape[1] > self.limit:
             raise ValueError(f"a text must have at most {self.limit} tokens (model.max_length), got {text.shape[1]}")
         counts = (mask != 0).sum(1)
@@ -105,6 +104,7 @@ class _Sequences(Segmenter):
     """What segments of sounds and of series have in common: ``step`` values each of the longest one's."""
 
     key: ClassVar[str] = "audio"  # of a batch
+    letters: ClassVar[str] = "BT"  # of its shape
     unit: ClassVar[str] = "sample"
     option: ClassVar[str] = "model.audio_seconds"  # that says how long the longest one is
 
@@ -116,14 +116,14 @@ class _Sequences(Segmenter):
 
     def clips(self, batch: Batch, behind: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
         """Sequences cut or padded to whole segments of the longest one, their lengths, which segments are there."""
-        key, dimensions = self.key, 3 if self.key == "series" else 2
-        values, length = _tensor(batch, key, key, dimensions), _tensor(batch, f"{key}_length", key, 1)
+        key = self.key
+        values, length = _tensor(batch, key, key, self.letters), _tensor(batch, f"{key}_length", key, "B")
         _check_lengths(length, values, key, self.unit, self.longest, self.option)
         counts = -(length // -self.step)
         n = int(counts.max())
         total = n * self.step + behind
         # What lies behind a sequence is silence, so that its segments do not depend on the batch it is in.
-        missing = (0,) * 2 * (dimensions - 2) + (0, max(0, total - values.shape[1]))
+        missing = (0,) * 2 * (values.ndim - 2) + (0, max(0, total - values.shape[1]))
         values = F.pad(values[:, :total], missing)
         present = None if int(counts.min()) == n else torch.arange(n, device=values.device) < counts.unsqueeze(1)
         return values, length, present
@@ -201,7 +201,7 @@ class LogMelFrames(_Sequences):
 class SeriesWindows(_Sequences):
     """Pieces of a time series of several channels, in sequence."""
 
-    key, unit, option = "series", "step", "model.series_steps"
+    key, letters, unit, option = "series", "BSK", "step", "model.series_steps"
 
     def __init__(self, channels: int, window: int, longest: int) -> None:
         sizes = (("the series' channels", channels), ("model.window", window), ("model.series_steps", longest))
@@ -212,7 +212,7 @@ class SeriesWindows(_Sequences):
 
     def forward(self, batch: Batch) -> Segments:
         """The pieces of ``series``; see :class:`Segmenter`."""
-        channels = _tensor(batch, "series", "series", 3).shape[2]
+        channels = _tensor(batch, "series", "series", self.letters).shape[2]
         if channels != self.channels:
             raise ValueError(f"a series must have {self.channels} channels, got {channels}")
         series, _, present = self.clips(batch)
@@ -242,16 +242,13 @@ def patch_side(size: tuple[int, int], least: int = 16, most: int = 256) -> int:
     )
 
 
-def _tensor(batch: Batch, key: str, modality: str, dimensions: int) -> Tensor:
+def _tensor(batch: Batch, key: str, modality: str, letters: str) -> Tensor:
     (value,) = needed(batch, f"a model of {modality}", key)
-    if value.ndim != dimensions:
-        raise ValueError(f"{key} must have {dimensions} dimensions, got the shape {tuple(value.shape)}")
-    return value
+    return check_shape(value, key, *letters)
 
 
 def _check_lengths(length: Tensor, values: Tensor, key: str, unit: str, longest: int, option: str) -> None:
-    if length.shape != values.shape[:1]:
-        raise ValueError(f"{key}_length must have the shape ({len(values)},), got {tuple(length.shape)}")
+    check_shape(length, f"{key}_length", len(values))
     _refuse_empty(length, key, unit)
     most = int(length.max())
     if most > values.shape[1]:
@@ -316,9 +313,7 @@ class ClipPatches(Chain, Segmenter):
         """What CLIP reads of ``image``, float (B, 3, S, S)."""
         image = batch["image"] if "image" in batch else torch.empty(0)
         prepared = image.is_floating_point()
-        if image.ndim != 4 or image.shape[1] != 3 or (prepared and set(image.shape[2:]) != {self.size}):
-            side = f"{self.size}, {self.size}" if prepared else "H, W"
-            raise ValueError(f"image must have shape (B, 3, {side}), got {tuple(image.shape)}")
+        check_shape(image, "image", "B", 3, *((self.size, self.size) if prepared else "HW"))
         if image.is_floating_point():
             return image
         x = image.float() / 255

@@ -19,8 +19,8 @@ from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Finetunable, Places
-from confed.models.heads import COUNT, count
-from confed.models.inputs import checked_text, needed
+from confed.models.heads import COUNT, check_divides, count
+from confed.models.inputs import check_shape, checked_text, needed
 from confed.models.passes import Chain, Step
 from confed.models.pretrained import seeded
 from confed.models.tokenizer import WordTokenizer
@@ -102,8 +102,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"the attention heads must divide the width {width}, got {heads}")
+        check_divides(heads, width, "the attention heads")
         self.heads = heads
         self.query, self.key, self.value, self.merge = (nn.Linear(width, width) for _ in range(4))
         self.dropout = nn.Dropout(dropout)
@@ -270,12 +269,11 @@ class RegionModel(Chain, Finetunable):
     def _check(self, batch: Batch, rows: int) -> None:
         needed(batch, type(self).__name__, "regions", *(("boxes",) if self.needs_boxes else ()))
         regions = batch["regions"]
-        if regions.ndim != 3 or regions.shape[2] != self.region_width:
-            raise ValueError(f"regions must have shape (B, R, {self.region_width}), got {tuple(regions.shape)}")
+        check_shape(regions, "regions", "B", "R", self.region_width)
         if len(regions) != rows:
             checked_text(batch, len(regions), self.max_length, type(self).__name__)
-        if self.needs_boxes and batch["boxes"].shape != (expected := (*regions.shape[:2], 4)):
-            raise ValueError(f"boxes must have shape {expected}, got {tuple(batch['boxes'].shape)}")
+        if self.needs_boxes:
+            check_shape(batch["boxes"], "boxes", *regions.shape[:2], 4)
 
 
 class FlatRegionModel(RegionModel):

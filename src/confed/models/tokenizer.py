@@ -88,8 +88,7 @@ class WordTokenizer(_FixedLength):
         self.words = tuple(dict.fromkeys(word.lower() for word in words))
         if not self.words:
             raise ValueError("words must name at least one word, got an empty list")
-        if max_length < 3:
-            raise ValueError(f"model.max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
+        check_length(max_length)
         self.max_length = max_length
         self.vocabulary = tuple(dict.fromkeys(SPECIAL_TOKENS + SUFFIXES + self.words))
         model: Any = tokenizers.models.WordPiece(
@@ -160,6 +159,12 @@ class BertTokenizer(_FixedLength):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self._tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def check_length(max_length: int, unit: str = "word") -> None:
+    """Check that a text has room for something between the tokens that mark its ends."""
+    if max_length < 3:
+        raise ValueError(f"model.max_length must be at least 3 ([CLS], a {unit}, [SEP]), got {max_length}")
 
 
 def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:

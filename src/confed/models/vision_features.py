@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from confed.data.intake.opening import read_picture
 from confed.data.pictures import resize
 from confed.data.regions import HeldRegions, grid_boxes
+from confed.federation.ranges import check_value
+from confed.models.heads import COUNT
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import checked_folder, reading
 
@@ -33,8 +35,7 @@ class VisionEncoder:
     def __init__(
         self, model: nn.Module, size: int, mean: Sequence[float], std: Sequence[float], grid: int, name: str
     ) -> None:
-        if grid < 1:
-            raise ValueError(f"grid must be at least 1 cell a side, got {grid}")
+        check_value(grid, COUNT, "grid")
         self.model, self.size, self.grid, self.name = model.eval(), size, grid, name
         self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (mean, std))
 

@@ -11,7 +11,8 @@ import torch
 
 from confed.federation.specs import ModelSpec
 from confed.models.clip.dual_encoder import DualEncoder, Head, plain_names
-from confed.models.clip.tiny import FAMILIES, tiny
+from confed.models.clip.tiny import FAMILIES
+from confed.models.clip.tiny import tiny as tiny_encoder
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hf.prompts import read_processor
 from confed.models.hub_names import hub_name
@@ -83,14 +84,14 @@ clip = variant(
 @lru_cache(maxsize=2)
 def _processor(source: str, revision: str) -> Any:
     if source.startswith(TINY):
-        return tiny(source.removeprefix(TINY))[1]
+        return tiny_encoder(source.removeprefix(TINY))[1]
     return read_processor(place_of(source, SOURCES), source, revision)
 
 
 def _body(source: str, revision: str, seed: int) -> Any:
     """The library's model in fp32."""
     if source.startswith(TINY):
-        return tiny(source.removeprefix(TINY), seed)[0]
+        return tiny_encoder(source.removeprefix(TINY), seed)[0]
     from transformers import AutoConfig, AutoModel
 
     options: dict[str, Any] = {"revision": revision} if revision else {}

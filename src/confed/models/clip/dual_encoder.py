@@ -24,10 +24,12 @@ from torch.nn import functional as F
 from confed.federation.actions import among_offered
 from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import check_value
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Finetunable, Places
-from confed.models.inputs import processor_settings
+from confed.models.heads import COUNT
+from confed.models.inputs import needed, processor_settings
 from confed.models.layers import seeded_linear
 
 
@@ -352,9 +354,7 @@ class DualEncoder(Finetunable):
         return self._seen(batch, "patches", lambda images: self._image(images)[1])
 
     def _seen(self, batch: Batch, kind: str, make: Any) -> Tensor:
-        if "image" not in batch:
-            raise ValueError(f"a batch of DualEncoder needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
-        images = batch["image"]
+        (images,) = needed(batch, "DualEncoder", "image")
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
             raise ValueError(f"image must be uint8 of shape (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
         if not self._vision_is_frozen:
@@ -452,8 +452,7 @@ class DualEncoder(Finetunable):
         """Initial context: embeddings of words, or N(0, 0.02) as in CoOp."""
         weight = self._embedding.get_parameter("weight").detach()
         if isinstance(context, int):
-            if context < 1:
-                raise ValueError(f"model.context must be words, or at least 1 vector, got {context}")
+            check_value(context, COUNT, "model.context")
             return 0.02 * torch.randn(context, weight.shape[1], generator=rng)
         ids = self._texts.words(context)
         if not ids or not context.strip():
