@@ -194,21 +194,25 @@ def _initialise(model: nn.Module, std: float, rng: torch.Generator) -> None:
 _UNUSED = re.compile(
     r"(visual_encoder|text_encoder|text_decoder|vision_proj|text_proj)_m\..*"  # momentum copies
     r"|(vision_proj|text_proj|itm_head|combined_proj)\..*|temp|(image|text|idx)_queue|queue_ptr"  # pre-training's heads
+    r"|text_(en|de)coder\.(bert\.)?pooler\..*"  # which nothing reads
+    r"|text_(en|de)coder\.(bert\.)?cls\.predictions\.decoder\.(weight|bias)"  # the embeddings' and the head's own
     r"|.*\.position_ids"
 )
-_VISUAL = (
-    (r"cls_token", r"embeddings.cls_token"),
-    (r"pos_embed", r"embeddings.position_embeddings"),
-    (r"patch_embed\.proj\.(weight|bias)", r"embeddings.patch_embeddings.projection.\1"),
-    (r"norm\.(weight|bias)", r"layernorm.\1"),
-    (r"blocks\.(\d+)\.norm1\.(weight|bias)", r"layers.\1.layernorm_before.\2"),
-    (r"blocks\.(\d+)\.norm2\.(weight|bias)", r"layers.\1.layernorm_after.\2"),
-    (r"blocks\.(\d+)\.attn\.proj\.(weight|bias)", r"layers.\1.attention.o_proj.\2"),
-    (r"blocks\.(\d+)\.mlp\.(fc[12])\.(weight|bias)", r"layers.\1.mlp.\2.\3"),
+_OURS = (
+    (r"visual_encoder\.cls_token", r"visual_encoder.embeddings.cls_token"),
+    (r"visual_encoder\.pos_embed", r"visual_encoder.embeddings.position_embeddings"),
+    (r"visual_encoder\.patch_embed\.proj\.(\w+)", r"visual_encoder.embeddings.patch_embeddings.projection.\1"),
+    (r"visual_encoder\.norm\.(\w+)", r"visual_encoder.layernorm.\1"),
+    (r"visual_encoder\.blocks\.(\d+)\.norm1\.(\w+)", r"visual_encoder.layers.\1.layernorm_before.\2"),
+    (r"visual_encoder\.blocks\.(\d+)\.norm2\.(\w+)", r"visual_encoder.layers.\1.layernorm_after.\2"),
+    (r"visual_encoder\.blocks\.(\d+)\.attn\.proj\.(\w+)", r"visual_encoder.layers.\1.attention.o_proj.\2"),
+    (r"visual_encoder\.blocks\.(\d+)\.mlp\.(fc[12])\.(\w+)", r"visual_encoder.layers.\1.mlp.\2.\3"),
+    (r"text_encoder\.(?:bert\.)?((?:embeddings|encoder\.layer)\..*)", r"text_encoder.\1"),
+    (r"text_decoder\.(?:bert\.)?((?:embeddings|encoder\.layer)\..*)", r"text_decoder.bert.\1"),
+    (r"text_(?:en|de)coder\.(?:bert\.)?(cls\.predictions\.(?:transform\..*|bias))", r"text_decoder.\1"),
 )
-_QKV = re.compile(r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)")
-_HEAD = re.compile(r"cls\.predictions\.(transform\..*|bias)")
-_TIED = re.compile(r"cls\.predictions\.decoder\.(weight|bias)")
+"""Names of published tensors -> ours, but for the fused matrices of the picture encoder's attention."""
+_QKV = re.compile(r"visual_encoder\.blocks\.(\d+)\.attn\.qkv\.(weight|bias)")
 _LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
 
 
@@ -220,17 +224,9 @@ def rename_albef(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = full.removeprefix("module.")
         if _UNUSED.fullmatch(name):
             continue
-        encoder_name, _, rest = name.partition(".")
-        if encoder_name == "visual_encoder":
-            ours = _visual(rest, tensor)
-        elif encoder_name in ("text_encoder", "text_decoder"):
-            ours = _text(encoder_name, rest.removeprefix("bert."), tensor)
-        else:
-            ours = None
-        if ours is None:
-            unknown.append(full)
-        else:
-            renamed |= ours
+        ours = _renamed(name, tensor)
+        renamed |= ours
+        unknown += [] if ours else [full]
     if unknown:
         more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
         raise ValueError(f"no ALBEF has tensors called {', '.join(unknown[:3])}{more}")
@@ -270,26 +266,16 @@ def sizes_of(tensors: Mapping[str, Tensor], heads: int | None = None) -> AlbefCo
     )
 
 
-def _visual(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    fused = _QKV.fullmatch(name)
-    if fused is not None:
+def _renamed(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A published tensor under our name, or names; nothing where it has none."""
+    if fused := _QKV.fullmatch(name):
         layer, kind = fused.groups()
         parts = zip("qkv", tensor.chunk(3), strict=True)
-        return {f"visual_encoder.layers.{layer}.attention.{p}_proj.{kind}": value for p, value in parts}
-    for pattern, replacement in _VISUAL:
-        if re.fullmatch(pattern, name):
-            return {f"visual_encoder.{re.sub(pattern, replacement, name)}": tensor}
-    return None
-
-
-def _text(part: str, name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    if _TIED.fullmatch(name) or name.startswith("pooler."):
-        return {}  # the embeddings' own matrix, the head's own bias; nothing reads a pooler
-    if _HEAD.fullmatch(name):
-        return {f"text_decoder.{name}": tensor}
-    if not name.startswith(("embeddings.", "encoder.layer.")):
-        return None
-    return {f"{part}.{name}" if part == "text_encoder" else f"{part}.bert.{name}": tensor}
+        return {f"visual_encoder.layers.{layer}.attention.{part}_proj.{kind}": value for part, value in parts}
+    for pattern, ours in _OURS:
+        if match := re.fullmatch(pattern, name):
+            return {match.expand(ours): tensor}
+    return {}
 
 
 def _decoder_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

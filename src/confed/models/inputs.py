@@ -109,7 +109,8 @@ def check_shape(tensor: Tensor, name: str, *expected: int | str) -> Tensor:
     """The tensor, if it has a shape, in which letters stand for any number; else a ValueError."""
     same = [isinstance(size, str) or size == actual for size, actual in zip(expected, tensor.shape, strict=False)]
     if tensor.ndim != len(expected) or not all(same):
-        raise ValueError(f"{name} must have shape ({', '.join(map(str, expected))}), got {tuple(tensor.shape)}")
+        shape = ", ".join(map(str, expected)) + "," * (len(expected) == 1)
+        raise ValueError(f"{name} must have shape ({shape}), got {tuple(tensor.shape)}")
     return tensor
 
 

@@ -24,11 +24,9 @@ from torch.nn import functional as F
 from confed.federation.actions import among_offered
 from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import check_value
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Finetunable, Places
-from confed.models.heads import COUNT
 from confed.models.inputs import needed, processor_settings
 from confed.models.layers import seeded_linear
 
@@ -452,7 +450,8 @@ class DualEncoder(Finetunable):
         """Initial context: embeddings of words, or N(0, 0.02) as in CoOp."""
         weight = self._embedding.get_parameter("weight").detach()
         if isinstance(context, int):
-            check_value(context, COUNT, "model.context")
+            if context < 1:
+                raise ValueError(f"model.context must be words, or at least 1 vector, got {context}")
             return 0.02 * torch.randn(context, weight.shape[1], generator=rng)
         ids = self._texts.words(context)
         if not ids or not context.strip():
