@@ -310,7 +310,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"source": "tiny:llava", "trainable": "prompt", "parts": ("vision",)},
         "'prompt' does not work with HuggingFaceVLM",
     ),
-    "attention": ({"source": "tiny:llava", "attention": "flash"}, "model.attention must be 'exact' or 'fast', got"),
+    "attention": ({"source": "tiny:llava", "attention": "flash"}, "model.attention must be one of exact, fast, got"),
 }
 
 
