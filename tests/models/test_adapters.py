@@ -210,5 +210,5 @@ def test_bad_arguments_are_named():
         adapted().adapters.using({"adapter": 1.0}, {"other": 1.0})
     with pytest.raises(ValueError, match="at least one mapping"):
         adapted().adapters.using()
-    with pytest.raises(ValueError, match="activation must be 'relu' or 'gelu', got 'tanh'"):
+    with pytest.raises(ValueError, match="activation must be one of relu, gelu, got 'tanh'"):
         Adapter(6, 2, activation="tanh")

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from confed.models import create_model, create_tokenizer
 from confed.models.tokenizer import WordTokenizer
+from larger_values import spread
 
 ANSWERS, VOCABULARY, ROWS = 7, 60, 3
 WORDS = ("text", "text_mask")
@@ -52,14 +53,6 @@ def batch_of(name: str) -> dict[str, Tensor]:
     }
     whole["small"] = whole["image"][:, :, :28, :28]
     return {"image" if key == "small" else key: whole[key] for key in MODELS[name][0]}
-
-
-def spread(model: nn.Module, std: float = 0.1) -> None:
-    """Larger weights than the initial ones, so that differences would show."""
-    rng = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, std, generator=rng)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -147,7 +140,7 @@ def test_per_sample_gradients_through_vmap_equal_a_loop(name: str, trainable: st
 def test_two_parts_of_a_pass_and_two_blends_of_adapters_at_once(name: str) -> None:
     model, batch = build(name, trainable="adapters"), batch_of(name)
     model.adapters.add("second", torch.Generator().manual_seed(1))
-    spread(model)
+    spread(model, 0.1)
     assert model.prefix_is_frozen
     assert not build(name).prefix_is_frozen
     blends: tuple[dict[str, float], ...] = ({"adapter": 1.0}, {"adapter": 0.5, "second": 0.5})

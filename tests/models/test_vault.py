@@ -9,6 +9,7 @@ from transformers import BertConfig, BertModel, ViltConfig, ViltModel
 
 from confed.models.finetuning import Finetuning, finetune
 from confed.models.vault import Vault, vault_b32, vault_mini
+from larger_values import spread
 
 ANSWERS, VOCABULARY = 7, 30
 
@@ -35,15 +36,6 @@ def batch(size=4, length=9, choices=3, seed=0):
         "image": image, "image2": image2, "text": words(size, length), "text_mask": mask,
         "choices": words(size, choices, length), "choices_mask": offered,
     }  # fmt: skip
-
-
-def spread(model, std=0.2):
-    """Larger weights than the initial ones, so that differences would show."""
-    rng = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, std, generator=rng)
-    return model.eval()
 
 
 def mini(**options):

@@ -6,6 +6,7 @@ from transformers import BertConfig, BertModel
 from confed.models.finetuning import Finetuning
 from confed.models.heads import task_head
 from confed.models.vilt import Vilt, answer_head, vilt_b32, vilt_mini, vilt_tiny
+from larger_values import spread
 
 ANSWERS, VOCABULARY = 7, 30
 
@@ -21,18 +22,9 @@ def batch(size=4, length=9, side=64, seed=0):
     }
 
 
-def spread(model):
-    """Larger weights than the initial ones, so that differences would show."""
-    rng = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=rng)
-    return model.eval()
-
-
 @pytest.mark.parametrize("size", [(64, 64), (32, 48)])
 def test_equals_the_transformers_forward_up_to_the_order_of_patches(size):
-    plain = spread(vilt_tiny(ANSWERS, VOCABULARY))
+    plain = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3)
     model = Vilt(plain.vilt, ANSWERS, torch.Generator(), size).eval()
     inputs = batch()
     inputs["image"] = inputs["image"][:, :, : size[0], : size[1]]
@@ -58,7 +50,7 @@ def test_equals_the_transformers_forward_up_to_the_order_of_patches(size):
 
 
 def test_float_pictures_are_taken_as_normalised_and_padding_is_ignored():
-    model, inputs = spread(vilt_tiny(ANSWERS, VOCABULARY)), batch()
+    model, inputs = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3), batch()
     as_float = dict(inputs, image=inputs["image"].float() / 255 * 2 - 1)
     torch.testing.assert_close(model(as_float).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)
     padded = dict(inputs, text=F.pad(inputs["text"], (0, 3), value=9), text_mask=F.pad(inputs["text_mask"], (0, 3)))
@@ -95,7 +87,7 @@ HEADS = ("nlvr2", "entailment", "choice")
 
 
 def several(size=3, choices=4, **options):
-    model = spread(vilt_tiny(ANSWERS, VOCABULARY, heads=HEADS, **options))
+    model = spread(vilt_tiny(ANSWERS, VOCABULARY, heads=HEADS, **options), 0.3)
     inputs = batch(size)
     rng = torch.Generator().manual_seed(6)
     inputs["image2"] = torch.randint(0, 256, inputs["image"].shape, generator=rng, dtype=torch.uint8)
@@ -226,7 +218,7 @@ def test_attention_finds_the_patch_that_matters():
 
 
 def test_b32_reads_a_saved_checkpoint_and_has_the_published_head(tmp_path):
-    body = spread(vilt_tiny(ANSWERS, VOCABULARY)).vilt
+    body = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3).vilt
     body.save_pretrained(tmp_path)
     model = vilt_b32(ANSWERS, VOCABULARY, pretrained=tmp_path).eval()
     for name, value in body.state_dict().items():

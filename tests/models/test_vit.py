@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from confed.models.finetuning import Finetuning, finetune
 from confed.models.vit import Vit, vit_b16, vit_mini
+from larger_values import spread
 
 CLASSES = 7
 
@@ -13,15 +14,6 @@ CLASSES = 7
 def batch(size=4, side=64, seed=0):
     rng = torch.Generator().manual_seed(seed)
     return {"image": torch.randint(0, 256, (size, 3, side, side), generator=rng, dtype=torch.uint8)}
-
-
-def spread(model, std=0.2):
-    """Larger weights than the initial ones, so that differences would show."""
-    rng = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, std, generator=rng)
-    return model.eval()
 
 
 def mini(**options):

@@ -270,8 +270,8 @@ def _renamed(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """A published tensor under our name, or names; nothing where it has none."""
     if fused := _QKV.fullmatch(name):
         layer, kind = fused.groups()
-        parts = zip("qkv", tensor.chunk(3), strict=True)
-        return {f"visual_encoder.layers.{layer}.attention.{part}_proj.{kind}": value for part, value in parts}
+        matrices = zip("qkv", tensor.chunk(3), strict=True)
+        return {f"visual_encoder.layers.{layer}.attention.{letter}_proj.{kind}": value for letter, value in matrices}
     for pattern, ours in _OURS:
         if match := re.fullmatch(pattern, name):
             return {match.expand(ours): tensor}

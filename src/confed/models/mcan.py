@@ -52,9 +52,9 @@ class MCAN(FlatRegionModel):
         """The features (B, D), and AttFlat's weights of the regions (B, R)."""
         x, y = state.words, self.regions(state.regions)
         for block in self.encoder:
-            x = block(x, state.asked)
+            x = block(x, state.is_word)
         for block in self.decoder:
-            y = block(y, state.present, x, state.asked)
+            y = block(y, state.present, x, state.is_word)
         return self.read_out(x, y, state)
 
     def places(self) -> Places:

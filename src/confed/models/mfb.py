@@ -62,7 +62,7 @@ class MFB(RegionModel):
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and the mean of the glimpses' weights of the regions (B, R)."""
         words = self.dropout(state.words)
-        asking = masked_softmax(self.word_scores(words).transpose(1, 2), state.asked.unsqueeze(1))
+        asking = masked_softmax(self.word_scores(words).transpose(1, 2), state.is_word.unsqueeze(1))
         question = (asking @ words).flatten(1)
         regions = self.dropout(state.regions)
         fused = self.region_fusion(regions, question.unsqueeze(1), state.present.unsqueeze(-1))

@@ -102,9 +102,9 @@ class MMNasNet(FlatRegionModel):
         related = torch.relu(self.relation(box_geometry(state.boxes, self.pixel)))
         x, y = state.words, self.regions(state.regions)
         for operation in self.encoder:
-            x = operation(x, state.asked, x, state.asked, related)
+            x = operation(x, state.is_word, x, state.is_word, related)
         for operation in self.decoder:
-            y = operation(y, state.present, x, state.asked, related)
+            y = operation(y, state.present, x, state.is_word, related)
         return self.read_out(x, y, state)
 
     def places(self) -> Places:

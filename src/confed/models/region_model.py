@@ -175,7 +175,7 @@ class State(NamedTuple):
     """A batch after the part of the model that reads words."""
 
     words: Tensor  # states of the question's words, (B, L, d)
-    asked: Tensor  # which of them are no padding, bool, (B, L)
+    is_word: Tensor  # which of them are no padding, bool, (B, L)
     regions: Tensor  # features as they came, (B, R, W)
     present: Tensor  # which regions are no padding, bool, (B, R)
     boxes: Tensor | None  # (B, R, 4), or none came
@@ -291,7 +291,7 @@ class FlatRegionModel(RegionModel):
 
     def read_out(self, x: Tensor, y: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and AttFlat's weights of the regions (B, R)."""
-        text, _ = self.flat_text(x, state.asked)
+        text, _ = self.flat_text(x, state.is_word)
         seen, weights = self.flat_regions(y, state.present)
         return self.norm(text + seen), weights
 

@@ -89,22 +89,8 @@ def variant(
         values: defaults of options, and what is fixed.
     """
     options = options.split() if isinstance(options, str) else options
-    parameter_of: dict[str, Parameter] = {}
-    texts: dict[str, str] = {}
-    for source in (common, *reversed(sources), build):
-        texts |= arguments_of(source)
-        for key, parameter in signature(source).parameters.items():
-            usual = parameter_of.get(key, parameter).default
-            default = usual if parameter.default is Parameter.empty else parameter.default
-            parameter_of[key] = parameter.replace(default=default)
+    parameters, texts = _declared((common, *reversed(sources), build), options, values)
     texts |= {key: f"    {key}: {text}" for key, text in (described or {}).items()}
-    parameters = [
-        parameter_of[key].replace(
-            default=values.get(key, parameter_of[key].default),
-            kind=Parameter.KEYWORD_ONLY if place > 1 else Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        for place, key in enumerate(options)
-    ]
     made = Signature(parameters, return_annotation=build.__annotations__["return"])
     fixed = {key: value for key, value in values.items() if key not in options}
 
@@ -124,6 +110,28 @@ def variant(
     built.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": made.return_annotation}
     built.__signature__ = made  # pyright: ignore[reportFunctionMemberAccess]
     return register_model(built, spec=spec)
+
+
+def _declared(
+    sources: Sequence[Callable[..., Any]], options: Sequence[str], defaults: Mapping[str, Any]
+) -> tuple[list[Parameter], dict[str, str]]:
+    """Parameters of options, and their descriptions, each from the last function that declares or describes it."""
+    parameter_of: dict[str, Parameter] = {}
+    texts: dict[str, str] = {}
+    for source in sources:
+        texts |= arguments_of(source)
+        for key, parameter in signature(source).parameters.items():
+            usual = parameter_of.get(key, parameter).default
+            default = usual if parameter.default is Parameter.empty else parameter.default
+            parameter_of[key] = parameter.replace(default=default)
+    parameters = [
+        parameter_of[key].replace(
+            default=defaults.get(key, parameter_of[key].default),
+            kind=Parameter.KEYWORD_ONLY if place > 1 else Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        for place, key in enumerate(options)
+    ]
+    return parameters, texts
 
 
 def _built(
