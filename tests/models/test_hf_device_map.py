@@ -109,7 +109,7 @@ def test_a_base_that_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"device_map": "balanced"}, "must be 'one' or 'auto'"),
+        ({"device_map": "balanced"}, "must be one of one, auto"),
         ({"device_map": "auto", "base": "nf4"}, "needs model.base 'bf16' or 'fp32', got 'nf4'"),
         ({"device_map": "auto", "trainable": "all"}, "model.trainable must be 'lora'"),
     ],
