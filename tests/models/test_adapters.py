@@ -194,7 +194,7 @@ def test_many_adapters_cost_their_own_size_and_no_gradients_of_the_backbone():
 
 def test_bad_arguments_are_named():
     for reduction in (0, 7):
-        with pytest.raises(ValueError, match=rf"reduction must lie in 1\.\.6 .*got {reduction}"):
+        with pytest.raises(ValueError, match=rf"reduction must lie in 1\.\.6, .*got {reduction}"):
             AdapterBank([Host(nn.Identity(), 6)], reduction).add("adapter", rng())
     with pytest.raises(ValueError, match="'adapter_weights': the host Linear already has a child or attribute"):
         Body().adapters.add("adapter_weights", rng())
@@ -210,5 +210,5 @@ def test_bad_arguments_are_named():
         adapted().adapters.using({"adapter": 1.0}, {"other": 1.0})
     with pytest.raises(ValueError, match="at least one mapping"):
         adapted().adapters.using()
-    with pytest.raises(ValueError, match="activation must be 'relu' or 'gelu', got 'tanh'"):
+    with pytest.raises(ValueError, match="activation must be one of relu, gelu, got 'tanh'"):
         Adapter(6, 2, activation="tanh")

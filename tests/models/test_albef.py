@@ -24,7 +24,7 @@ def tiny(trainable: Any = "all", **options: Any) -> Albef:
     """A model whose values are large enough to tell every part of it from its absence."""
     rng = torch.Generator().manual_seed(1)
     model = Albef(TINY, rng)
-    finetune(model, trainable, Finetuning(**options), model.places(2), rng)
+    finetune(model, trainable, Finetuning(**{"reduction": 2, **options}), model.places(), rng)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             fresh = 0.4 * torch.randn(parameter.shape, generator=rng)
@@ -189,25 +189,6 @@ def test_published_sizes_have_the_published_numbers_of_parameters(trainable: Any
         model = albef(100, trainable=trainable)
     assert count(model, head=False) == values
     assert count(model, head=True) == 622_650
-
-
-def test_what_is_equal_for_two_blends_of_adapters_runs_once():
-    model, given = tiny("adapters"), batch(written=True)
-    model.adapters.add("other", torch.Generator().manual_seed(5))
-    assert model.prefix_is_frozen
-    blends: tuple[dict[str, float], ...] = ({"adapter": 1.0}, {"adapter": 0.5, "other": 0.5})
-    with torch.no_grad():
-        alone = []
-        for blend in blends:
-            with model.adapters.using(blend):
-                alone.append(model(given).logits)
-        state = model.repeat(model.prefix(given), 2)
-        with model.adapters.using(*blends):
-            together = model.suffix(state).logits.chunk(2)
-    assert not torch.allclose(alone[0], alone[1], atol=1e-3)
-    for one, both in zip(alone, together, strict=True):
-        torch.testing.assert_close(both, one, rtol=1e-4, atol=1e-5)
-    assert not tiny().prefix_is_frozen
 
 
 def test_prompts_are_read():

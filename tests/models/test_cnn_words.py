@@ -47,15 +47,6 @@ def test_padding_counts_for_nothing_and_both_inputs_count():
     assert not torch.equal(model({**inputs, "text": inputs["text"].flip(0)}).logits, logits)
 
 
-def test_initial_values_depend_on_the_seed_alone():
-    before = torch.get_rng_state()
-    model, twin, other = cnn_words(5, 9, seed=3), cnn_words(5, 9, seed=3), cnn_words(5, 9, seed=4)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
-    assert not torch.equal(model.project.weight, other.project.weight)
-    assert not list(model.buffers())  # nothing that clients would have to average beside weights
-
-
 def test_only_the_head_learns_where_a_recipe_says_so():
     learns = {name for name, p in cnn_words(5, 9, trainable="head").named_parameters() if p.requires_grad}
     assert learns == {
@@ -90,11 +81,3 @@ def test_it_learns_what_is_in_pictures_and_questions():
 def test_sizes_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         cnn_words(**{"answers": 3, "vocab_size": 9, **options})
-
-
-@pytest.mark.parametrize("key", ["image", "text", "text_mask"])
-def test_a_batch_without_an_input_is_refused(key):
-    inputs = batch()
-    del inputs[key]
-    with pytest.raises(ValueError, match=f"needs the key '{key}'"):
-        cnn_words(5, 9)(inputs)

@@ -546,7 +546,10 @@ def test_a_last_example_alone_is_left_out_without_batch_normalisation_too() -> N
     assert set(record.losses) == {"client-0", "client-1"}
 
 
-@pytest.mark.parametrize("check", [c for c in CHECKS if "neutral" not in c and "full step" not in c])
+LEFT_OUT = ("neutral", "full step", "Flower", "FLARE")  # the transports see it in the contract of BiCSL
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if not any(word in check for word in LEFT_OUT)])
 def test_the_toy_keeps_the_contract(check: str) -> None:
     CHECKS[check](Whole())
 

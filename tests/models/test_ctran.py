@@ -16,7 +16,7 @@ from confed.federation.local import Local
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
-from confed.models import create_model, create_tokenizer
+from confed.models import create_tokenizer
 from confed.models.ctran import ctran, ctran_mini
 from confed.models.ctran_module import CTran, EncoderLayer, LabelGraph, LabelReadout, co_occurrence, log_odds
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
@@ -177,16 +177,9 @@ def test_initial_values_are_the_released_ones():
             assert abs(value.std().item() / (wide / 3**0.5) - 1) < 0.1, name
 
 
-def test_seeds_and_the_global_generator():
-    before = torch.get_rng_state()
-    model, twin, other = (ctran_mini(LABELS, graph=True, seed=seed).eval() for seed in (3, 3, 4))
-    baseline = resnet_multilabel_mini(LABELS, seed=3).eval()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(model(batch()).logits, twin(batch()).logits)
-    assert not torch.equal(model(batch()).logits, other(batch()).logits)
-    # All models of a seed start with the same body.
+def test_all_models_of_a_seed_start_with_the_same_body():
+    model, baseline = ctran_mini(LABELS, graph=True, seed=3).eval(), resnet_multilabel_mini(LABELS, seed=3).eval()
     assert torch.equal(model.plane(batch()), baseline.plane(batch()))
-    assert create_model("ctran_mini", answers=LABELS, vocab_size=3).classifier.weight.shape == (C, D)
     assert create_tokenizer("ctran", ("what",))(["what"])[0].ndim == 2
 
 
@@ -351,8 +344,6 @@ def test_batches_of_other_shapes_are_refused(file, tmp_path):
         model(batch() | {"known": torch.zeros(3, 4)})
     with pytest.raises(ValueError, match="image must have shape"):
         model(batch(side=32))
-    with pytest.raises(ValueError, match="needs the key 'image'"):
-        model({"known": torch.zeros(3, C)})
     with pytest.raises(ValueError, match=r"no row for 'shipp'; 'shipp' is spelt much like 'ship'"):
         ctran_mini((*LABELS[:3], "shipp"), embeddings=file)
     with pytest.raises(ValueError, match="must have the model's 512 features, got 64"):
@@ -372,7 +363,7 @@ def test_batches_of_other_shapes_are_refused(file, tmp_path):
         ctran(LABELS, attention_heads=5)
     with pytest.raises(ValueError, match="answers must be at least 1"):
         resnet_multilabel_mini(0)
-    with pytest.raises(ValueError, match="one state per label"):
+    with pytest.raises(ValueError, match="the labels' states must have shape"):
         LabelReadout(C, D, torch.Generator())(torch.zeros(3, D))
     with pytest.raises(ValueError, match="labels must have shape"):
         CTran(mini_resnet(False, "batch", 0), C, torch.Generator(), embeddings=torch.zeros(C, 3))

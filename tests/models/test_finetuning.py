@@ -198,7 +198,7 @@ def test_what_a_backbone_cannot_do_is_said():
 def test_only_adapters_ask_for_a_width_that_can_be_reduced():
     for trainable in ("all", "lora", "head"):
         vilt_tiny(ANSWERS, VOCABULARY, width=4, trainable=trainable)
-    with pytest.raises(ValueError, match=r"model\.peft\.reduction must lie in 1\.\.4, the features of Vilt's .*got 8"):
+    with pytest.raises(ValueError, match=r"reduction must lie in 1\.\.4, the features of the block, got 8"):
         vilt_tiny(ANSWERS, VOCABULARY, width=4, trainable="adapters")
 
 

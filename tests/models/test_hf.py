@@ -23,7 +23,7 @@ from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.prompts import ChatTokenizer, check_torchvision
 from confed.models.hf.tiny import tiny
 from confed.tasks.generation import Generation
-from vlm_families import HERE
+from vlm_families import HERE, tiny_vlm
 
 QUESTIONS = ["what colour is it?", "red?", "is there a big thing here?"]
 ANSWERS = ["red", "light green", "yes"]
@@ -35,8 +35,7 @@ def pictures(count: int = 3) -> Tensor:
 
 def built(family: str, **options: Any) -> tuple[HuggingFaceVLM, ChatTokenizer]:
     tokenizer: Any = create_tokenizer("hf", (), source=f"tiny:{family}")
-    model: Any = create_model("hf", answers=3, vocab_size=0, source=f"tiny:{family}", **options)
-    return model, tokenizer
+    return tiny_vlm(family, **options), tokenizer
 
 
 def batch_of(tokenizer: ChatTokenizer) -> dict[str, Tensor]:
@@ -310,7 +309,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"source": "tiny:llava", "trainable": "prompt", "parts": ("vision",)},
         "'prompt' does not work with HuggingFaceVLM",
     ),
-    "attention": ({"source": "tiny:llava", "attention": "flash"}, "model.attention must be 'exact' or 'fast', got"),
+    "attention": ({"source": "tiny:llava", "attention": "flash"}, "model.attention must be one of exact, fast, got"),
 }
 
 

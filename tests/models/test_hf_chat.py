@@ -9,12 +9,12 @@ from torch import Tensor
 
 from confed.data.chat import Conversation, Said, asked, check_turns
 from confed.federation.specs import Writing
-from confed.models import create_model, create_tokenizer
+from confed.models import create_tokenizer
 from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.prompts import ChatTokenizer
 from confed.models.hf.tiny import tiny
 from confed.tasks.chat import Chat
-from vlm_families import HERE, ONE_QUESTION
+from vlm_families import HERE, ONE_QUESTION, tiny_vlm
 
 CONVERSATIONS: tuple[Conversation, ...] = (
     asked("what colour is it?"),
@@ -47,8 +47,7 @@ def pictures() -> Tensor:
 
 def built(family: str, **options: Any) -> tuple[HuggingFaceVLM, ChatTokenizer]:
     tokenizer: Any = create_tokenizer("hf", (), source=f"tiny:{family}")
-    model: Any = create_model("hf", answers=3, vocab_size=0, source=f"tiny:{family}", **options)
-    return model.eval(), tokenizer
+    return tiny_vlm(family, **options).eval(), tokenizer
 
 
 def prompts(tokenizer: ChatTokenizer, family: str = "") -> dict[str, Tensor]:

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from confed.engines.perform import Workspace
-from confed.models import create_model
 from confed.models.hf import model as hf_model
 from confed.models.hf.model import HuggingFaceVLM, gpus, spread
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import check_device
-from vlm_families import HERE
+from vlm_families import HERE, tiny_vlm, vlm_batch
 
 pytest.importorskip("accelerate")
 
@@ -22,7 +21,7 @@ CPUS = (torch.device("cpu"), torch.device("cpu", 0))
 
 
 def built(family: str = "idefics3", **options: Any) -> HuggingFaceVLM:
-    model: Any = create_model("hf", answers=3, vocab_size=0, source=f"tiny:{family}", **options)
+    model = tiny_vlm(family, **options)
     for name, parameter in model.named_parameters():  # B of LoRA begins at 0
         if parameter.requires_grad:
             generator = torch.Generator().manual_seed(len(name))
@@ -36,21 +35,9 @@ def room(model: HuggingFaceVLM, devices: Sequence[torch.device], share: float = 
     return [(device, int(share * size)) for device in devices]
 
 
-def batch_of(model: HuggingFaceVLM, device: torch.device) -> dict[str, Tensor]:
-    pictures = torch.randint(0, 256, (2, 3, 48, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    text, mask = model.tokenizer(["what colour is it?", "red?"])
-    found = {
-        "image": pictures,
-        "text": text,
-        "text_mask": mask,
-        "answer_tokens": model.tokenizer.answers(["red", "no"]),
-    }
-    return {name: tensor.to(device) for name, tensor in found.items()}
-
-
 def passes(model: HuggingFaceVLM, device: torch.device) -> dict[str, Tensor]:
     """Scores and gradients of a training batch, and likelihoods of candidates."""
-    batch = batch_of(model, device)
+    batch = {name: tensor.to(device) for name, tensor in vlm_batch(model).items()}
     output = model(batch)
     output.logits.float().square().mean().backward()
     found = {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
@@ -122,7 +109,7 @@ def test_a_base_that_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"device_map": "balanced"}, "must be 'one' or 'auto'"),
+        ({"device_map": "balanced"}, "must be one of one, auto"),
         ({"device_map": "auto", "base": "nf4"}, "needs model.base 'bf16' or 'fp32', got 'nf4'"),
         ({"device_map": "auto", "trainable": "all"}, "model.trainable must be 'lora'"),
     ],

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from confed.engines.perform import Workspace
 from confed.federation.params import named_tensors
 from confed.inference.export import export
 from confed.models import create_model
-from confed.models.hf.model import HuggingFaceVLM
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import run
 from confed.system.events import RunProgress
-from vlm_families import HERE
+from vlm_families import HERE, tiny_vlm, vlm_batch
 
 bitsandbytes: Any = pytest.importorskip("bitsandbytes")
 
@@ -30,17 +29,6 @@ LEVELS = torch.tensor(
 """The 16 values of 4-bit NormalFloat (QLoRA, appendix E)."""
 
 
-def built(family: str, base: str, **options: Any) -> HuggingFaceVLM:
-    model: Any = create_model("hf", answers=3, vocab_size=0, source=f"tiny:{family}", base=base, **options)
-    return model
-
-
-def batch_of(model: HuggingFaceVLM) -> dict[str, Tensor]:
-    pictures = torch.randint(0, 256, (2, 3, 48, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    text, mask = model.tokenizer(["what colour is it?", "red?"])
-    return {"image": pictures, "text": text, "text_mask": mask, "answer_tokens": model.tokenizer.answers(["red", "no"])}
-
-
 def quantised_layers(model: nn.Module) -> list[str]:
     kinds = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
     return [name for name, module in model.named_modules() if isinstance(module, kinds)]
@@ -49,13 +37,13 @@ def quantised_layers(model: nn.Module) -> list[str]:
 @pytest.mark.parametrize("base", ["int8", "nf4"])
 @pytest.mark.parametrize("family", HERE)
 def test_linear_layers_of_the_language_part_only_are_quantised(family: str, base: str) -> None:
-    plain, model = built(family, "bf16", trainable="ia3"), built(family, base, trainable="ia3")
+    plain, model = tiny_vlm(family, base="bf16", trainable="ia3"), tiny_vlm(family, base=base, trainable="ia3")
     language = f"{plain.part('language')}."
     wanted = [name for name, module in plain.named_modules() if type(module) is nn.Linear and name.startswith(language)]
     assert wanted
     assert sorted(quantised_layers(model)) == sorted(wanted)
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    batch = batch_of(model)
+    batch = vlm_batch(model)
     first, again, exact = (network(batch).logits.float() for network in (model, model, plain))
     assert torch.equal(first, again)
     error = (first - exact).norm() / exact.norm()
@@ -63,7 +51,7 @@ def test_linear_layers_of_the_language_part_only_are_quantised(family: str, base
 
 
 def test_four_bit_weights_are_the_nearest_levels_of_each_block() -> None:
-    plain, model = built("llava", "fp32"), built("llava", "nf4")
+    plain, model = tiny_vlm("llava", base="fp32"), tiny_vlm("llava", base="nf4")
     name = quantised_layers(model)[0]
     weight = plain.get_submodule(name).weight.detach().to(torch.bfloat16).float().flatten()  # type: ignore[union-attr]
     layer: Any = model.get_submodule(name).weight
@@ -81,8 +69,8 @@ def test_four_bit_weights_are_the_nearest_levels_of_each_block() -> None:
 @pytest.mark.parametrize("base", ["int8", "nf4"])
 @pytest.mark.parametrize("trainable", ["lora", "ia3", "adapters"])
 def test_what_learns_gets_gradients_and_moves_the_loss(base: str, trainable: str) -> None:
-    model = built("idefics3", base, trainable=trainable)
-    batch = batch_of(model)
+    model = tiny_vlm("idefics3", base=base, trainable=trainable)
+    batch = vlm_batch(model)
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizer, losses = torch.optim.AdamW(learning, lr=5e-2), []
     for _ in range(12):
@@ -98,7 +86,7 @@ def test_what_learns_gets_gradients_and_moves_the_loss(base: str, trainable: str
 
 @pytest.mark.parametrize("base", ["int8", "nf4"])
 def test_scales_are_frozen_tensors_that_parties_compare(base: str) -> None:
-    model = built("gemma3", base)
+    model = tiny_vlm("gemma3", base=base)
     scales = {name for name in named_tensors(model) if name.endswith(("absmax", "SCB"))}
     assert scales
     assert scales <= model.frozen
@@ -109,7 +97,7 @@ def test_scales_are_frozen_tensors_that_parties_compare(base: str) -> None:
 
 
 def test_a_second_workspace_shares_four_bit_weights() -> None:
-    workspace = Workspace(built("llava", "nf4"))
+    workspace = Workspace(tiny_vlm("llava", base="nf4"))
     twin = workspace.session("a", 0)
     name = quantised_layers(workspace.model)[0]
     one, other = (space.model.get_submodule(name).weight for space in (workspace, twin))
@@ -161,4 +149,4 @@ def test_options_that_cannot_be_quantised_are_named(options: dict[str, Any], mes
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match="extra 'quantised'"):
-        built("llava", "nf4")
+        tiny_vlm("llava", base="nf4")

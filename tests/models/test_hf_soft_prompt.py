@@ -7,35 +7,24 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from confed import load_exported
 from confed.inference.ask import Talk
 from confed.inference.export import export, export_merged
-from confed.models import create_model
 from confed.models.finetuning import Finetuning
 from confed.models.hf.model import HuggingFaceVLM, with_learned
 from confed.models.hf.tiny import tiny
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 from confed.tasks.chat import Chat
-from vlm_families import HERE
+from vlm_families import HERE, tiny_vlm, vlm_batch
 
 N = 3
 
 
 def built(family: str, **options: Any) -> HuggingFaceVLM:
-    peft = Finetuning(tokens=N)
-    model: Any = create_model(
-        "hf", answers=2, vocab_size=0, source=f"tiny:{family}", trainable="prompt", peft=peft, **options
-    )
-    return model.eval()
-
-
-def batch_of(model: HuggingFaceVLM) -> dict[str, Tensor]:
-    picture = torch.randint(0, 256, (2, 3, 48, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    text, mask = model.tokenizer(["what colour is it?", "red?"])
-    return {"image": picture, "text": text, "text_mask": mask, "answer_tokens": model.tokenizer.answers(["red", "no"])}
+    return tiny_vlm(family, trainable="prompt", peft=Finetuning(tokens=N), **options).eval()
 
 
 def widened(family: str, model: HuggingFaceVLM) -> Any:
@@ -59,7 +48,7 @@ def test_learned_tokens_stand_between_padding_and_prompt() -> None:
 @pytest.mark.parametrize("family", HERE)
 def test_scores_and_texts_are_those_of_further_rows_of_the_vocabulary(family: str) -> None:
     model = built(family)
-    batch = batch_of(model)
+    batch = vlm_batch(model)
     asked = {key: value for key, value in batch.items() if key != "answer_tokens"}
     plain, state = widened(family, model), model.prefix(batch)
     with torch.no_grad():
@@ -95,7 +84,7 @@ def test_only_the_prompt_learns_and_its_copies_are_their_own() -> None:
         f"prompts.text.{name}" for name in ("embedding.weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight",
                                             "mlp.2.bias")
     }  # fmt: skip
-    batch = batch_of(model)
+    batch = vlm_batch(model)
     Chat(2).loss(model(batch), batch).backward()
     assert all(value.grad is not None and value.grad.any() for value in model.prompts.parameters())
     twin, before = copy.deepcopy(model), model(batch).logits
@@ -107,7 +96,7 @@ def test_only_the_prompt_learns_and_its_copies_are_their_own() -> None:
 
 def test_choice_behind_cached_prompts_is_that_of_whole_ones() -> None:
     model = built("llava")
-    batch = batch_of(model)
+    batch = vlm_batch(model)
     batch.pop("answer_tokens")
     candidates = model.tokenizer.answers(["red", "light green", "no"])
     model.begin(Chat(3, "choice").choosing(candidates))

@@ -16,7 +16,7 @@ from torch import Tensor
 from confed.models.butd import BUTD
 from confed.models.mcan import MCAN
 from confed.models.mmnasnet import DECODER, ENCODER, MMNasNet
-from confed.models.region_model import RegionModel
+from confed.models.region_model import RegionModel, Sizes
 
 SIDE = 640
 LOGITS = {
@@ -39,13 +39,13 @@ LOGITS = {
 
 
 def build(name: str, **changes: int) -> RegionModel:
-    shared = {"region_width": 6, "hidden": 16, "features": 12, "dropout": 0.1, "max_length": 14}
+    sizes, shared = Sizes(4, 12, 5, region_width=6), {"hidden": 16, "features": 12, "dropout": 0.1}
     if name == "butd":
-        return BUTD(4, 12, 5, **shared, classifier_dropout=0.5)  # pyright: ignore[reportArgumentType]
+        return BUTD(sizes, **shared, classifier_dropout=0.5)  # pyright: ignore[reportArgumentType]
     if name == "mcan":
-        return MCAN(4, 12, 5, **shared, layers=2, heads=2, flat_hidden=16)  # pyright: ignore[reportArgumentType]
-    own = {"head_width": 8, "relation": 6, "flat_hidden": 16, "picture_side": SIDE, **changes}
-    return MMNasNet(4, 12, 5, encoder=ENCODER, decoder=DECODER, **shared, **own)  # pyright: ignore[reportArgumentType]
+        return MCAN(sizes, **shared, layers=2, heads=2, flat_hidden=16)  # pyright: ignore[reportArgumentType]
+    others = {"head_width": 8, "relation": 6, "flat_hidden": 16, "picture_side": SIDE, **changes}
+    return MMNasNet(sizes, encoder=ENCODER, decoder=DECODER, **shared, **others)  # pyright: ignore[reportArgumentType]
 
 
 def weights(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -3,10 +3,10 @@ import torch
 from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
-from confed.models import create_model, create_tokenizer, list_models
 from confed.models.finetuning import Finetuning
 from confed.models.heads import task_head
 from confed.models.vilt import Vilt, answer_head, vilt_b32, vilt_mini, vilt_tiny
+from larger_values import spread
 
 ANSWERS, VOCABULARY = 7, 30
 
@@ -22,18 +22,9 @@ def batch(size=4, length=9, side=64, seed=0):
     }
 
 
-def spread(model):
-    """Larger weights than the initial ones, so that differences would show."""
-    rng = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=rng)
-    return model.eval()
-
-
 @pytest.mark.parametrize("size", [(64, 64), (32, 48)])
 def test_equals_the_transformers_forward_up_to_the_order_of_patches(size):
-    plain = spread(vilt_tiny(ANSWERS, VOCABULARY))
+    plain = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3)
     model = Vilt(plain.vilt, ANSWERS, torch.Generator(), size).eval()
     inputs = batch()
     inputs["image"] = inputs["image"][:, :, : size[0], : size[1]]
@@ -58,39 +49,12 @@ def test_equals_the_transformers_forward_up_to_the_order_of_patches(size):
     assert ((distance < 1e-4).sum(2) == 1).all()
 
 
-def test_deterministic_and_free_of_the_global_generator():
-    torch_state = torch.get_rng_state()
-    model, twin = vilt_tiny(ANSWERS, VOCABULARY, seed=3), vilt_tiny(ANSWERS, VOCABULARY, seed=3)
-    other = vilt_tiny(ANSWERS, VOCABULARY, seed=4)
-    output = model(batch())
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert output.logits.shape == (4, ANSWERS)
-    assert output.features.shape == (4, 32)
-    assert torch.equal(output.logits, twin(batch()).logits)
-    assert not torch.equal(output.logits, other(batch()).logits)
-
-
 def test_float_pictures_are_taken_as_normalised_and_padding_is_ignored():
-    model, inputs = spread(vilt_tiny(ANSWERS, VOCABULARY)), batch()
+    model, inputs = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3), batch()
     as_float = dict(inputs, image=inputs["image"].float() / 255 * 2 - 1)
     torch.testing.assert_close(model(as_float).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)
     padded = dict(inputs, text=F.pad(inputs["text"], (0, 3), value=9), text_mask=F.pad(inputs["text_mask"], (0, 3)))
     torch.testing.assert_close(model(padded).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_per_sample_gradients_through_vmap_equal_a_loop():
-    model, inputs = vilt_tiny(ANSWERS, VOCABULARY).eval(), batch(3)
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-
-    def loss(params, row):
-        one = {key: value[None] for key, value in row.items()}
-        return torch.func.functional_call(model, params, (one,)).logits.logsumexp(1).sum()
-
-    rows = dict(inputs)
-    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, rows)
-    single = torch.func.grad(loss)(parameters, {key: value[2] for key, value in rows.items()})
-    for name, value in single.items():
-        torch.testing.assert_close(together[name][2], value, rtol=1e-4, atol=1e-5)
 
 
 def test_bf16_autocast_trains():
@@ -101,26 +65,6 @@ def test_bf16_autocast_trains():
     loss.backward()
     assert output.logits.dtype == torch.bfloat16
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-@pytest.mark.parametrize(
-    ("trainable", "starts"),
-    [
-        ("all", ("",)),
-        ("top", ("vilt.encoder.layer.1.", "vilt.layernorm.", "vilt.pooler.", "classifier.")),
-        ("head", ("classifier.",)),
-        (
-            "adapters",
-            ("vilt.encoder.layer.0.output.adapter.", "vilt.encoder.layer.1.output.adapter.", "classifier."),
-        ),
-    ],
-)
-def test_what_learns_follows_from_trainable(trainable, starts):
-    model = vilt_tiny(ANSWERS, VOCABULARY, trainable=trainable)
-    learning = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert learning == {name for name, _ in model.named_parameters() if name.startswith(starts)}
-    assert model.frozen.isdisjoint(learning)
-    assert model.frozen | learning >= set(model.state_dict())
 
 
 def test_adapters_leave_the_backbone_alone():
@@ -143,7 +87,7 @@ HEADS = ("nlvr2", "entailment", "choice")
 
 
 def several(size=3, choices=4, **options):
-    model = spread(vilt_tiny(ANSWERS, VOCABULARY, heads=HEADS, **options))
+    model = spread(vilt_tiny(ANSWERS, VOCABULARY, heads=HEADS, **options), 0.3)
     inputs = batch(size)
     rng = torch.Generator().manual_seed(6)
     inputs["image2"] = torch.randint(0, 256, inputs["image"].shape, generator=rng, dtype=torch.uint8)
@@ -190,7 +134,7 @@ def test_pairs_are_two_passes_with_token_types_of_their_own():
     torch.testing.assert_close(pairs.logits, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(pairs.features, (one + two) / 2, rtol=1e-4, atol=1e-5)
     del inputs["image2"]
-    with pytest.raises(ValueError, match="the head 'nlvr2' needs batches with the key 'image2'"):
+    with pytest.raises(ValueError, match="a batch of the head 'nlvr2' needs the key 'image2'"):
         model(inputs)
 
 
@@ -244,21 +188,6 @@ def test_prefix_and_suffix_are_the_forward_pass(head, trainable):
     assert model.attention(inputs).shape == (3, 4, 4)
 
 
-def test_blends_in_one_pass_equal_passes_of_their_own():
-    model, inputs = several(trainable="adapters")
-    model.adapters.add("local", torch.Generator().manual_seed(1))
-    spread(model)
-    model.begin(Asked("nlvr2"))
-    blends = ({"adapter": 0.5, "local": 0.5}, {"adapter": 1.0})
-    state = model.prefix(inputs)
-    with model.adapters.using(*blends):
-        together = model.suffix(model.repeat(state, 2)).logits.chunk(2)
-    for part, blend in zip(together, blends, strict=True):
-        with model.adapters.using(blend):
-            torch.testing.assert_close(part, model(inputs).logits, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(*together)
-
-
 def test_a_first_block_that_learns_is_no_frozen_prefix():
     assert not vilt_tiny(ANSWERS, VOCABULARY).prefix_is_frozen
     assert not vilt_tiny(ANSWERS, VOCABULARY, trainable="bias").prefix_is_frozen
@@ -289,7 +218,7 @@ def test_attention_finds_the_patch_that_matters():
 
 
 def test_b32_reads_a_saved_checkpoint_and_has_the_published_head(tmp_path):
-    body = spread(vilt_tiny(ANSWERS, VOCABULARY)).vilt
+    body = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3).vilt
     body.save_pretrained(tmp_path)
     model = vilt_b32(ANSWERS, VOCABULARY, pretrained=tmp_path).eval()
     for name, value in body.state_dict().items():
@@ -345,10 +274,6 @@ def test_wrong_shapes_are_named(key, value, message):
     model = vilt_tiny(ANSWERS, VOCABULARY)
     with pytest.raises(ValueError, match=message):
         model(batch() | {key: value})
-    inputs = batch()
-    del inputs[key]
-    with pytest.raises(ValueError, match=f"needs the key '{key}'"):
-        model(inputs)
 
 
 def test_wrong_options_are_named():
@@ -356,14 +281,6 @@ def test_wrong_options_are_named():
         vilt_tiny(ANSWERS, VOCABULARY, trainable="some")
     with pytest.raises(ValueError, match="answers must be at least 1, got 0"):
         vilt_tiny(0, VOCABULARY)
-
-
-def test_registry_lists_and_creates():
-    assert {"vilt_b32", "vilt_mini", "vilt_tiny"} <= set(list_models("vilt_*"))
-    model = create_model("vilt_tiny", answers=["yes", "no"], vocab_size=VOCABULARY, layers=1)
-    assert model(batch()).logits.shape == (4, 2)
-    tokenizer = create_tokenizer("vilt_tiny", ["yes"])
-    assert tokenizer(["yes"])[0].shape == (1, 16)
 
 
 def test_mini_has_a_fifth_of_a_million_parameters():

@@ -321,7 +321,7 @@ def test_a_converted_albef_is_the_published_one(decoder: bool, tmp_path: Path):
     found = model.state_dict()
     assert facts["parameters"] == sum(t.numel() for t in found.values())
     x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(6))
-    for i, block in enumerate(model.visual_blocks):
+    for i, block in enumerate(model.blocks):
         wanted = published_block(state, x, f"visual_encoder.blocks.{i}")
         torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
     e = "visual_encoder.embeddings"

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from confed.federation.ranges import AT_LEAST_ONE, check_value
 from confed.models.layers import seeded_linear
 
 Activation = Literal["relu", "gelu"]  # the function between an adapter's two matrices
@@ -39,10 +40,8 @@ class Adapter(nn.Module):
         rng: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if bottleneck < 1:
-            raise ValueError(f"bottleneck must be at least 1, got {bottleneck}")
-        if activation not in ("relu", "gelu"):
-            raise ValueError(f"activation must be 'relu' or 'gelu', got {activation!r}")
+        check_value(bottleneck, Annotated[int, AT_LEAST_ONE], "bottleneck")
+        check_value(activation, Activation, "activation")
         rng = torch.Generator().manual_seed(0) if rng is None else rng
         self.act = torch.relu if activation == "relu" else nn.functional.gelu
         self.down = seeded_linear(width, bottleneck, 0.02, rng)
@@ -105,7 +104,7 @@ class AdapterBank:
         for host in self.hosts:
             if not 1 <= self.reduction <= host.width:
                 raise ValueError(
-                    f"the adapters' reduction must lie in 1..{host.width} (the width), got {self.reduction}"
+                    f"model.peft.reduction must lie in 1..{host.width}, the features of the block, got {self.reduction}"
                 )
             if hasattr(host.module, name) or name == "adapter_weights":
                 kind = type(host.module).__name__

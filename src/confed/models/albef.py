@@ -26,13 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.models.adapters import Host
+from confed.federation.specs import ModelSpec
 from confed.models.answer_ranking import GenerativeAnswerer
 from confed.models.caption_tokenizer import AnswerTokenizer, words_of
-from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
-from confed.models.pretrained import describe, load_into, mini_words, packaged, weights_file
+from confed.models.pretrained import describe, mini_words, packaged, refuse_faults, weights_file
 from confed.models.tokenizer import WordTokenizer, bert_tokenizer
-from confed.registry import register_model
+from confed.models.variants import variant
 
 if TYPE_CHECKING:
     from transformers import ViTModel
@@ -78,6 +77,10 @@ class Albef(GenerativeAnswerer):
     of the question encoder's last layers and of its embeddings.
     """
 
+    embedding_names = ("visual_encoder.embeddings.",)
+    blocks_name, norm_name = "visual_encoder.layers", "visual_encoder.layernorm"
+    lora = ("attention.q_proj", "attention.v_proj", "attention.self.query", "attention.self.value")
+    ia3 = ("attention.k_proj", "attention.v_proj", "attention.self.key", "attention.self.value")
     visual_encoder: "ViTModel"
 
     def __init__(self, config: AlbefConfig, rng: torch.Generator, k: int = 128) -> None:
@@ -98,53 +101,6 @@ class Albef(GenerativeAnswerer):
         layers: Any = self.text_encoder.encoder.layer
         last = layers[-self.config.decoder_layers :]
         self.text_decoder.bert.encoder.layer.load_state_dict(last.state_dict())
-
-    def visual_embedding(self, pixels: Tensor) -> Tensor:
-        return self.visual_encoder.embeddings(pixels)
-
-    @property
-    def visual_blocks(self) -> Any:
-        return self.visual_encoder.layers
-
-    @property
-    def visual_norm(self) -> nn.Module:
-        return self.visual_encoder.layernorm
-
-    @property
-    def question_encoder(self) -> Any:
-        return self.text_encoder
-
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return ("visual_encoder.embeddings.", *(("visual_encoder.layers.0.",) if self.adapters.names else ()))
-
-    def places(self, reduction: int = 16) -> Places:
-        """What can be finetuned.
-
-        Adapters are where FedDAT's released code has them: in the picture encoder after the residual sum of every
-        block, in the question encoder and the decoder inside the last normalisation of every block. LoRA's usual layers
-        are queries and values of self-attention. Prompts are visual only and come after the picture encoder.
-        """
-        width, config = self.config.width, self.config
-        texts = {"text_encoder": config.text_layers, "text_decoder.bert": config.decoder_layers}
-        written: list[str] = []
-        for encoder_name, n in texts.items():
-            written += [f"{encoder_name}.encoder.layer.{i}.output" for i in range(n)]
-        norms: list[Any] = [self.get_submodule(name) for name in written]
-        return Places(
-            heads=(self.answer_head,),
-            top=(f"text_decoder.bert.encoder.layer.{config.decoder_layers - 1}.",),
-            hosts=[
-                *(Host(block, width) for block in self.visual_blocks),
-                *(Host(output.LayerNorm, width, after_norm=True) for output in norms),
-            ],
-            reduction=reduction,
-            lora=("attention.q_proj", "attention.v_proj", "attention.self.query", "attention.self.value"),
-            ia3=("attention.k_proj", "attention.v_proj", "attention.self.key", "attention.self.value"),
-            ia3_inputs=("mlp.fc2", *(f"{name}.dense" for name in written)),
-            prompts={"visual": width},
-            prefix="its attention takes no keys and values from outside; 'prompt' does work",
-        )
 
 
 class _Bert(nn.Module):
@@ -238,21 +194,25 @@ def _initialise(model: nn.Module, std: float, rng: torch.Generator) -> None:
 _UNUSED = re.compile(
     r"(visual_encoder|text_encoder|text_decoder|vision_proj|text_proj)_m\..*"  # momentum copies
     r"|(vision_proj|text_proj|itm_head|combined_proj)\..*|temp|(image|text|idx)_queue|queue_ptr"  # pre-training's heads
+    r"|text_(en|de)coder\.(bert\.)?pooler\..*"  # which nothing reads
+    r"|text_(en|de)coder\.(bert\.)?cls\.predictions\.decoder\.(weight|bias)"  # the embeddings' and the head's own
     r"|.*\.position_ids"
 )
-_VISUAL = (
-    (r"cls_token", r"embeddings.cls_token"),
-    (r"pos_embed", r"embeddings.position_embeddings"),
-    (r"patch_embed\.proj\.(weight|bias)", r"embeddings.patch_embeddings.projection.\1"),
-    (r"norm\.(weight|bias)", r"layernorm.\1"),
-    (r"blocks\.(\d+)\.norm1\.(weight|bias)", r"layers.\1.layernorm_before.\2"),
-    (r"blocks\.(\d+)\.norm2\.(weight|bias)", r"layers.\1.layernorm_after.\2"),
-    (r"blocks\.(\d+)\.attn\.proj\.(weight|bias)", r"layers.\1.attention.o_proj.\2"),
-    (r"blocks\.(\d+)\.mlp\.(fc[12])\.(weight|bias)", r"layers.\1.mlp.\2.\3"),
+_OURS = (
+    (r"visual_encoder\.cls_token", r"visual_encoder.embeddings.cls_token"),
+    (r"visual_encoder\.pos_embed", r"visual_encoder.embeddings.position_embeddings"),
+    (r"visual_encoder\.patch_embed\.proj\.(\w+)", r"visual_encoder.embeddings.patch_embeddings.projection.\1"),
+    (r"visual_encoder\.norm\.(\w+)", r"visual_encoder.layernorm.\1"),
+    (r"visual_encoder\.blocks\.(\d+)\.norm1\.(\w+)", r"visual_encoder.layers.\1.layernorm_before.\2"),
+    (r"visual_encoder\.blocks\.(\d+)\.norm2\.(\w+)", r"visual_encoder.layers.\1.layernorm_after.\2"),
+    (r"visual_encoder\.blocks\.(\d+)\.attn\.proj\.(\w+)", r"visual_encoder.layers.\1.attention.o_proj.\2"),
+    (r"visual_encoder\.blocks\.(\d+)\.mlp\.(fc[12])\.(\w+)", r"visual_encoder.layers.\1.mlp.\2.\3"),
+    (r"text_encoder\.(?:bert\.)?((?:embeddings|encoder\.layer)\..*)", r"text_encoder.\1"),
+    (r"text_decoder\.(?:bert\.)?((?:embeddings|encoder\.layer)\..*)", r"text_decoder.bert.\1"),
+    (r"text_(?:en|de)coder\.(?:bert\.)?(cls\.predictions\.(?:transform\..*|bias))", r"text_decoder.\1"),
 )
-_QKV = re.compile(r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)")
-_HEAD = re.compile(r"cls\.predictions\.(transform\..*|bias)")
-_TIED = re.compile(r"cls\.predictions\.decoder\.(weight|bias)")
+"""Names of published tensors -> ours, but for the fused matrices of the picture encoder's attention."""
+_QKV = re.compile(r"visual_encoder\.blocks\.(\d+)\.attn\.qkv\.(weight|bias)")
 _LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
 
 
@@ -264,17 +224,9 @@ def rename_albef(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = full.removeprefix("module.")
         if _UNUSED.fullmatch(name):
             continue
-        encoder_name, _, rest = name.partition(".")
-        if encoder_name == "visual_encoder":
-            found = _visual(rest, tensor)
-        elif encoder_name in ("text_encoder", "text_decoder"):
-            found = _text(encoder_name, rest.removeprefix("bert."), tensor)
-        else:
-            found = None
-        if found is None:
-            unknown.append(full)
-        else:
-            renamed |= found
+        ours = _renamed(name, tensor)
+        renamed |= ours
+        unknown += [] if ours else [full]
     if unknown:
         more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
         raise ValueError(f"no ALBEF has tensors called {', '.join(unknown[:3])}{more}")
@@ -314,26 +266,16 @@ def sizes_of(tensors: Mapping[str, Tensor], heads: int | None = None) -> AlbefCo
     )
 
 
-def _visual(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    fused = _QKV.fullmatch(name)
-    if fused is not None:
+def _renamed(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A published tensor under our name, or names; nothing where it has none."""
+    if fused := _QKV.fullmatch(name):
         layer, kind = fused.groups()
-        parts = zip("qkv", tensor.chunk(3), strict=True)
-        return {f"visual_encoder.layers.{layer}.attention.{p}_proj.{kind}": value for p, value in parts}
-    for pattern, replacement in _VISUAL:
-        if re.fullmatch(pattern, name):
-            return {f"visual_encoder.{re.sub(pattern, replacement, name)}": tensor}
-    return None
-
-
-def _text(part: str, name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    if _TIED.fullmatch(name) or name.startswith("pooler."):
-        return {}  # the embeddings' own matrix, the head's own bias; nothing reads a pooler
-    if _HEAD.fullmatch(name):
-        return {f"text_decoder.{name}": tensor}
-    if not name.startswith(("embeddings.", "encoder.layer.")):
-        return None
-    return {f"{part}.{name}" if part == "text_encoder" else f"{part}.bert.{name}": tensor}
+        matrices = zip("qkv", tensor.chunk(3), strict=True)
+        return {f"visual_encoder.layers.{layer}.attention.{letter}_proj.{kind}": value for letter, value in matrices}
+    for pattern, ours in _OURS:
+        if match := re.fullmatch(pattern, name):
+            return {match.expand(ours): tensor}
+    return {}
 
 
 def _decoder_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -389,93 +331,58 @@ def _bert(
     return AnswerTokenizer(bert_tokenizer(vocabulary, max_length), closing=False)
 
 
-@register_model
-def albef_mini(
-    answers: Sequence[str] | int,
+def _mini(vocab_size: int, *, max_length: int, k: int = 128, dropout: float, rng: torch.Generator) -> Albef:
+    return Albef(dataclasses.replace(MINI, vocab_size=vocab_size, positions=max_length, dropout=dropout), rng, k)
+
+
+def _full(
     vocab_size: int,
     *,
-    max_length: int = 16,
-    pretrained: bool | Path | str = True,
-    k: int = 128,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> Albef:
-    """An ALBEF for 64 x 64 pictures with half a million parameters, small enough to learn on one CPU core.
-
-    d = 64, 4 heads, patches of 16; 2 visual blocks, 3 for the question of which the last 2 look at the picture, 2 in
-    the decoder. Token ids must come from :func:`mini_answer_tokenizer`. Needs ``task.name = "generation"``.
-
-    Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
-
-    Args:
-        answers: not used: answers are texts, the task says which there are.
-        vocab_size: number of token ids.
-        max_length: text positions.
-        pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote.
-        k: candidate answers that are compared by their whole text; the others are left out after the first token.
-        dropout: dropout probability of every block.
-        trainable: which parameters learn beside the language-model head.
-        peft: options of that finetuning.
-        seed: of all fresh values.
-    """
-    rng = torch.Generator().manual_seed(seed)
-    config = dataclasses.replace(MINI, vocab_size=vocab_size, positions=max_length, dropout=dropout)
-    model = Albef(config, rng, k)
-    if pretrained:
-        file = weights_file("albef_mini", pretrained)
-        load_into(model, file, None, head=None, growing=("cls.predictions.bias",))
-    finetune(model, trainable, peft, model.places(8), rng)
-    return model
-
-
-@register_model
-def albef(
-    answers: Sequence[str] | int,
-    vocab_size: int = 30522,
-    *,
-    pretrained: Path | str | None = None,
+    pretrained: Path | str | None,
     vocabulary: Path | str = "bert-base-uncased",
     image_size: int = 384,
-    max_length: int = 40,
     k: int = 128,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
+    dropout: float,
+    rng: torch.Generator,
 ) -> Albef:
-    """ALBEF as published: ViT-B/16, BERT-base with fusion from its layer 6 on, 6 decoder layers.
+    """ALBEF of the published size.
 
-    Needs ``task.name = "generation"``. FedDAT compares k = 64 of 100 answers.
-
-    Raises ``ValueError``: no checkpoint at the given path, or its vocabulary has another size.
-
-    Args:
-        answers: not used: answers are texts, the task says which there are.
-        vocab_size: number of token ids.
+    Options:
         pretrained: the .safetensors file that ``confed convert albef`` wrote; the ``.config.json`` beside it decides
             all sizes but the picture's. None: random weights.
         vocabulary: BERT's: ``vocab.txt``, a folder, or a hub name; read by the tokenizer.
         image_size: pixels per side, a multiple of 16; position embeddings are interpolated.
-        max_length: text positions of a question; read by the tokenizer.
-        k: candidate answers that are compared by their whole text; the others are left out after the first token.
-        dropout: dropout probability of every block.
-        trainable: which parameters learn beside the language-model head.
-        peft: options of that finetuning.
-        seed: of all fresh values.
     """
-    rng = torch.Generator().manual_seed(seed)
     if pretrained is None:
-        model = Albef(AlbefConfig(vocab_size=vocab_size, image_size=image_size, dropout=dropout), rng, k)
-    else:
-        model = _published(Path(pretrained), vocab_size, image_size, dropout, rng, k)
-    finetune(model, trainable, peft, model.places(16), rng)
-    return model
+        return Albef(AlbefConfig(vocab_size=vocab_size, image_size=image_size, dropout=dropout), rng, k)
+    return _published(Path(pretrained), vocab_size, image_size, dropout, rng, k)
 
 
-albef_mini.tokenizer = mini_answer_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-albef.tokenizer = _bert  # pyright: ignore[reportFunctionMemberAccess]
+DESCRIBED = {
+    "answers": "not used: answers are texts, the task says which there are.",
+    "k": "candidate answers that are compared by their whole text; the others are left out after the first token.",
+    "trainable": "which parameters learn beside the language-model head.",
+}
+
+albef_mini = variant(
+    _mini, "albef_mini",
+    "An ALBEF for 64 x 64 pictures with half a million parameters, small enough to learn on one CPU core.\n\n"
+    "d = 64, 4 heads, patches of 16; 2 visual blocks, 3 for the question of which the last 2 look at the picture, 2 in"
+    "\nthe decoder. Token ids must come from :func:`mini_answer_tokenizer`. Needs ``task.name = \"generation\"``.\n\n"
+    "Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.",
+    "answers vocab_size max_length pretrained k dropout trainable peft seed",
+    spec=ModelSpec(tokenizer=mini_answer_tokenizer), described=DESCRIBED, reduction=8,
+)  # fmt: skip
+albef = variant(
+    _full, "albef",
+    "ALBEF as published: ViT-B/16, BERT-base with fusion from its layer 6 on, 6 decoder layers.\n\n"
+    "Needs ``task.name = \"generation\"``. FedDAT compares k = 64 of 100 answers.\n\n"
+    "Raises ``ValueError``: no checkpoint at the given path, or its vocabulary has another size.",
+    "answers vocab_size pretrained vocabulary image_size max_length k dropout trainable peft seed",
+    spec=ModelSpec(tokenizer=_bert),
+    described={**DESCRIBED, "max_length": "text positions of a question; read by the tokenizer."},
+    vocab_size=30522, pretrained=None, max_length=40,
+)  # fmt: skip
 
 
 def _published(file: Path, vocab_size: int, image_size: int, dropout: float, rng: torch.Generator, k: int) -> Albef:
@@ -517,8 +424,6 @@ def fit(model: torch.nn.Module, tensors: Mapping[str, Tensor], source: str) -> N
         for name, tensor in tensors.items()
         if name in state and tensor.shape != state[name].shape
     ]
-    if faults:
-        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-        raise ValueError(f"{source} is not a checkpoint of this {type(model).__name__}: {'; '.join(faults[:3])}{more}")
+    refuse_faults(faults, f"{source} is not a checkpoint of this {type(model).__name__}")
     if not any(value.is_meta for value in state.values()):
         model.load_state_dict(dict(tensors))

@@ -15,21 +15,22 @@ cross-attention keys and values: the decoder runs self-attention on rows of sing
 else on rows of questions, (B, K T, d).
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import check_value
 from confed.federation.specs import HasCandidates
-from confed.federation.stages import Stage, name_of, run_stages
-from confed.models.adapters import AdapterBank
-from confed.models.finetuning import Finetunable
-from confed.models.inputs import additive_mask, checked_image
+from confed.federation.stages import Stage, run_stages
+from confed.models.adapters import AdapterBank, Host
+from confed.models.finetuning import Places
+from confed.models.heads import COUNT
+from confed.models.inputs import additive_mask, checked_image, checked_text
+from confed.models.passes import BlockChain, Step, repeated
 from confed.models.pretrained import States
 
 # States between the parts of models that write answers --------------------------------------------------------
@@ -78,19 +79,6 @@ def check_answers(tokens: Tensor, weight: Tensor | None, rows: int) -> None:
         )
 
 
-def checked_question(batch: Batch, rows: int, longest: int, model: str) -> tuple[Tensor, Tensor]:
-    """A question's token ids and which of them are no padding, each (B, L)."""
-    for key in ("text", "text_mask"):
-        if key not in batch:
-            raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch))}")
-    text, mask = batch["text"], batch["text_mask"]
-    if text.ndim != 2 or len(text) != rows or text.shape[1] > longest:
-        raise ValueError(f"text must have shape ({rows}, at most {longest}), got {tuple(text.shape)}")
-    if mask.shape != text.shape:
-        raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
-    return text, mask
-
-
 def checked_answers(batch: Batch, rows: int) -> tuple[Tensor | None, Tensor | None]:
     """A batch's answers to learn and which of them there are, as :func:`trimmed` has them; None where none are."""
     tokens = batch.get("answer_tokens")
@@ -127,7 +115,7 @@ _TOKENS = 2**15
 """Tokens of candidates that the decoder reads at once: 96 MiB per layer's output at d = 768 in single precision."""
 
 
-class GenerativeAnswerer(Finetunable):
+class GenerativeAnswerer(BlockChain):
     """A picture encoder, a question encoder that looks at the picture, and a decoder that writes the answer.
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``, int64
@@ -143,14 +131,19 @@ class GenerativeAnswerer(Finetunable):
 
     Features are the state of the question's first token, (B, d), in both cases.
 
-    A subclass has ``text_decoder``, laid out as ``transformers`` lays out its BERT-like language models: ``bert``
-    with ``embeddings`` and ``encoder.layer``, and ``cls.predictions`` with ``transform`` and ``bias``; the output
-    matrix is that of the word embeddings. It says where its other parts are: :meth:`visual_embedding`,
-    :attr:`visual_blocks`, :attr:`visual_norm`, :attr:`question_encoder`.
+    A subclass has ``text_encoder``, with ``embeddings`` and ``encoder.layer``, of which a layer with ``crossattention``
+    looks at the picture, and ``text_decoder``, laid out as ``transformers`` lays out its BERT-like language models:
+    ``bert`` with ``embeddings`` and ``encoder.layer``, and ``cls.predictions`` with ``transform`` and ``bias``; the
+    output matrix is that of the word embeddings. Its picture encoder is where ``embedding_names``, ``blocks_name`` and
+    ``norm_name`` say. States are those of the picture, (B, 1 + P, d), then a :class:`Question`, then an ``Output``.
     """
 
     answer_head = "text_decoder.cls"  # the language-model head: what FedDAT's released ALBEF keeps on each client
     writes = "answers"  # answers are texts, so clients with different answers can share all of the model
+    norm_name: ClassVar[str]  # the normalisation behind the blocks of the picture encoder, pre-norm
+    lora: ClassVar[tuple[str, ...]]  # the usual layers of LoRA and IA3, as their names end
+    ia3: ClassVar[tuple[str, ...]]
+    text_encoder: Any
     text_decoder: Any
 
     def __init__(
@@ -162,33 +155,46 @@ class GenerativeAnswerer(Finetunable):
         start: int | None = None,
     ) -> None:
         super().__init__()
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
+        check_value(k, COUNT, "k")
         self.image_size, self.mean, self.std, self.k, self.start = image_size, mean, std, k, start
         self.prompts = nn.ModuleDict()
         self.adapters = AdapterBank((), 1)
         self._candidates: Tensor | None = None
 
-    # What a subclass says about itself ----------------------------------------------------------------------
-
-    @abstractmethod
     def visual_embedding(self, pixels: Tensor) -> Tensor:
         """Class token and patches with their positions, (B, 1 + P, d), of normalised pictures."""
+        return self.get_submodule(self.embedding_names[0].rstrip("."))(pixels)
 
     @property
-    @abstractmethod
-    def visual_blocks(self) -> Any:
-        """The Transformer blocks of the picture encoder, pre-norm."""
+    def visual_norm(self) -> Any:
+        return self.get_submodule(self.norm_name)
 
-    @property
-    @abstractmethod
-    def visual_norm(self) -> nn.Module:
-        """The normalisation behind them."""
+    def places(self) -> Places:
+        """What can be finetuned.
 
-    @property
-    @abstractmethod
-    def question_encoder(self) -> Any:
-        """``embeddings`` and ``encoder.layer``; a layer with ``crossattention`` looks at the picture."""
+        Adapters are where FedDAT's released code has them: in the picture encoder after the residual sum of every
+        block, in the question encoder and the decoder inside the last normalisation of every block. LoRA and IA3 change
+        self-attention, and IA3 every second feed-forward layer's input. Prompts are visual only and come after the
+        picture encoder.
+        """
+        outputs: list[str] = []
+        for stack in ("text_encoder.encoder.layer", "text_decoder.bert.encoder.layer"):
+            outputs += [f"{stack}.{number}.output" for number in range(len(self.get_submodule(stack)))]  # pyright: ignore
+        norms: list[Any] = [self.get_submodule(f"{name}.LayerNorm") for name in outputs]
+        visual = int(self.visual_norm.normalized_shape[0])
+        return Places(
+            heads=(self.answer_head,),
+            top=(f"{outputs[-1].removesuffix('output')}",),
+            hosts=[
+                *(Host(block, visual) for block in self.blocks),
+                *(Host(norm, norm.normalized_shape[0], after_norm=True) for norm in norms),
+            ],
+            lora=self.lora,
+            ia3=self.ia3,
+            ia3_inputs=("mlp.fc2", *(f"{name}.dense" for name in outputs)),
+            prompts={"visual": visual},
+            prefix="its attention takes no keys and values from outside; 'prompt' does work",
+        )
 
     # Passes -------------------------------------------------------------------------------------------------
 
@@ -198,58 +204,37 @@ class GenerativeAnswerer(Finetunable):
 
     def forward(self, batch: Batch) -> Output:
         """Scores and features; see the class."""
-        question = run_stages(self, batch, len(self.stages) - 1)
-        return self.forward_stages(question, len(self.stages) - 1, len(self.stages), batch)
+        last = len(self.steps()) - 1
+        return self._answers(run_stages(self, batch, last), batch)
 
-    # The stages of a pass -----------------------------------------------------------------------------------
+    # The steps of a pass ------------------------------------------------------------------------------------
 
-    @property
-    def stages(self) -> Sequence[Stage]:
-        """The picture encoder block by block, the question, the answers; a first adapter is a stage of its own."""
-        names, start, blocks = self.adapters.names, name_of(self, self.visual_blocks), len(self.visual_blocks)
-        first = "picture block 1 without adapter" if names else "picture block 1"
+    def steps(self) -> Sequence[Step]:
+        """The picture encoder block by block, the question, the answers."""
+        question = ("text_encoder.", "prompts.")
         return (
-            Stage("picture embedding", ("image",), (self.prefix_names[0],)),
-            Stage(first, (), (f"{start}0.",), without=names),
-            Stage("adapter of picture block 1", (), (f"{start}0.",)),
-            *(Stage(f"picture block {i + 1}", (), (f"{start}{i}.",)) for i in range(1, blocks)),
-            Stage("picture", (), (name_of(self, self.visual_norm),)),
-            Stage("question", ("text", "text_mask"), (name_of(self, self.question_encoder), "prompts.")),
-            Stage("answers", (), ("",)),
+            (Stage("picture embedding", ("image",), self.embedding_names), lambda _, batch: self._picture(batch)),
+            *self.block_steps("picture block"),
+            (Stage("picture", (), (f"{self.norm_name}.",)), lambda state, _: self.visual_norm(state)),
+            (Stage("question", ("text", "text_mask"), question), self._question),
+            (Stage("answers", (), ("",)), self._answers),
         )
 
-    stage_variant = ""  # there is one kind of pass
+    def advance(self, block: Any, state: Tensor) -> Tensor:
+        return block(state)
 
-    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """See :class:`confed.federation.stages.Staged`.
+    def _picture(self, batch: Batch) -> Tensor:
+        image = checked_image(batch, (self.image_size, self.image_size), type(self).__name__)
+        return self.visual_embedding(self._normalised(image))
 
-        States are those of the picture, (B, 1 + P, d), then a :class:`Question`, then an ``Output``.
-        """
-        blocks = self.visual_blocks
-        count = len(blocks)
-        for number in range(first, last):
-            if number == 0:
-                image = checked_image(batch, (self.image_size, self.image_size), type(self).__name__)
-                state = self.visual_embedding(self._normalised(image))
-            elif number == 1:
-                with self.adapters.using({}) if self.adapters.names else nullcontext():
-                    state = blocks[0](state)
-            elif number == 2:
-                state = self.adapters.finish(0, state) if self.adapters.names else state
-            elif number < count + 2:
-                state = blocks[number - 2](state)
-            elif number == count + 2:
-                state = self.visual_norm(state)
-            elif number == count + 3:
-                state = self.fuse(self._prompted(state), *self._text(batch, len(state)))
-            else:
-                tokens, counted = checked_answers(batch, len(state.states))
-                if tokens is None:
-                    state = Output(self.rank(state), state.states[:, 0])
-                else:
-                    decoded = self.decode(state, tokens[..., :-1], counted)
-                    state = self.answer(Output(decoded, state.states[:, 0]))
-        return state
+    def _question(self, state: Tensor, batch: Batch) -> Question:
+        return self.fuse(self._prompted(state), *self._text(batch, len(state)))
+
+    def _answers(self, state: Question, batch: Batch) -> Output:
+        tokens, counted = checked_answers(batch, len(state.states))
+        if tokens is None:
+            return Output(self.rank(state), state.states[:, 0])
+        return self.answer(Output(self.decode(state, tokens[..., :-1], counted), state.states[:, 0]))
 
     def prefix(self, batch: Batch) -> Prefix:
         """What comes before the first adapter: the picture's embedding and its first block up to its residual sum.
@@ -260,7 +245,7 @@ class GenerativeAnswerer(Finetunable):
         not in it: a second branch that shared them would save 4 % of FedDAT's step in ``albef_mini``, where pictures
         are as long as questions, and less than 1 % in the published size.
         """
-        hidden = run_stages(self, batch, self._before)
+        hidden = super().prefix(batch)
         return Prefix(hidden, *self._text(batch, len(hidden)), *checked_answers(batch, len(hidden)))
 
     def suffix(self, state: Prefix) -> Output:
@@ -285,33 +270,27 @@ class GenerativeAnswerer(Finetunable):
         """What the head makes of :meth:`below_head`: ``suffix(state)`` is ``answer(below_head(state))``."""
         return Output(self.token_scores(below.logits), below.features)
 
-    @property
-    def _before(self) -> int:
-        """Number of stages before the first adapter."""
-        return 2 if self.adapters.names else 1
-
     def _asked(self, state: Prefix) -> Question:
-        picture = self.forward_stages(state.hidden, self._before, len(self.visual_blocks) + 3, {})
+        picture = self.forward_stages(state.hidden, self.before, len(self.blocks) + 3, {})
         return self.fuse(self._prompted(picture), state.text, state.mask)
 
     @staticmethod
     def repeat(state: Prefix, n: int) -> Prefix:
         """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        return Prefix._make(None if tensor is None else tensor.repeat(n, *[1] * (tensor.ndim - 1)) for tensor in state)
+        return Prefix._make(None if tensor is None else repeated(tensor, n) for tensor in state)
 
     def pretraining_states(self, batch: Batch) -> States:
         """The model's inside on a batch with ``answer_tokens``, one answer each.
 
         See :class:`confed.models.pretrained.States`.
         """
-        image = checked_image(batch, (self.image_size, self.image_size), type(self).__name__)
-        text, mask = self._text(batch, len(image))
+        seen = [self._picture(batch)]
+        text, mask = self._text(batch, len(seen[0]))
         tokens = batch.get("answer_tokens")
         if tokens is None or tokens.ndim == 3:
             came = "none" if tokens is None else f"shape {tuple(tokens.shape)}"
             raise ValueError(f"pre-training needs batch['answer_tokens'] of shape (B, T), got {came}")
-        seen = [self.visual_embedding(self._normalised(image))]
-        for block in self.visual_blocks:
+        for block in self.blocks:
             seen.append(block(seen[-1]))
         question = self.fuse(self._prompted(self.visual_norm(seen[-1])), text, mask)
         logits = self.token_scores(self.decode(question, tokens[:, None, :-1]))
@@ -321,14 +300,14 @@ class GenerativeAnswerer(Finetunable):
             early=seen[1][:, 1:],
             late=seen[2][:, 1:] if len(seen) > 2 else None,
             asked=question.states,
-            words=self.question_encoder.embeddings.word_embeddings.weight,
+            words=self.text_encoder.embeddings.word_embeddings.weight,
         )
 
     # Parts of a pass ----------------------------------------------------------------------------------------
 
     def fuse(self, picture: Tensor, text: Tensor, text_mask: Tensor) -> Question:
         """The question's states after they have looked at the picture's, (B, S, d)."""
-        encoder = self.question_encoder
+        encoder = self.text_encoder
         hidden: Tensor = encoder.embeddings(input_ids=text)
         mask = additive_mask(text_mask, hidden.dtype)
         for layer in encoder.encoder.layer:
@@ -419,5 +398,5 @@ class GenerativeAnswerer(Finetunable):
         return torch.cat([picture[:, :1], learned, picture[:, 1:]], 1)
 
     def _text(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor]:
-        longest = self.question_encoder.embeddings.position_embeddings.num_embeddings
-        return checked_question(batch, rows, longest, type(self).__name__)
+        longest = self.text_encoder.embeddings.position_embeddings.num_embeddings
+        return checked_text(batch, rows, longest, type(self).__name__)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import Places
-from confed.models.region_model import RegionModel, State, WeightNormLinear, masked_softmax
-from confed.models.variants import region_variant
+from confed.models.region_model import RegionModel, Sizes, State, WeightNormLinear, masked_softmax, region_variant
 
 RANK = 3  # rank of the bilinear forms over the hidden features, K
 
@@ -26,40 +25,32 @@ class BAN(RegionModel):
     """BAN; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
-        answers: number of answers C.
-        vocab_size: number of token ids.
-        embedding: features of a word's embedding.
-        region_width: features of a region, W.
+        sizes: those that every model of the family has.
         hidden: features of a word's state, d.
         glimpses: attention maps, G.
         features: what the answer head reads, D.
         dropout: dropout probability in front of the linear layers.
         classifier_dropout: dropout probability of the features and of the regions in the attention.
-        max_length: the most tokens.
     """
 
     def __init__(
         self,
-        answers: int,
-        vocab_size: int,
-        embedding: int,
+        sizes: Sizes,
         *,
-        region_width: int,
         hidden: int,
         glimpses: int,
         features: int,
         dropout: float,
         classifier_dropout: float,
-        max_length: int,
     ) -> None:
-        super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.GRU, max_length)
-        self.maps = _Maps(region_width, hidden, glimpses, dropout, classifier_dropout)
-        self.connections = nn.ModuleList([_Pair(region_width, hidden, dropout) for _ in range(glimpses)])
+        super().__init__(sizes, hidden, nn.GRU)
+        self.maps = _Maps(sizes.region_width, hidden, glimpses, dropout, classifier_dropout)
+        self.connections = nn.ModuleList([_Pair(sizes.region_width, hidden, dropout) for _ in range(glimpses)])
         self.projections = nn.ModuleList([WeightNormLinear(hidden, hidden) for _ in range(glimpses)])
         self.projection_dropout = nn.Dropout(dropout)
         self.joint = WeightNormLinear(hidden, features)
         self.joint_dropout = nn.Dropout(classifier_dropout)
-        self.classifier = WeightNormLinear(features, answers)
+        self.classifier = WeightNormLinear(features, sizes.answers)
         self.glimpses = glimpses
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
@@ -67,8 +58,8 @@ class BAN(RegionModel):
         words = state.words
         maps = self.maps(words, state.regions, state.present)
         for g in range(self.glimpses):
-            asked, seen = self.connections[g](words, state.regions)
-            pooled = (asked * (maps[:, g] @ seen)).sum(1).unflatten(-1, (-1, RANK)).sum(-1)
+            question, seen = self.connections[g](words, state.regions)
+            pooled = (question * (maps[:, g] @ seen)).sum(1).unflatten(-1, (-1, RANK)).sum(-1)
             words = words + self.projections[g](self.projection_dropout(pooled)).unsqueeze(1)
         features = self.joint_dropout(torch.relu(self.joint(words.sum(1))))
         return features, maps.sum((1, 2)) / self.glimpses
@@ -102,9 +93,9 @@ class _Maps(nn.Module):
         self.score = WeightNormLinear(RANK * hidden, glimpses)
 
     def forward(self, words: Tensor, regions: Tensor, present: Tensor) -> Tensor:
-        asked, seen = self.pair(words, regions)
+        question, seen = self.pair(words, regions)
         score = self.score
-        glimpses = asked.unsqueeze(1) * (score.weight_v * score.scale)[:, None, :]
+        glimpses = question.unsqueeze(1) * (score.weight_v * score.scale)[:, None, :]
         scores = glimpses @ self.dropout(seen).transpose(1, 2).unsqueeze(1) + score.bias[:, None, None]
         shown = present[:, None, None, :].expand_as(scores)
         return masked_softmax(scores.flatten(2), shown.flatten(2)).unflatten(2, scores.shape[2:])

@@ -15,52 +15,43 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import Places
-from confed.models.region_model import RegionModel, State, WeightNormLinear
-from confed.models.variants import region_variant
+from confed.models.region_model import RegionModel, Sizes, State, WeightNormLinear, region_variant
 
 
 class BUTD(RegionModel):
     """BUTD; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
-        answers: number of answers C.
-        vocab_size: number of token ids.
-        embedding: features of a word's embedding.
-        region_width: features of a region, W.
+        sizes: those that every model of the family has.
         hidden: features of the joint representation.
         features: what the answer head reads, D.
         dropout: dropout probability in front of the attention's hidden layer.
         classifier_dropout: dropout probability of the features.
-        max_length: the most tokens.
         gain: factor on the initial lengths of all weights. PyTorch's initial values are small for a product of two
             small answers: with few features of a region the model then learns from the question alone for long.
     """
 
     def __init__(
         self,
-        answers: int,
-        vocab_size: int,
-        embedding: int,
+        sizes: Sizes,
         *,
-        region_width: int,
         hidden: int,
         features: int,
         dropout: float,
         classifier_dropout: float,
-        max_length: int,
         gain: float = 1.0,
     ) -> None:
-        super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.LSTM, max_length)
-        self.attended_regions = WeightNormLinear(region_width, region_width)
+        super().__init__(sizes, hidden, nn.LSTM)
+        self.attended_regions = WeightNormLinear(sizes.region_width, sizes.region_width)
         self.attending_question = WeightNormLinear(hidden, hidden)
         self.attention_dropout = nn.Dropout(dropout)
-        self.attention_hidden = WeightNormLinear(region_width + hidden, hidden)
+        self.attention_hidden = WeightNormLinear(sizes.region_width + hidden, hidden)
         self.attention_score = WeightNormLinear(hidden, 1)
         self.question_net = WeightNormLinear(hidden, hidden)
-        self.region_net = WeightNormLinear(region_width, hidden)
+        self.region_net = WeightNormLinear(sizes.region_width, hidden)
         self.joint = WeightNormLinear(hidden, features)
         self.joint_dropout = nn.Dropout(classifier_dropout)
-        self.classifier = WeightNormLinear(features, answers)
+        self.classifier = WeightNormLinear(features, sizes.answers)
         with torch.no_grad():
             for layer in self.modules():
                 if isinstance(layer, WeightNormLinear):
@@ -69,8 +60,8 @@ class BUTD(RegionModel):
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and the weights of the regions (B, R), padding included."""
         question, elu = state.words[:, -1], nn.functional.elu
-        asked = self.attending_question(question).unsqueeze(1).expand(-1, state.regions.shape[1], -1)
-        pairs = torch.cat([self.attended_regions(state.regions), asked], -1)
+        questions = self.attending_question(question).unsqueeze(1).expand(-1, state.regions.shape[1], -1)
+        pairs = torch.cat([self.attended_regions(state.regions), questions], -1)
         scores = self.attention_score(elu(self.attention_hidden(self.attention_dropout(pairs)))).squeeze(-1)
         weights = scores.softmax(-1)
         seen = (weights.unsqueeze(1) @ state.regions).squeeze(1)

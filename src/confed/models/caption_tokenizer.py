@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from confed.federation.reading import faults_of
-from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, BertTokenizer, WordTokenizer
+from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, BertTokenizer, WordTokenizer, check_length
 
 # Tokens of answers, for models that write their answers instead of choosing -----------------------------------
 
@@ -96,8 +96,7 @@ class WrittenWords:
     def __init__(self, words: Sequence[str], max_length: int = 24) -> None:
         # Room for one token more shows which texts are too long.
         self._words = WordTokenizer(words, max_length + 1)
-        if max_length < 3:
-            raise ValueError(f"model.max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
+        check_length(max_length)
         self.max_length, self.vocab_size, self.words = max_length, self._words.vocab_size, self._words.words
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -144,8 +143,7 @@ class Pieces:
         path = Path(file)
         if not path.is_file():
             raise ValueError(f"model.pieces must be a SentencePiece model file, found none at {path}")
-        if max_length < 3:
-            raise ValueError(f"model.max_length must be at least 3 ([CLS], a piece, [SEP]), got {max_length}")
+        check_length(max_length, "piece")
         self._content = path.read_bytes()
         self._model: Any = _sentencepiece().SentencePieceProcessor()
         try:

@@ -11,8 +11,8 @@ from typing import Any
 from confed.federation.specs import ModelSpec
 from confed.models.caption_tokenizer import caption_tokenizer
 from confed.models.caption_writer import CaptionWriter
-from confed.models.modal_segments import ClipPatches, checked_modalities, clip_encoder
-from confed.models.modal_transformer import modal_parts, segmenter
+from confed.models.modal_segments import checked_modalities
+from confed.models.modal_transformer import modal_options, modal_parts, picture_tokens, segmenter
 from confed.models.pretrained import seeded
 from confed.models.variants import variant
 
@@ -31,25 +31,15 @@ def assemble(
 ) -> CaptionWriter:
     """A model with its initial values.
 
-    Args:
-        answers: not used; texts are written of tokens.
-        vocab_size: number of token ids.
+    Options:
         modalities: what it reads: "text", and "image" or none beside it.
         max_length: the most tokens of a text; a longer one is an error.
-        clip: CLIP ViT-L/14 reads pictures instead of a linear layer their patches.
-        pretrained: CLIP's image encoder, a folder written by ``save_pretrained`` or a hub name such as
-            ``"openai/clip-vit-large-patch14"``; its configuration then decides its sizes. None: random weights.
         pieces: a SentencePiece model file for the tokenizer, as in the paper; None: the dataset's words.
-        seed: of the initial values.
-        parts: options of :func:`confed.models.modal_transformer.modal_parts` and of ``segmenter`` there.
-
-    Raises:
-        ValueError: other modalities than pictures and texts, or no text among them.
     """
     names = checked_modalities(modalities)
     if "text" not in names or not {*names} <= {"image", "text"}:
         raise ValueError(f"model.modalities of a model that writes are text and image, or text, got {list(modalities)}")
-    pictures = ClipPatches(clip_encoder(pretrained, seed)) if clip and "image" in modalities else None
+    pictures = picture_tokens(modalities, clip, pretrained, seed)
 
     def build() -> CaptionWriter:
         embed, body = modal_parts(names, vocab_size, pictures, max_length=max_length, **parts)
@@ -63,7 +53,7 @@ def _tokenizer_of_the_paper(words: Sequence[str], max_length: int = 64, pieces: 
     return caption_tokenizer(words, max_length, pieces)
 
 
-SOURCES = (modal_parts, segmenter)
+SOURCES = (modal_parts, segmenter, modal_options)
 
 caption_transformer_tiny = variant(
     assemble, "caption_transformer_tiny",

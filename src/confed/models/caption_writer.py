@@ -9,16 +9,27 @@ rank finished texts by log p(text) / length^penalty.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from confed.data.caption_batches import groups, text_masks
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import NOT_NEGATIVE, check_value
 from confed.federation.specs import SearchesBeams
 from confed.models.caption_tokenizer import END, NEVER, START
-from confed.models.modal_module import Encoder, ModalEmbedding, ModalTransformer, Tokens, pool
+from confed.models.heads import COUNT
+from confed.models.modal_module import (
+    Encoder,
+    ModalEmbedding,
+    ModalTransformer,
+    Tokens,
+    causal_mask,
+    in_sequence,
+    pool,
+    read,
+)
 
 # Batched beam search for models that write texts token by token -----------------------------------------------
 
@@ -27,7 +38,7 @@ Step = Callable[[Tensor, Tensor | None], Tensor]
 continue, int64 (B K,), or None in the first step."""
 
 
-class Found(NamedTuple):
+class Written(NamedTuple):
     tokens: Tensor  # from the start token to the end token, 0 behind it, int64 (B, longest)
     scores: Tensor  # log p(text) / length^penalty, float32 (B,)
 
@@ -43,25 +54,22 @@ def beam_search(
     penalty: float = 1.0,
     never: Sequence[int] = (),
     device: torch.device | None = None,
-) -> Found:
+) -> Written:
     """The best finished text of each of B rows.
 
     In every step each of K unfinished texts of a row is continued with all V tokens; the K best that do not end go on,
     and the best that ended is kept. A row is done when no continuation of its texts can become better than that.
     """
-    if beams < 1:
-        raise ValueError(f"beams must be at least 1, got {beams}")
+    check_value(beams, COUNT, "beams")
     if longest < 3:
         raise ValueError(f"a written text needs room for 3 tokens at least (start, a word, end), got {longest}")
-    if penalty < 0:
-        raise ValueError(f"length_penalty must not be negative, got {penalty}")
+    check_value(penalty, Annotated[float, NOT_NEGATIVE], "length_penalty")
     texts = torch.full((rows * beams, 1), start, dtype=torch.int64, device=device)
     # Of equal beginnings one counts.
     alive = torch.full((rows, beams), -torch.inf, device=device)
     alive[:, 0] = 0.0
-    best = Found(
-        torch.zeros(rows, longest, dtype=torch.int64, device=device), torch.full((rows,), -torch.inf, device=device)
-    )
+    nothing = torch.zeros(rows, longest, dtype=torch.int64, device=device)
+    best = Written(nothing, torch.full((rows,), -torch.inf, device=device))
     first = torch.arange(rows, device=device).unsqueeze(1) * beams
     parents: Tensor | None = None
     for length in range(1, longest):
@@ -84,7 +92,7 @@ def beam_search(
     return best
 
 
-def _better(best: Found, texts: Tensor, scores: Tensor, end: int) -> Found:
+def _better(best: Written, texts: Tensor, scores: Tensor, end: int) -> Written:
     """The best finished texts so far."""
     value, which = scores.max(dim=1)
     tokens = torch.zeros_like(best.tokens)
@@ -92,7 +100,7 @@ def _better(best: Found, texts: Tensor, scores: Tensor, end: int) -> Found:
     tokens[:, :size] = texts[torch.arange(len(texts), device=texts.device), which]
     tokens[:, size] = end
     now = value > best.scores
-    return Found(torch.where(now[:, None], tokens, best.tokens), torch.where(now, value, best.scores))
+    return Written(torch.where(now[:, None], tokens, best.tokens), torch.where(now, value, best.scores))
 
 
 # Decoder network for captioning -------------------------------------------------------------------------------
@@ -157,30 +165,19 @@ class CaptionWriter(ModalTransformer):
         """
         if "before_text" not in batch:
             return self.tokens(batch)
-        parts: list[tuple[str, Tensor, Tensor]] = []
+        parts: dict[str, tuple[Tensor, Tensor | None]] = {}
         text, mask, shown = batch["before_text"], batch["before_text_mask"], batch["before_shown"]
         for turn in range(text.shape[1]):
             if "before_image" in batch and "image" in self.embed:
                 states, _ = self.embed["image"]({"image": batch["before_image"][:, turn]})
-                parts.append((f"before {turn} image", states, shown[:, turn, None].expand(states.shape[:2])))
+                parts[f"before {turn} image"] = states, shown[:, turn, None].expand(states.shape[:2])
             is_token = mask[:, turn] != 0
             # An absent text is read as one token of padding, of which nothing is seen.
             stand_in = is_token.long()
             stand_in[:, 0] = 1
             states, _ = self.embed["text"]({"text": text[:, turn], "text_mask": stand_in})
-            parts.append((f"before {turn} text", states, is_token[:, : states.shape[1]]))
-        last = self.tokens(batch)
-        present = (
-            last.states.new_ones(last.states.shape[:2], dtype=torch.bool) if last.present is None else last.present
-        )
-        parts += [(name, last.states[:, span], present[:, span]) for name, span in last.spans.items()]
-        spans: dict[str, slice] = {}
-        start = 0
-        for name, states, _ in parts:
-            spans[name] = slice(start, start := start + states.shape[1])
-        return Tokens(
-            torch.cat([s for _, s, _ in parts], 1), torch.cat([is_token for _, _, is_token in parts], 1), spans
-        )
+            parts[f"before {turn} text"] = states, is_token[:, : states.shape[1]]
+        return in_sequence(parts | read(self.embed, batch))
 
     def _states(self, sequence: Tokens) -> Tensor:
         return self.body(sequence.states, sequence.present, causal=True)
@@ -188,13 +185,13 @@ class CaptionWriter(ModalTransformer):
     @staticmethod
     def _known(batch: Batch, sequence: Tokens) -> Tensor:
         """At which tokens of a batch the next one of their text is known, bool (B, S)."""
-        known_positions = torch.zeros(sequence.states.shape[:2], dtype=torch.bool, device=sequence.states.device)
+        has_next = torch.zeros(sequence.states.shape[:2], dtype=torch.bool, device=sequence.states.device)
         for name, mask in text_masks(batch):
             if name in sequence.spans:
                 span = sequence.spans[name]
                 size = span.stop - span.start
-                known_positions[:, span.start : span.stop - 1] = mask[:, 1:size] != 0
-        return known_positions
+                has_next[:, span.start : span.stop - 1] = mask[:, 1:size] != 0
+        return has_next
 
     @staticmethod
     def _features(sequence: Tokens, states: Tensor) -> Tensor:
@@ -210,9 +207,8 @@ class CaptionWriter(ModalTransformer):
         """
         beams = int(self.beams if beams is None else beams)
         rows, device = len(sequence.states), sequence.states.device
-        read = self._layer_inputs(sequence)
         seen = None if sequence.present is None else sequence.present.repeat_interleave(beams, 0)[:, None, None, :]
-        prefix = [states.repeat_interleave(beams, 0) for states in read]
+        prefix = [states.repeat_interleave(beams, 0) for states in self._layer_inputs(sequence)]
         written: list[Tensor] = []
 
         def step(texts: Tensor, parents: Tensor | None) -> Tensor:
@@ -232,28 +228,17 @@ class CaptionWriter(ModalTransformer):
                 x = layer(x, context=torch.cat([prefix[number], written[number]], 1), mask=mask)
             return self.head(self.body.norm(x[:, 0]))
 
-        found = beam_search(
-            step,
-            rows,
-            start=START,
-            end=END,
-            beams=beams,
-            longest=self.max_length,
-            penalty=self.penalty if penalty is None else penalty,
-            never=NEVER,
-            device=device,
-        )
-        return found.tokens
+        return beam_search(
+            step, rows, start=START, end=END, beams=beams, longest=self.max_length,
+            penalty=self.penalty if penalty is None else penalty, never=NEVER, device=device,
+        ).tokens  # fmt: skip
 
     def _layer_inputs(self, sequence: Tokens) -> list[Tensor]:
         """What each layer reads of a sequence, (B, S, d_model) each."""
-        size, device = sequence.states.shape[1], sequence.states.device
-        mask = None
-        if sequence.present is not None:
-            earlier = torch.ones(size, size, dtype=torch.bool, device=device).tril()
-            mask = (sequence.present[:, None, None, :] | torch.eye(size, dtype=torch.bool, device=device)) & earlier
-        x, read = self.body.dropout(sequence.states), list[Tensor]()
+        present = sequence.present
+        mask = None if present is None else causal_mask(present[:, None, None, :])
+        x, inputs = self.body.dropout(sequence.states), list[Tensor]()
         for layer in self.body.layers:
-            read.append(x)
+            inputs.append(x)
             x = layer(x, mask=mask, causal=mask is None)
-        return read
+        return inputs

@@ -9,21 +9,24 @@ over batches or clients, and the product of both vectors is read beside them.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.stages import KeptStates, Stage, run_stages
-from confed.models.heads import answer_head, count
-from confed.models.inputs import checked_image
+from confed.federation.ranges import check_value
+from confed.federation.specs import ModelSpec
+from confed.federation.stages import Stage
+from confed.models.heads import COUNT, answer_head, count
+from confed.models.inputs import checked_image, needed
 from confed.models.layers import seeded_linear
+from confed.models.passes import Chain, Step
 from confed.models.tokenizer import WordTokenizer
-from confed.registry import register_model
+from confed.models.variants import variant
 
 
-class CnnWords(nn.Module):
+class CnnWords(Chain, nn.Module):
     """Convolutions and a bag of words with an answer head.
 
     Batches have ``image``, uint8 (B, 3, S, S) or floats in [-1, 1], and ``text`` and ``text_mask``, int64 (B, L).
@@ -31,7 +34,6 @@ class CnnWords(nn.Module):
 
     answer_head = "classifier"
     """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
-    frozen_features: KeptStates | None = None
 
     def __init__(
         self,
@@ -44,8 +46,7 @@ class CnnWords(nn.Module):
         rng: torch.Generator,
     ) -> None:
         super().__init__()
-        if answers < 1:
-            raise ValueError(f"answers must be at least 1, got {answers}")
+        check_value(answers, COUNT, "answers")
         if not channels:
             raise ValueError("channels must name at least one convolution, got none")
         if image_size % 2 ** len(channels):
@@ -59,38 +60,26 @@ class CnnWords(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = answer_head(3 * width, answers, rng)
 
-    def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C) and fused features (B, 3 d): picture, words, and their product."""
-        return run_stages(self, batch, 2)
-
     @property
     def frozen(self) -> set[str]:
         """Names of the parameters that do not learn."""
         return {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
 
-    @property
-    def stages(self) -> Sequence[Stage]:
-        """Fused features, head."""
+    def steps(self) -> Sequence[Step]:
+        """Fused features (B, 3 d): picture, words, and their product; and scores of the answers (B, C)."""
         inputs, body = ("image", "text", "text_mask"), ("picture.", "project.", "words.")
-        return Stage("features", inputs, body), Stage("head", (), ("",))
-
-    stage_variant = ""  # there is one kind of pass
-
-    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 3 d)."""
-        if first == 0 and last > 0:
-            state = self._features(batch)
-        return Output(self.classifier(state), state) if last == 2 else state
+        return (
+            (Stage("features", inputs, body), lambda _, batch: self._features(batch)),
+            (Stage("head", (), ("",)), lambda features, _: Output(self.classifier(features), features)),
+        )
 
     def _features(self, batch: Batch) -> Tensor:
         image = checked_image(batch, self.image_size, "CnnWords")
-        for key in ("text", "text_mask"):
-            if key not in batch:
-                raise ValueError(f"a batch of CnnWords needs the key {key!r}, got {', '.join(sorted(batch))}")
+        text, mask = needed(batch, "CnnWords", "text", "text_mask")
         if not image.is_floating_point():
             image = image.to(self.project.weight.dtype) / 127.5 - 1.0
         picture = torch.tanh(self.project(self.picture(image).flatten(1)))
-        words = torch.tanh(self._bag(batch["text"], batch["text_mask"]))
+        words = torch.tanh(self._bag(text, mask))
         return self.dropout(torch.cat([picture, words, picture * words], 1))
 
     def _bag(self, text: Tensor, mask: Tensor) -> Tensor:
@@ -107,25 +96,20 @@ def _block(inputs: int, outputs: int, rng: torch.Generator) -> nn.Sequential:
     return nn.Sequential(convolution, nn.GroupNorm(gcd(8, outputs), outputs), nn.ReLU(), nn.MaxPool2d(2))
 
 
-@register_model
-def cnn_words(
+def _small(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
     width: int = 64,
     channels: tuple[int, ...] = (16, 32, 64, 64),
     image_size: int = 64,
-    dropout: float = 0.0,
+    dropout: float,
     trainable: Literal["all", "head"] = "all",
-    seed: int = 0,
+    rng: torch.Generator,
 ) -> CnnWords:
-    """Small convolutional network with averaged words, 0.1 to 0.2 million parameters, trained from random values.
+    """A small network.
 
-    Raises ``ValueError``: fewer than one answer, no convolution, or a size that they cannot halve often enough.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
+    Options:
         width: features per modality.
         channels: of the convolutions, each of which halves the sides of the picture.
         image_size: pixels per side.
@@ -133,11 +117,15 @@ def cnn_words(
         trainable: what learns: everything, or the answer head alone.
         seed: of the initial values.
     """
-    rng = torch.Generator().manual_seed(seed)
     model = CnnWords(count(answers), vocab_size, width, channels, image_size, dropout, rng)
     model.requires_grad_(trainable == "all")
     model.classifier.requires_grad_(True)
     return model
 
 
-cnn_words.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
+cnn_words = variant(
+    _small, "cnn_words",
+    "Small convolutional network with averaged words, 0.1 to 0.2 million parameters, trained from random values.\n\n"
+    "Raises ``ValueError``: fewer than one answer, no convolution, or a size that they cannot halve often enough.",
+    "answers vocab_size width channels image_size dropout trainable seed", spec=ModelSpec(tokenizer=WordTokenizer),
+)  # fmt: skip

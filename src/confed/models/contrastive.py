@@ -24,9 +24,12 @@ from torch import Tensor, nn
 from confed.data.glove import say_missing
 from confed.federation.params import named_tensors
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import check_value
 from confed.federation.specs import Attends, TaskAware, frozen_names, model_spec
 from confed.federation.structure import adapter_bank, feature_width
 from confed.losses.info_nce import Similarity, similarities
+from confed.models.heads import COUNT
+from confed.models.layers import uniform_linear
 
 
 def answer_words(answer: str) -> tuple[str, ...]:
@@ -61,15 +64,14 @@ class AnswerProjection(nn.Module):
         if not answers:
             raise ValueError("answers must name at least one answer, got none")
         for name, value in (("answer_words", words), ("hidden", hidden), ("embedding", width)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_value(value, COUNT, name)
         self.masked, self.learned = masked, table is None
         vocabulary = self.vocabulary(answers, words)
         rows = torch.randn(len(vocabulary), width, generator=rng) if table is None else table.float()
         if len(rows) != len(vocabulary):
             raise ValueError(f"the table of words must have {len(vocabulary)} rows, got {len(rows)}")
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=table is not None)
-        self.project = _linear(rows.shape[1], hidden, rng)
+        self.project = uniform_linear(rows.shape[1], hidden, rng)
         # The positions of an answer's words in the vocabulary, -1 after the last one. What everybody knows is no
         # part of a model's state.
         row_of = {word: row for row, word in enumerate(vocabulary)}
@@ -105,9 +107,9 @@ class AnswerProjection(nn.Module):
         # The position -1 is the last row, the one of zeros.
         return self._longest(hidden[self.tokens], (self.tokens >= 0).unsqueeze(2))
 
-    def _longest(self, hidden: Tensor, there: Tensor) -> Tensor:
+    def _longest(self, hidden: Tensor, is_token: Tensor) -> Tensor:
         """The maximum over positions; an activation is never below 0, so 0 at a position takes it out."""
-        return (hidden * there if self.masked else hidden).amax(dim=1)
+        return (hidden * is_token if self.masked else hidden).amax(dim=1)
 
 
 class NonlinearHeadAdapter(nn.Module):
@@ -115,8 +117,8 @@ class NonlinearHeadAdapter(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, width: int, batch_norm: bool, rng: torch.Generator) -> None:
         super().__init__()
-        self.first = _linear(inputs, hidden, rng)
-        self.second = _linear(hidden, width, rng)
+        self.first = uniform_linear(inputs, hidden, rng)
+        self.second = uniform_linear(hidden, width, rng)
         self.norm = nn.BatchNorm1d(width) if batch_norm else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -173,8 +175,7 @@ class ContrastiveAnswerer(nn.Module):
         rng: torch.Generator,
     ) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}")
+        check_value(width, COUNT, "width")
         others = [head for head in model_spec(backbone).heads_of_tasks if head != "answers"]
         if others:
             raise ValueError(f"contrastive answers have no heads for other tasks, the model has {', '.join(others)}")
@@ -198,7 +199,7 @@ class ContrastiveAnswerer(nn.Module):
             rng=rng,
         )
         self.nha = NonlinearHeadAdapter(features, hidden, width, batch_norm, rng)  # the nonlinear head adapter
-        self.lta = _linear(hidden, width, rng)  # the linear tail adapter
+        self.lta = uniform_linear(hidden, width, rng)  # the linear tail adapter
         self._known: tuple[list[Tensor], Tensor] | None = None
 
     # What others ask of a model -----------------------------------------------------------------------------
@@ -309,12 +310,3 @@ def _glove(path: Path | str, words: Sequence[str]) -> Tensor:
     from confed.data.glove import load_glove
 
     return load_glove(path, words)
-
-
-def _linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
-    """A linear layer whose weights and biases are uniform within 1 / sqrt(inputs), PyTorch's usual values."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-    with torch.no_grad():
-        for parameter in (layer.weight, layer.bias):
-            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=rng)
-    return layer

@@ -5,46 +5,44 @@ The model itself is :class:`confed.models.ctran_module.CTran`.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from confed.models.ctran_module import CTran
+from confed.federation.specs import ModelSpec
+from confed.models.ctran_module import CTran, label_options
 from confed.models.heads import count
 from confed.models.label_embeddings import constant_tokens
 from confed.models.layers import Norm
-from confed.models.resnet import freeze_body, mini_resnet, resnet18
+from confed.models.resnet import freeze_body, mini_resnet, picture_options, resnet18
 from confed.models.tokenizer import WordTokenizer
-from confed.registry import register_model
+from confed.models.variants import variant
+
+if TYPE_CHECKING:
+    from transformers import ResNetModel
 
 
-@register_model
-def ctran(
-    answers: Sequence[str] | int,
-    vocab_size: int = 0,
-    *,
-    pretrained: Path | str | None = None,
-    embeddings: Path | str | None = None,
-    learn_labels: bool = False,
-    swap_states: bool = False,
-    graph: bool = False,
-    norm: Norm = "batch",
-    picture_frozen: bool = False,
-    image_size: int | tuple[int, int] = 256,
-    layers: int = 3,
-    attention_heads: int = 4,
-    dropout: float = 0.1,
-    max_length: int = 16,
-    seed: int = 0,
+def assemble(
+    body: "ResNetModel", answers: Sequence[str] | int, *, embeddings: Path | str | None, learn_labels: bool,
+    swap_states: bool, norm: Norm, picture_frozen: bool, attention_heads: int, seed: int, vocab_size: int,
+    max_length: int, image_size: int | tuple[int, int] = 64, **options: Any,
+) -> CTran:  # fmt: skip
+    """A C-Tran on a ResNet."""
+    del vocab_size, max_length
+    config: Any = body.config
+    constants = constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
+    rng = torch.Generator().manual_seed(seed)
+    model = CTran(body, count(answers), rng, image_size=image_size, heads=attention_heads, **options, **constants)
+    freeze_body(model, norm, picture_frozen)
+    return model
+
+
+def _full(
+    *, pretrained: Path | str | None, norm: Norm = "batch", image_size: int | tuple[int, int], seed: int, **options: Any
 ) -> CTran:
-    """C-Tran as FedLGT has it: ResNet-18, 64 visual tokens of 512 features, 3 encoder layers with 4 heads.
+    """C-Tran on ResNet-18.
 
-    Raises ``ValueError``: no checkpoint or file at a given path, embeddings that lack a label or have another width, or
-    an option that is out of range.
-
-    Args:
-        answers: the labels, or how many there are.
-        vocab_size: ignored, as no words are read.
+    Options:
         pretrained: the ResNet, a folder written by ``save_pretrained`` or a hub name such as
             ``"microsoft/resnet-18"``; its configuration then decides the width. None: random weights.
         embeddings: a file of text embeddings (:mod:`confed.models.label_embeddings`), or the name of one that comes
@@ -52,74 +50,43 @@ def ctran(
             embeddings are learned, as in the original C-Tran.
         learn_labels: with a file, learn label embeddings nevertheless and take the states alone from it: FedC-Tran as
             FedLGT's authors released it.
-        swap_states: with a file, "known absent" gets the vector of "positive" and "known present" that of
-            "negative", as in FedLGT's released code.
-        graph: add a prior between label tokens; see :class:`confed.models.ctran_module.LabelGraph`.
         norm: "batch"; "frozen": batch normalisation whose four tensors are constant; "group": group normalisation.
         picture_frozen: the ResNet does not learn and is run once per picture; not with ``norm`` "batch".
-        image_size: pixels per side or (H, W).
         layers: encoder layers.
-        attention_heads: heads of each; must divide the width.
         dropout: dropout probability of the encoder layers.
-        max_length: of questions, which are ignored.
-        seed: of all fresh values.
     """
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    body = resnet18(pretrained, norm, seed)
-    config: Any = body.config
-    options: dict[str, Any] = dict(
-        constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
-    )
-    options |= {"image_size": size, "layers": layers, "heads": attention_heads, "dropout": dropout, "graph": graph}
-    model = CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
-    freeze_body(model, norm, picture_frozen)
-    return model
+    return assemble(resnet18(pretrained, norm, seed), norm=norm, image_size=image_size, seed=seed, **options)
 
 
-@register_model
-def ctran_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int = 0,
-    *,
-    pretrained: bool | Path | str = False,
-    embeddings: Path | str | None = None,
-    learn_labels: bool = False,
-    swap_states: bool = False,
-    graph: bool = False,
-    norm: Norm = "batch",
-    picture_frozen: bool = False,
-    dropout: float = 0.0,
-    max_length: int = 16,
-    seed: int = 0,
-) -> CTran:
-    """A C-Tran for 64 x 64 pictures, small enough to learn on one CPU core: 64 visual tokens of 64 features.
+def _mini(*, pretrained: bool | Path | str, norm: Norm = "batch", seed: int, **options: Any) -> CTran:
+    """C-Tran on a small ResNet.
 
-    Args:
-        answers: the labels, or how many there are.
-        vocab_size: ignored, as no words are read.
+    Options:
         pretrained: load the body of the packaged weights of ``resnet_multilabel_mini``, or of a file that
             ``confed pretrain`` wrote for it; everything else starts fresh.
-        embeddings: see :func:`ctran`.
-        learn_labels: see :func:`ctran`.
-        swap_states: see :func:`ctran`.
-        graph: see :func:`ctran`.
-        norm: see :func:`ctran`.
-        picture_frozen: see :func:`ctran`.
         dropout: dropout probability of the encoder layers.
-        max_length: of questions, which are ignored.
-        seed: of all fresh values.
     """
-    body = mini_resnet(pretrained, norm, seed)
-    config: Any = body.config
-    options: dict[str, Any] = dict(
-        constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
-    )
-    options |= {"image_size": (64, 64), "dropout": dropout, "graph": graph}
-    model = CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
-    freeze_body(model, norm, picture_frozen)
-    return model
+    return assemble(mini_resnet(pretrained, norm, seed), norm=norm, seed=seed, **options)
 
 
-# What is asked of a dataset's pictures is not read, but batches may have it.
-ctran.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
-ctran_mini.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
+SOURCES = (label_options, picture_options)
+SPEC = ModelSpec(tokenizer=WordTokenizer)  # what is asked of a dataset's pictures is not read, but batches may have it
+SAME = ("embeddings", "learn_labels", "swap_states", "graph", "norm", "picture_frozen")
+
+ctran = variant(
+    _full, "ctran",
+    "C-Tran as FedLGT has it: ResNet-18, 64 visual tokens of 512 features, 3 encoder layers with 4 heads.\n\n"
+    "Raises ``ValueError``: no checkpoint or file at a given path, embeddings that lack a label or have another width, "
+    "or\nan option that is out of range.",
+    "answers vocab_size pretrained embeddings learn_labels swap_states graph norm picture_frozen image_size layers "
+    "attention_heads dropout max_length seed",
+    sources=SOURCES, spec=SPEC, vocab_size=0, pretrained=None, image_size=256, layers=3, dropout=0.1,
+)  # fmt: skip
+ctran_mini = variant(
+    _mini, "ctran_mini",
+    "A C-Tran for 64 x 64 pictures, small enough to learn on one CPU core: 64 visual tokens of 64 features.",
+    "answers vocab_size pretrained embeddings learn_labels swap_states graph norm picture_frozen dropout max_length "
+    "seed",
+    sources=SOURCES, spec=SPEC, described=dict.fromkeys(SAME, "see :func:`ctran`."), vocab_size=0, pretrained=False,
+    layers=3, attention_heads=4,
+)  # fmt: skip

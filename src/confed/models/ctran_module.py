@@ -19,20 +19,22 @@ FedLGT names texts as future work; this is the smallest step from its model to t
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
-from confed.models.heads import count
-from confed.models.inputs import additive_mask
+from confed.federation.ranges import NOT_NEGATIVE, check_value
+from confed.federation.specs import ModelSpec
+from confed.models.heads import COUNT, check_divides, count
+from confed.models.inputs import additive_mask, check_shape, checked_text
 from confed.models.label_embeddings import constant_tokens
-from confed.models.layers import Constants, constant_names
-from confed.models.resnet import PictureModel, uniform_linear
+from confed.models.layers import Constants, constant_names, uniform_linear
+from confed.models.resnet import PictureModel
 from confed.models.tokenizer import WordTokenizer
-from confed.registry import register_model
+from confed.models.variants import variant
 
 if TYPE_CHECKING:
     from transformers import ResNetModel
@@ -56,17 +58,14 @@ class LabelTokens(Constants):
                 fresh = torch.empty(rows, width).uniform_(-1 / math.sqrt(width), 1 / math.sqrt(width), generator=rng)
                 self.register_parameter(name, nn.Parameter(fresh))
                 continue
-            if given.shape != (rows, width):
-                raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(given.shape)}")
-            self.register_buffer(name, given.detach().float().clone())
+            self.register_buffer(name, check_shape(given, name, rows, width).detach().float().clone())
 
     def forward(self, batch: Batch) -> Tensor:
         """The tokens, (B, C, d), of ``known`` (B, C): -1 unknown, 0 absent, 1 present; without it all are unknown."""
         rows, known_labels = len(batch["image" if "image" in batch else "text"]), batch.get("known")
         if known_labels is None:
             return self.labels.expand(rows, -1, -1)
-        if known_labels.shape != (rows, len(self.labels)):
-            raise ValueError(f"known must have shape {(rows, len(self.labels))}, got {tuple(known_labels.shape)}")
+        check_shape(known_labels, "known", rows, len(self.labels))
         table = torch.cat([torch.zeros_like(self.states[:1]), self.states])
         return self.labels + F.embedding(known_labels.long() + 1, table)
 
@@ -125,9 +124,7 @@ class LabelReadout(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Scores (B, C) of the labels' states (B, C, d)."""
-        if states.ndim != 3 or states.shape[1:] != self.weight.shape:
-            expected = ", ".join(map(str, self.weight.shape))
-            raise ValueError(f"the readout needs one state per label, (B, {expected}), got {tuple(states.shape)}")
+        check_shape(states, "the labels' states", "B", *self.weight.shape)
         return (states * self.weight).sum(-1) + self.bias
 
 
@@ -180,23 +177,21 @@ def log_odds(shares: Tensor, examples: Tensor | float) -> Tensor:
     return odds - torch.diag(odds.diagonal())
 
 
-class CTran(PictureModel):
-    """A ResNet, label tokens, and encoder layers in which labels look at the picture and at each other.
+class LabelReader(nn.Module):
+    """Mix-in of a network in which label tokens read other tokens and each other.
 
-    Batches have ``image``, uint8 (B, 3, H, W) or floats that are already normalised by ImageNet's mean and deviation,
-    and may have ``known`` (B, C): -1 unknown, 0 known absent, 1 known present.
+    Outputs are scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
     """
 
     reads_states = True  # whether known in a batch makes a difference; models that do not say so do not read it
     answer_head = "classifier"  # name of the submodule that scores labels, each from its own state
 
-    def __init__(
+    def add_labels(
         self,
-        body: "ResNetModel",
         labels: int,
+        width: int,
         rng: torch.Generator,
         *,
-        image_size: tuple[int, int] = (256, 256),
         layers: int = 3,
         heads: int = 4,
         dropout: float = 0.1,
@@ -204,24 +199,63 @@ class CTran(PictureModel):
         states: Tensor | None = None,
         graph: bool = False,
     ) -> None:
-        super().__init__(body, image_size)
+        """Label tokens, joint layers, readout, and a label graph if there is to be one."""
         for name, value in (("answers", labels), ("model.layers", layers), ("model.attention_heads", heads)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.width % heads:
-            raise ValueError(f"model.attention_heads must divide the width {self.width}, got {heads}")
-        self.tokens = LabelTokens(labels, self.width, rng, embeddings, states)
-        self.norm = nn.LayerNorm(self.width)
-        self.layers = nn.ModuleList(EncoderLayer(self.width, heads, dropout, rng) for _ in range(layers))
-        self.classifier = LabelReadout(labels, self.width, rng)
+            check_value(value, COUNT, name)
+        check_divides(heads, width, "model.attention_heads")
+        self.tokens = LabelTokens(labels, width, rng, embeddings, states)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(EncoderLayer(width, heads, dropout, rng) for _ in range(layers))
+        self.classifier = LabelReadout(labels, width, rng)
         self.graph = LabelGraph(labels) if graph else None
         self.label_graph = "graph" if graph else ""  # name of the submodule that is the label graph; "" without one
 
-    def scored(self, plane: Tensor, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
-        x, bias, first = self._before_last(plane, batch)
-        states = self.layers[-1](x, bias, first)
+    def read_labels(self, seen: Tensor, batch: Batch, bias: Tensor | None = None) -> Output:
+        """Scores and features, of tokens (B, S, d) that labels look at and what is added to attention scores."""
+        states = self.layers[-1](*self.before_last(seen, batch, bias), seen.shape[1])
         return Output(self.classifier(states), states.mean(1))
+
+    def last_weights(self, seen: Tensor, batch: Batch, bias: Tensor | None = None) -> Tensor:
+        """How much each label looks at each token in the last layer, (B, C, S), mean over heads."""
+        last, first = self.layers[-1], seen.shape[1]
+        assert isinstance(last, EncoderLayer)
+        return last.weights(*self.before_last(seen, batch, bias), first)[..., :first].mean(1)
+
+    def before_last(self, seen: Tensor, batch: Batch, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Input of the last layer (B, S + C, d), and what is added to attention scores.
+
+        Only label tokens are read out, so the last layer needs no queries of the others.
+        """
+        x = self.norm(torch.cat([seen, self.tokens(batch).to(seen.dtype)], 1))
+        if self.graph is not None:
+            graph = F.pad(self.graph(), (seen.shape[1], 0, seen.shape[1], 0))
+            bias = graph if bias is None else bias + graph
+        for layer in self.layers[:-1]:
+            x = layer(x, bias)
+        return x, bias
+
+
+class CTran(PictureModel, LabelReader):
+    """A ResNet, label tokens, and encoder layers in which labels look at the picture and at each other.
+
+    Batches have ``image``, uint8 (B, 3, H, W) or floats that are already normalised by ImageNet's mean and deviation,
+    and may have ``known`` (B, C): -1 unknown, 0 known absent, 1 known present.
+    """
+
+    def __init__(
+        self,
+        body: "ResNetModel",
+        labels: int,
+        rng: torch.Generator,
+        *,
+        image_size: int | tuple[int, int] = 256,
+        **options: Any,
+    ) -> None:
+        super().__init__(body, image_size)
+        self.add_labels(labels, self.width, rng, **options)
+
+    def scored(self, plane: Tensor, batch: Batch) -> Output:
+        return self.read_labels(plane.flatten(2).transpose(1, 2), batch)
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> Tensor:
@@ -229,37 +263,18 @@ class CTran(PictureModel):
 
         Places go row by row over ``grid``. What is missing in a row to 1 went to label tokens.
         """
-        x, bias, first = self._before_last(self.plane(batch), batch)
-        last = self.layers[-1]
-        assert isinstance(last, EncoderLayer)
-        return last.weights(x, bias, first)[..., :first].mean(1)
-
-    def _before_last(self, plane: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None, int]:
-        """Input of the last layer (B, P + C, d), what is added to attention scores, and P.
-
-        Only label tokens are read out, so the last layer needs no queries of the picture.
-        """
-        visual = plane.flatten(2).transpose(1, 2)
-        x = self.norm(torch.cat([visual, self.tokens(batch).to(visual.dtype)], 1))
-        first = visual.shape[1]
-        bias = None if self.graph is None else F.pad(self.graph(), (first, 0, first, 0))
-        for layer in self.layers[:-1]:
-            x = layer(x, bias)
-        return x, bias, first
+        return self.last_weights(self.plane(batch).flatten(2).transpose(1, 2), batch)
 
 
 # C-Tran network for texts -------------------------------------------------------------------------------------
 
 
-class CTranText(nn.Module):
+class CTranText(LabelReader):
     """Word embeddings, layers in which words look at each other, and layers in which labels look at both.
 
     Batches have ``text`` and ``text_mask`` (B, L), int64, and may have ``known`` (B, C): -1 unknown, 0 known absent, 1
     known present.
     """
-
-    reads_states = True  # whether known in a batch makes a difference; see CTran
-    answer_head = "classifier"  # name of the submodule that scores labels
 
     def __init__(
         self,
@@ -270,31 +285,19 @@ class CTranText(nn.Module):
         width: int = 64,
         max_length: int = 32,
         word_layers: int = 1,
-        layers: int = 2,
         heads: int = 4,
         dropout: float = 0.1,
-        embeddings: Tensor | None = None,
-        states: Tensor | None = None,
-        graph: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
-        for name, value in (("answers", labels), ("vocab_size", vocab_size), ("model.layers", layers)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if word_layers < 0:
-            raise ValueError(f"model.word_layers must not be negative, got {word_layers}")
-        if heads < 1 or width % heads:
-            raise ValueError(f"model.attention_heads must divide the width {width}, got {heads}")
+        check_value(vocab_size, COUNT, "vocab_size")
+        check_value(word_layers, Annotated[int, NOT_NEGATIVE], "model.word_layers")
+        check_divides(heads, width, "model.attention_heads")
         self.max_length = max_length
         self.words, self.positions = (_embedding(rows, width, rng) for rows in (vocab_size, max_length))
         self.word_norm = nn.LayerNorm(width)
         self.word_layers = nn.ModuleList(EncoderLayer(width, heads, dropout, rng) for _ in range(word_layers))
-        self.tokens = LabelTokens(labels, width, rng, embeddings, states)
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(EncoderLayer(width, heads, dropout, rng) for _ in range(layers))
-        self.classifier = LabelReadout(labels, width, rng)
-        self.graph = LabelGraph(labels) if graph else None
-        self.label_graph = "graph" if graph else ""  # name of the submodule that is the label graph; "" without one
+        self.add_labels(labels, width, rng, heads=heads, dropout=dropout, **options)
 
     @property
     def frozen(self) -> set[str]:
@@ -302,9 +305,7 @@ class CTranText(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
-        x, bias, first = self._before_last(batch)
-        states = self.layers[-1](x, bias, first)
-        return Output(self.classifier(states), states.mean(1))
+        return self.read_labels(*self._read(batch))
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> Tensor:
@@ -312,35 +313,18 @@ class CTranText(nn.Module):
 
         What is missing in a row to 1 went to label tokens.
         """
-        x, bias, first = self._before_last(batch)
-        last = self.layers[-1]
-        assert isinstance(last, EncoderLayer)
-        return last.weights(x, bias, first)[..., :first].mean(1)
+        return self.last_weights(*self._read(batch))
 
-    def _before_last(self, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """Input of the last layer (B, L + C, d), what is added to attention scores, and L."""
-        for key in ("text", "text_mask"):
-            if key not in batch:
-                raise ValueError(f"a batch of CTranText needs the key {key!r}, got {', '.join(sorted(batch))}")
-        text, mask = batch["text"], batch["text_mask"]
-        if text.ndim != 2 or text.shape != mask.shape or text.shape[1] > self.max_length:
-            raise ValueError(
-                f"text and text_mask must have the same shape (B, L) with L at most {self.max_length}, got "
-                f"{tuple(text.shape)} and {tuple(mask.shape)}"
-            )
+    def _read(self, batch: Batch) -> tuple[Tensor, Batch, Tensor]:
+        """States of the words (B, L, d), the batch, and what is added to attention scores."""
+        text, mask = checked_text(batch, None, self.max_length, "CTranText")
         length, labels = text.shape[1], len(self.tokens.labels)
         x = self.word_norm(self.words(text) + self.positions.weight[:length])
         unread = additive_mask(mask, x.dtype)
         for layer in self.word_layers:
             x = layer(x, unread.expand(-1, -1, length, -1))
-        x = self.norm(torch.cat([x, self.tokens(batch).to(x.dtype)], 1))
         # Padding is never looked at; what it itself looks at is of no consequence.
-        bias = F.pad(unread, (0, labels)).expand(-1, -1, length + labels, -1)
-        if self.graph is not None:
-            bias = bias + F.pad(self.graph(), (length, 0, length, 0))
-        for layer in self.layers[:-1]:
-            x = layer(x, bias)
-        return x, bias, length
+        return x, batch, F.pad(unread, (0, labels)).expand(-1, -1, length + labels, -1)
 
 
 def _embedding(rows: int, width: int, rng: torch.Generator) -> nn.Embedding:
@@ -349,56 +333,66 @@ def _embedding(rows: int, width: int, rng: torch.Generator) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(rows, width).uniform_(-bound, bound, generator=rng), freeze=False)
 
 
-@register_model
-def ctran_text_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
+def label_options(
     *,
     embeddings: Path | str | None = None,
     learn_labels: bool = False,
+    swap_states: bool = False,
     graph: bool = False,
-    width: int = 64,
-    word_layers: int = 1,
     layers: int = 2,
     attention_heads: int = 4,
-    dropout: float = 0.1,
-    max_length: int = 32,
-    seed: int = 0,
-) -> CTranText:
-    """A C-Tran for short texts, small enough to learn on one CPU core: 64 features, 0.1 million parameters.
+) -> None:
+    """Options of models with label tokens.
 
-    Raises ``ValueError``: no file at a given path, embeddings that lack a label or have another width, or an option
-    that is out of range.
-
-    Args:
+    Options:
         answers: the labels, or how many there are.
-        vocab_size: number of token ids.
         embeddings: a file of text embeddings (:mod:`confed.models.label_embeddings`) as wide as the model, or the name
             of one that comes with the package; labels are found in it by name, and its vectors are constant. None:
             label and state embeddings are learned.
         learn_labels: with a file, learn label embeddings nevertheless and take the states alone from it.
+        swap_states: with a file, "known absent" gets the vector of "positive" and "known present" that of
+            "negative", as in FedLGT's released code.
         graph: add a prior between label tokens; see :class:`confed.models.ctran_module.LabelGraph`.
-        width: features of a token.
-        word_layers: layers in which words look at each other.
         layers: joint layers.
         attention_heads: heads of each; must divide the width.
+    """
+
+
+def _mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    embeddings: Path | str | None,
+    learn_labels: bool,
+    graph: bool,
+    width: int = 64,
+    word_layers: int = 1,
+    layers: int,
+    attention_heads: int,
+    dropout: float,
+    max_length: int,
+    rng: torch.Generator,
+) -> CTranText:
+    """A C-Tran for texts.
+
+    Options:
+        width: features of a token.
+        word_layers: layers in which words look at each other.
         dropout: dropout probability of all layers.
         max_length: tokens of a text; longer ones lose their end.
-        seed: of all fresh values.
     """
     return CTranText(
-        count(answers),
-        vocab_size,
-        torch.Generator().manual_seed(seed),
-        width=width,
-        max_length=max_length,
-        word_layers=word_layers,
-        layers=layers,
-        heads=attention_heads,
-        dropout=dropout,
-        graph=graph,
+        count(answers), vocab_size, rng, width=width, max_length=max_length, word_layers=word_layers, layers=layers,
+        heads=attention_heads, dropout=dropout, graph=graph,
         **constant_tokens(answers, width, embeddings, learn_labels),
-    )
+    )  # fmt: skip
 
 
-ctran_text_mini.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
+ctran_text_mini = variant(
+    _mini, "ctran_text_mini",
+    "A C-Tran for short texts, small enough to learn on one CPU core: 64 features, 0.1 million parameters.\n\n"
+    "Raises ``ValueError``: no file at a given path, embeddings that lack a label or have another width, or an option\n"
+    "that is out of range.",
+    "answers vocab_size embeddings learn_labels graph width word_layers layers attention_heads dropout max_length seed",
+    sources=(label_options,), spec=ModelSpec(tokenizer=WordTokenizer), dropout=0.1, max_length=32,
+)  # fmt: skip

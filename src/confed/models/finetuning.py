@@ -12,12 +12,12 @@ Heads always learn. A backbone says what it offers in :class:`Places`; :func:`fi
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
+from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields, check_value
 from confed.federation.stages import KeptStates
 from confed.models.adapters import Activation, AdapterBank, Host
 from confed.models.pretrained import seeded
@@ -143,8 +143,7 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
     Afterwards ``model.adapters`` is the model's bank (without adapters unless the kind is "adapters"), and
     ``model.prompts`` holds the prompts by modality (no modality unless the kind is "prompt").
     """
-    if trainable not in get_args(Trainable):
-        raise ValueError(f"model.trainable must be one of {', '.join(get_args(Trainable))}, got {trainable!r}")
+    check_value(trainable, Trainable, "model.trainable")
     name = type(model).__name__
     within: Any = model
     reduction = peft.reduction or places.reduction
@@ -161,7 +160,6 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
         learning = {parameter for parameter in names if "bias" in parameter}
     elif trainable == "adapters":
         _offered(places.hosts, name, "adapters", "it has no places for them")
-        _check_reduction(reduction, places, name)
         within.adapters.add("adapter", rng)
     elif trainable == "prompt":
         _offered(places.prompts, name, "prompt", "it cannot insert tokens")
@@ -185,14 +183,6 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
 def _offered(places: object, model: str, kind: str, reason: str) -> None:
     if not places:
         raise ValueError(f"model.trainable = {kind!r} does not work with {model}: {reason}")
-
-
-def _check_reduction(reduction: int, places: Places, model: str) -> None:
-    narrowest = min(host.width for host in places.hosts)
-    if reduction > narrowest:
-        raise ValueError(
-            f"model.peft.reduction must lie in 1..{narrowest}, the features of {model}'s blocks, got {reduction}"
-        )
 
 
 def _inject(

@@ -87,6 +87,6 @@ def _patch_states(model: "Albef", images: Tensor) -> Tensor:
     """States of the patches, row by row, (B, P, d), of uint8 pictures (B, 3, H, W)."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (model.config.mean, model.config.std))
     hidden = model.visual_embedding((images / 255 - mean) / std)
-    for block in model.visual_blocks:
+    for block in model.blocks:
         hidden = block(hidden)
     return model.visual_norm(hidden)[:, 1:]

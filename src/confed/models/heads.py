@@ -5,17 +5,29 @@ for entailment and multiple choice.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.specs import task_spec
+from confed.models.inputs import check_shape, needed
 from confed.models.layers import seeded_linear
 
 CLASSES = {"nlvr2": 2, "entailment": 3, "choice": 1}
 """Head -> how many scores it gives: false and true; the three relations; one per choice."""
+
+
+COUNT = Annotated[int, AT_LEAST_ONE]
+"""Type of a number of things of which there is one at least, for :func:`confed.federation.ranges.check_value`."""
+
+
+def check_divides(heads: int, width: int, where: str) -> None:
+    """Check that attention heads, or the features of one, divide a width."""
+    if heads < 1 or width % heads:
+        raise ValueError(f"{where} must divide the width {width}, got {heads}")
 
 
 def count(answers: Sequence[str] | int) -> int:
@@ -54,14 +66,10 @@ def check_heads(heads: Sequence[str]) -> None:
 def views(head: str, batch: Batch) -> int:
     """How many passes of the backbone an example needs: two pictures, K choices, or one."""
     needs = {"nlvr2": ("image2",), "choice": ("choices", "choices_mask")}.get(head, ())
-    for key in needs:
-        if key not in batch:
-            raise ValueError(f"the head {head!r} needs batches with the key {key!r}, got {', '.join(sorted(batch))}")
+    needed(batch, f"the head {head!r}", *needs)
     if head != "choice":
         return 2 if head == "nlvr2" else 1
-    if batch["choices"].ndim != 3:
-        raise ValueError(f"choices must have shape (B, K, L), got {tuple(batch['choices'].shape)}")
-    return batch["choices"].shape[1]
+    return check_shape(batch["choices"], "choices", "B", "K", "L").shape[1]
 
 
 def score(module: nn.Module, head: str, pooled: Tensor, views: int) -> Output:

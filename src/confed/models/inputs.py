@@ -97,22 +97,55 @@ def processor_settings(processor: Any) -> str:
     return sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def needed(batch: Batch, model: str, *keys: str) -> list[Tensor]:
+    """Some tensors of a batch; one that it lacks is a ValueError."""
+    for key in keys:
+        if key not in batch:
+            raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
+    return [batch[key] for key in keys]
+
+
+def check_shape(tensor: Tensor, name: str, *expected: int | str) -> Tensor:
+    """The tensor, if it has a shape, in which letters stand for any number; else a ValueError."""
+    same = [isinstance(size, str) or size == actual for size, actual in zip(expected, tensor.shape, strict=False)]
+    if tensor.ndim != len(expected) or not all(same):
+        shape = ", ".join(map(str, expected)) + "," * (len(expected) == 1)
+        raise ValueError(f"{name} must have shape ({shape}), got {tuple(tensor.shape)}")
+    return tensor
+
+
 def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:
     """The pictures of a batch, (B, 3, H, W)."""
-    if "image" not in batch:
-        raise ValueError(f"a batch of {model} needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
-    image, expected = batch["image"], (3, *size)
-    if image.ndim != 4 or tuple(image.shape[1:]) != expected:
-        raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
-    return image
+    (image,) = needed(batch, model, "image")
+    return check_shape(image, "image", "B", 3, *size)
 
 
-def patch_tokens(image: Tensor, convolution: Any, cls_token: Tensor, grid: tuple[int, int]) -> Tensor:
+def checked_text(
+    batch: Batch, rows: int | None, longest: int, model: str, keys: tuple[str, str] = ("text", "text_mask")
+) -> tuple[Tensor, Tensor]:
+    """The token ids of as many texts and which of them are no padding, each (B, L); of choices (B, K, L)."""
+    several = keys[0] == "choices"
+    text, mask = needed(batch, model, *keys)
+    if text.ndim != 2 + several or (rows is not None and len(text) != rows) or text.shape[-1] > longest:
+        shape = f"({len(text) if rows is None else rows}, {'K, ' if several else ''}at most {longest})"
+        raise ValueError(f"{keys[0]} must have shape {shape}, got {tuple(text.shape)}")
+    if mask.shape != text.shape:
+        raise ValueError(f"{keys[1]} must have the shape of {keys[0]} {tuple(text.shape)}, got {tuple(mask.shape)}")
+    return text, mask
+
+
+def patches(image: Tensor, side: int) -> Tensor:
+    """Squares of pictures (B, 3, H, W), row by row, (B, rows * columns, 3 * side * side)."""
+    rows, columns = image.shape[2] // side, image.shape[3] // side
+    x = image.reshape(-1, 3, rows, side, columns, side).permute(0, 2, 4, 1, 3, 5)
+    return x.reshape(-1, rows * columns, 3 * side * side)
+
+
+def patch_tokens(image: Tensor, convolution: Any, cls_token: Tensor) -> Tensor:
     """Class token and patches row by row, without positions, (B, 1 + rows * columns, d)."""
     if not image.is_floating_point():
         image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
-    (rows, columns), p = grid, convolution.weight.shape[-1]
     # The stride of the convolution is its kernel, so it is one matrix product over the unfolded patches.
-    x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, 3 * p * p)
+    x = patches(image, convolution.weight.shape[-1])
     x = F.linear(x, convolution.weight.flatten(1), convolution.bias)
     return torch.cat([cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)

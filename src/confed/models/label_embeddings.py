@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from confed.federation.ranges import check_value
+from confed.models.heads import COUNT
 from confed.models.hub_names import hub_name
-from confed.models.pretrained import packaged, published, unread_because, weights_file
+from confed.models.pretrained import packaged, published, reading, weights_file
 
 # Text encoders for label embeddings: CLIP's, sentence encoders ------------------------------------------------
 
@@ -68,10 +70,8 @@ def _tokenizer(source: Path | str) -> Any:
     name = str(where) if where.is_dir() else hub_name(str(source), short=True)
     if name is None:
         raise ValueError(f"expected a folder with a tokenizer or a hub name, got {str(source)!r}")
-    try:
+    with reading(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # pyright: ignore
-    except (OSError, ValueError, KeyError) as error:  # the last of a damaged file
-        raise ValueError(f"no tokenizer could be read from {str(source)!r}: {unread_because(error)}") from error
 
 
 def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Tensor]:
@@ -172,8 +172,7 @@ class LabelEmbeddings:
         labels and the two states are at most ``width`` (and wherever the encoder is no wider); beyond that, as nearly
         as that many dimensions allow.
         """
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}")
+        check_value(width, COUNT, "width")
         rows = torch.cat([self.vectors, self.positive[None], self.negative[None]]).double()
         left, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
         # The decomposition leaves signs open: each direction points where its largest entry is positive.
@@ -195,8 +194,7 @@ def embed_labels(
 ) -> LabelEmbeddings:
     if "{label}" not in template:
         raise ValueError(f"template must contain {{label}}, got {template!r}")
-    if coarse not in get_args(Coarse):
-        raise ValueError(f"coarse must be one of {', '.join(get_args(Coarse))}, got {coarse!r}")
+    check_value(coarse, Coarse, "coarse")
     if not labels or most < 1:
         raise ValueError(f"there must be at least one label and most must be at least 1, got {len(labels)} and {most}")
 

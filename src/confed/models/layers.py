@@ -3,10 +3,13 @@
 Group normalisation: Wu and He, "Group Normalization", ECCV 2018.
 """
 
-from typing import Literal, get_args
+import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from confed.federation.ranges import check_value
 
 # Normalisation layers without statistics of a batch -----------------------------------------------------------
 
@@ -55,8 +58,7 @@ def renormalise(body: nn.Module, norm: Norm) -> None:
 
     Groups have 16 channels. Scales and shifts are taken over.
     """
-    if norm not in get_args(Norm):
-        raise ValueError(f"model.norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+    check_value(norm, Norm, "model.norm")
     if norm == "batch":
         return
     for parent in list(body.modules()):
@@ -81,4 +83,13 @@ def seeded_linear(inputs: int, outputs: int, std: float, rng: torch.Generator) -
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     nn.init.normal_(layer.weight, 0.0, std, generator=rng)
     nn.init.zeros_(layer.bias)
+    return layer
+
+
+def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
+    """A linear layer with weights and biases from U(-1 / sqrt(inputs), 1 / sqrt(inputs)), drawn from ``rng`` alone."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = 1 / math.sqrt(inputs)
+    nn.init.uniform_(layer.weight, -bound, bound, generator=rng)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=rng)
     return layer

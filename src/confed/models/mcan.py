@@ -14,80 +14,56 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from confed.models.adapters import Host
 from confed.models.finetuning import Places
-from confed.models.region_model import MLP, AttFlat, LayerNorm, MultiHeadAttention, RegionModel, State
-from confed.models.variants import region_variant
+from confed.models.region_model import MLP, FlatRegionModel, LayerNorm, MultiHeadAttention, Sizes, State, region_variant
 
 
-class MCAN(RegionModel):
+class MCAN(FlatRegionModel):
     """MCAN; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
-        answers: number of answers C.
-        vocab_size: number of token ids.
-        embedding: features of a word's embedding.
-        region_width: features of a region, W.
+        sizes: those that every model of the family has.
         hidden: features inside, d; feed-forward blocks have 4 d.
         layers: blocks of each kind, N.
         heads: of every attention.
         flat_hidden: width of the MLP of AttFlat.
         features: what the answer head reads, D.
         dropout: dropout probability.
-        max_length: the most tokens.
     """
 
     def __init__(
         self,
-        answers: int,
-        vocab_size: int,
-        embedding: int,
+        sizes: Sizes,
         *,
-        region_width: int,
         hidden: int,
         layers: int,
         heads: int,
         flat_hidden: int,
         features: int,
         dropout: float,
-        max_length: int,
     ) -> None:
-        super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.LSTM, max_length)
-        self.regions = nn.Linear(region_width, hidden)
+        super().__init__(sizes, hidden, nn.LSTM)
+        self.regions = nn.Linear(sizes.region_width, hidden)
         self.encoder = nn.ModuleList([_Block(hidden, heads, dropout, guided=False) for _ in range(layers)])
         self.decoder = nn.ModuleList([_Block(hidden, heads, dropout, guided=True) for _ in range(layers)])
-        self.flat_text = AttFlat(hidden, flat_hidden, features, dropout)
-        self.flat_regions = AttFlat(hidden, flat_hidden, features, dropout)
-        self.norm = LayerNorm(features)
-        self.classifier = nn.Linear(features, answers)
-        self.hidden, self.layers = hidden, layers
+        self.add_readout(sizes, hidden, flat_hidden, features, dropout)
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and AttFlat's weights of the regions (B, R)."""
         x, y = state.words, self.regions(state.regions)
         for block in self.encoder:
-            x = block(x, state.asked)
+            x = block(x, state.is_word)
         for block in self.decoder:
-            y = block(y, state.present, x, state.asked)
-        text, _ = self.flat_text(x, state.asked)
-        seen, weights = self.flat_regions(y, state.present)
-        return self.norm(text + seen), weights
+            y = block(y, state.present, x, state.is_word)
+        return self.read_out(x, y, state)
 
     def places(self) -> Places:
         """What can be finetuned; adapters sit in front of the last layer normalisation of every block."""
-        blocks: list[_Block] = []
+        norms: list[nn.Module] = []
         for stack in (self.encoder, self.decoder):
-            for block in stack:
-                blocks.append(cast(_Block, block))
-        last = self.layers - 1
-        return Places(
-            heads=(self.answer_head,),
-            top=(f"encoder.{last}.", f"decoder.{last}.", "flat_text.", "flat_regions.", "norm."),
-            hosts=[Host(block.norm_forward, self.hidden, after_norm=True) for block in blocks],
-            lora=("query", "value"),
-            ia3=("key", "value"),
-            ia3_inputs=("feed_forward.output",),
-        )
+            norms += [cast(_Block, block).norm_forward for block in stack]
+        last = len(self.encoder) - 1
+        return self.flat_places((f"encoder.{last}.", f"decoder.{last}."), norms)
 
 
 class _Block(nn.Module):
@@ -103,10 +79,10 @@ class _Block(nn.Module):
         self.norm_forward = LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, present: Tensor, words: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, present: Tensor, words: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
         x = self.norm(x + self.dropout(self.attention(x, x, present)))
         if self.guided is not None and self.norm_guided is not None:
-            x = self.norm_guided(x + self.dropout(self.guided(x, words, asked)))
+            x = self.norm_guided(x + self.dropout(self.guided(x, words, seen)))
         return self.norm_forward(x + self.dropout(self.feed_forward(x)))
 
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import Places
-from confed.models.region_model import MLP, RegionModel, State, masked_softmax
-from confed.models.variants import region_variant
+from confed.models.region_model import MLP, RegionModel, Sizes, State, masked_softmax, region_variant
 
 FACTORS = 5  # factors of the bilinear pooling, k
 
@@ -31,39 +30,31 @@ class MFB(RegionModel):
     """MFB; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
-        answers: number of answers C.
-        vocab_size: number of token ids.
-        embedding: features of a word's embedding.
-        region_width: features of a region, W.
+        sizes: those that every model of the family has.
         states: features of a word's state.
         hidden: width of the two attentions' MLPs.
         glimpses: of both attentions.
         features: outputs of the pooling, which the answer head reads, O = D.
         dropout: dropout probability.
-        max_length: the most tokens.
     """
 
     def __init__(
         self,
-        answers: int,
-        vocab_size: int,
-        embedding: int,
+        sizes: Sizes,
         *,
-        region_width: int,
         states: int,
         hidden: int,
         glimpses: int,
         features: int,
         dropout: float,
-        max_length: int,
     ) -> None:
-        super().__init__(answers, vocab_size, embedding, states, region_width, nn.LSTM, max_length)
+        super().__init__(sizes, states, nn.LSTM)
         self.dropout = nn.Dropout(dropout)
         self.word_scores = MLP(states, hidden, glimpses, dropout)
-        self.region_fusion = _Fusion(region_width, glimpses * states, features, dropout)
+        self.region_fusion = _Fusion(sizes.region_width, glimpses * states, features, dropout)
         self.region_scores = MLP(features, hidden, glimpses, dropout)
-        self.fusion = _Fusion(glimpses * region_width, glimpses * states, features, dropout)
-        self.classifier = nn.Linear(features, answers)
+        self.fusion = _Fusion(glimpses * sizes.region_width, glimpses * states, features, dropout)
+        self.classifier = nn.Linear(features, sizes.answers)
 
     def embed(self, text: Tensor) -> Tensor:
         return self.dropout(self.embedding(text))
@@ -71,7 +62,7 @@ class MFB(RegionModel):
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and the mean of the glimpses' weights of the regions (B, R)."""
         words = self.dropout(state.words)
-        asking = masked_softmax(self.word_scores(words).transpose(1, 2), state.asked.unsqueeze(1))
+        asking = masked_softmax(self.word_scores(words).transpose(1, 2), state.is_word.unsqueeze(1))
         question = (asking @ words).flatten(1)
         regions = self.dropout(state.regions)
         fused = self.region_fusion(regions, question.unsqueeze(1), state.present.unsqueeze(-1))

@@ -10,18 +10,18 @@ A sample that lacks a modality has zeros in the place of its mean, and one that 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
-from confed.models.heads import count
-from confed.models.modal_module import Encoder, EncoderLayer, ModalEmbedding, Tokens, joined, pool, read
+from confed.models.heads import COUNT, count
+from confed.models.modal_module import Encoder, EncoderLayer, ModalEmbedding, ModalNetwork, Tokens, joined, pool, read
 from confed.models.modal_segments import checked_modalities
-from confed.models.modal_transformer import caption_tokenizer, segmenter
+from confed.models.modal_transformer import caption_tokenizer, modal_options, segmenter
 from confed.models.pretrained import seeded
 from confed.models.variants import variant
 
@@ -39,7 +39,7 @@ class ModalEncoder(nn.Module):
         return self.body(x, present), present
 
 
-class CoAttentionNetwork(nn.Module):
+class CoAttentionNetwork(ModalNetwork):
     """Encoders per modality, one cross-attention layer each way, and a classifier of all means side by side.
 
     Every batch has one set of modalities, which may differ from batch to batch; only these are computed.
@@ -47,21 +47,11 @@ class CoAttentionNetwork(nn.Module):
 
     answer_head = "head"
     """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
-    reads_absent: ClassVar[bool] = True  # whether batches may lack some of the modalities; see ModalTransformer
 
     def __init__(self, embed: Mapping[str, ModalEncoder], width: int, answers: int) -> None:
-        super().__init__()
-        if not embed:
-            raise ValueError(f"a model needs at least one modality of {', '.join(MODALITIES)}")
-        if answers < 1:
-            raise ValueError(f"answers must be at least 1, got {answers}")
-        self.embed = nn.ModuleDict({name: embed[name] for name in MODALITIES if name in embed})
+        super().__init__(embed)
+        check_value(answers, COUNT, "answers")
         self.head = nn.Linear(len(embed) * width, answers)
-
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        """What the model reads, in the order of :data:`confed.federation.ownership.MODALITIES`."""
-        return tuple(self.embed)
 
     def forward(self, batch: Batch) -> Output:
         """Scores of the answers (B, C), and the modalities' means side by side (B, M d), zeros for absent ones."""
@@ -93,23 +83,17 @@ def assemble(
     layers: int = 1,
     attention_heads: int = 4,
     hidden: int = 96,
-    dropout: float = 0.0,
-    seed: int = 0,
+    dropout: float,
+    seed: int,
     **cuts: Any,
 ) -> CoAttentionNetwork:
     """A network with its initial values.
 
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        modalities: what it reads, of "image", "text", "audio", "series".
+    Options:
         width: features of a token, d.
         layers: of each modality's encoder.
-        attention_heads: of each layer; must divide the width.
-        hidden: width of the feed-forward blocks.
         dropout: dropout probability.
         seed: of the initial values.
-        cuts: options of :func:`confed.models.modal_transformer.segmenter`.
     """
     names = checked_modalities(modalities)
 
@@ -127,7 +111,7 @@ mmfed_tiny = variant(
     assemble, "mmfed_tiny",
     "MMFed's network with a few thousand parameters, for tests: one layer per modality, 16 features.",
     "answers vocab_size modalities picture_size sample_rate series_channels max_length dropout seed",
-    sources=(segmenter,), spec=ModelSpec(tokenizer=caption_tokenizer),
+    sources=(modal_options, segmenter), spec=ModelSpec(tokenizer=caption_tokenizer),
     word_width=16, mels=8, width=16, layers=1, attention_heads=2, hidden=32,
 )  # fmt: skip
 mmfed_mini = variant(
@@ -135,5 +119,5 @@ mmfed_mini = variant(
     "MMFed's network in about the size of :func:`confed.models.modal_transformer.modal_transformer_mini`.",
     "answers vocab_size modalities picture_size sample_rate series_channels patch word_width max_length sound "
     "audio_seconds mels stack series_steps window width layers attention_heads hidden dropout seed",
-    sources=(segmenter,), spec=ModelSpec(tokenizer=caption_tokenizer),
+    sources=(modal_options, segmenter), spec=ModelSpec(tokenizer=caption_tokenizer),
 )  # fmt: skip

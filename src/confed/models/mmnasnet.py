@@ -12,15 +12,24 @@ which the linear answer head reads. Padding is masked everywhere.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from confed.models.adapters import Host
+from confed.federation.ranges import NOT_NEGATIVE, check_value
 from confed.models.finetuning import Places
-from confed.models.region_model import MLP, AttFlat, LayerNorm, MultiHeadAttention, RegionModel, State, box_geometry
-from confed.models.variants import region_variant
+from confed.models.heads import check_divides
+from confed.models.region_model import (
+    MLP,
+    FlatRegionModel,
+    LayerNorm,
+    MultiHeadAttention,
+    Sizes,
+    State,
+    box_geometry,
+    region_variant,
+)
 
 ENCODER = ("SA",) * 4 + ("FFN",) * 4 + ("SA",) + ("FFN",) * 3  # operations on the words
 DECODER = (
@@ -33,6 +42,7 @@ SMALL_ENCODER = ("SA", "FFN", "SA", "FFN")
 SMALL_DECODER = ("GA", "FFN", "RSA", "GA", "FFN", "RSA", "SA", "FFN")
 """Operations of the small models: each kind of the searched ones, in their order."""
 
+PIXELS = Annotated[int, NOT_NEGATIVE]
 PUBLISHED: dict[str, Any] = {
     "options": ("head_width", "flat_hidden", "picture_side"), "picture_side": 640,  # the longer side of COCO's pictures
     "relation": 64, "encoder": ENCODER, "decoder": DECODER,
@@ -42,14 +52,11 @@ MINI: dict[str, Any] = {
 }  # fmt: skip
 
 
-class MMNasNet(RegionModel):
+class MMNasNet(FlatRegionModel):
     """MMNasNet; see :class:`confed.models.region_model.RegionModel` for its batches, which need ``boxes``.
 
     Args:
-        answers: number of answers C.
-        vocab_size: number of token ids.
-        embedding: features of a word's embedding.
-        region_width: features of a region, W.
+        sizes: those that every model of the family has.
         hidden: features inside, d.
         head_width: features of an attention head.
         relation: features of a pair of boxes.
@@ -58,7 +65,6 @@ class MMNasNet(RegionModel):
         flat_hidden: width of the MLP of AttFlat.
         features: what the answer head reads, D.
         dropout: dropout probability.
-        max_length: the most tokens.
         picture_side: pixels along a picture's sides, of which the released code adds one to every box's width and
             height; files of regions keep no sizes of pictures. 0 adds nothing.
     """
@@ -67,11 +73,8 @@ class MMNasNet(RegionModel):
 
     def __init__(
         self,
-        answers: int,
-        vocab_size: int,
-        embedding: int,
+        sizes: Sizes,
         *,
-        region_width: int,
         hidden: int,
         head_width: int,
         relation: int,
@@ -80,24 +83,17 @@ class MMNasNet(RegionModel):
         flat_hidden: int,
         features: int,
         dropout: float,
-        max_length: int,
         picture_side: int = 0,
     ) -> None:
-        super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.LSTM, max_length)
-        if head_width < 1 or hidden % head_width:
-            raise ValueError(f"model.head_width must divide the width {hidden}, got {head_width}")
-        if picture_side < 0:
-            raise ValueError(f"model.picture_side must not be negative, got {picture_side}")
+        super().__init__(sizes, hidden, nn.LSTM)
+        check_divides(head_width, hidden, "model.head_width")
+        check_value(picture_side, PIXELS, "model.picture_side")
         heads = hidden // head_width
-        self.regions = nn.Linear(region_width, hidden)
+        self.regions = nn.Linear(sizes.region_width, hidden)
         self.relation = nn.Linear(4, relation)
         self.encoder = nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in encoder])
         self.decoder = nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in decoder])
-        self.flat_text = AttFlat(hidden, flat_hidden, features, dropout)
-        self.flat_regions = AttFlat(hidden, flat_hidden, features, dropout)
-        self.norm = LayerNorm(features)
-        self.classifier = nn.Linear(features, answers)
-        self.hidden = hidden
+        self.add_readout(sizes, hidden, flat_hidden, features, dropout)
         self.pixel = 1 / picture_side if picture_side else 0.0
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
@@ -106,42 +102,24 @@ class MMNasNet(RegionModel):
         related = torch.relu(self.relation(box_geometry(state.boxes, self.pixel)))
         x, y = state.words, self.regions(state.regions)
         for operation in self.encoder:
-            x = operation(x, state.asked, x, state.asked, related)
+            x = operation(x, state.is_word, x, state.is_word, related)
         for operation in self.decoder:
-            y = operation(y, state.present, x, state.asked, related)
-        text, _ = self.flat_text(x, state.asked)
-        seen, weights = self.flat_regions(y, state.present)
-        return self.norm(text + seen), weights
+            y = operation(y, state.present, x, state.is_word, related)
+        return self.read_out(x, y, state)
 
     def places(self) -> Places:
         """What can be finetuned; adapters sit in front of the layer normalisation of every feed-forward block.
 
         With "top", the operations learn from the last attention on.
         """
-        parts = {"encoder": self.encoder, "decoder": self.decoder}
-        kinds: dict[str, list[str]] = {}
-        for name, operations in parts.items():
-            kinds[name] = [cast(_Operation, one).kind for one in operations]
-        last: dict[str, int] = {}
-        for name, operation_kinds in kinds.items():
-            last[name] = max(i for i, kind in enumerate(operation_kinds) if kind != "FFN")
         top: list[str] = []
-        for name, operation_kinds in kinds.items():
-            for i in range(last[name], len(operation_kinds)):
-                top.append(f"{name}.{i}.")
         norms: list[nn.Module] = []
-        for operations in parts.values():
-            for one in operations:
-                if cast(_Operation, one).kind == "FFN":
-                    norms.append(one)
-        return Places(
-            heads=(self.answer_head,),
-            top=(*top, "flat_text.", "flat_regions.", "norm."),
-            hosts=[Host(cast(_Operation, one).norm, self.hidden, after_norm=True) for one in norms],
-            lora=("query", "value"),
-            ia3=("key", "value"),
-            ia3_inputs=("feed_forward.output",),
-        )
+        for name, operations in (("encoder", self.encoder), ("decoder", self.decoder)):
+            kinds = [cast(_Operation, operation).kind for operation in operations]
+            last = max(i for i, kind in enumerate(kinds) if kind != "FFN")
+            top += [f"{name}.{i}." for i in range(last, len(kinds))]
+            norms += [cast(_Operation, operations[i]).norm for i, kind in enumerate(kinds) if kind == "FFN"]
+        return self.flat_places(top, norms)
 
 
 class _Operation(nn.Module):
@@ -159,11 +137,11 @@ class _Operation(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.norm = LayerNorm(width)
 
-    def forward(self, y: Tensor, present: Tensor, words: Tensor, asked: Tensor, related: Tensor) -> Tensor:
+    def forward(self, y: Tensor, present: Tensor, words: Tensor, seen: Tensor, related: Tensor) -> Tensor:
         if self.kind == "FFN":
             change = self.feed_forward(y)
         elif self.kind == "GA":
-            change = self.attention(y, words, asked)
+            change = self.attention(y, words, seen)
         else:
             change = self.attention(y, y, present, self._bias(related) if self.kind == "RSA" else None)
         return self.norm(y + self.dropout(change))

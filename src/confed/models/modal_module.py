@@ -24,8 +24,7 @@ pre-norm layer. With N layers, the values of W_V, W_O, W_1 and W_2 start larger 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +32,10 @@ from torch.nn import functional as F
 
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import SHARE, check_value
 from confed.models.adapters import Host
 from confed.models.finetuning import Places
+from confed.models.heads import COUNT, check_divides
 from confed.models.modal_segments import Segmenter
 
 Block = Literal["magneto", "prenorm"]
@@ -44,8 +45,7 @@ MagnetoInit = Literal["torchscale", "paper"]  # initial values as the authors' l
 
 def magneto_gain(layers: int) -> float:
     """The factor gamma = sqrt(ln 2N) of an encoder, or of a decoder alone, with N layers (Magneto)."""
-    if layers < 1:
-        raise ValueError(f"layers must be at least 1, got {layers}")
+    check_value(layers, COUNT, "layers")
     return math.sqrt(math.log(2 * layers))
 
 
@@ -54,8 +54,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, inner_norm: bool = False) -> None:
         super().__init__()
-        if heads < 1 or width % heads:
-            raise ValueError(f"model.attention_heads must divide the width {width}, got {heads}")
+        check_divides(heads, width, "model.attention_heads")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.inner_norm = nn.LayerNorm(width) if inner_norm else None
@@ -130,11 +129,10 @@ class EncoderLayer(nn.Module):
             nn.init.xavier_uniform_(projection, 1 / math.sqrt(2))
         nn.init.xavier_uniform_(out.weight)
         nn.init.zeros_(out.bias)
-        for tensor in (
-            parts[2],
-            value_bias,
-            *chain.from_iterable((layer.weight, layer.bias) for layer in (out, *inner)),
-        ):
+        scaled = [parts[2], value_bias]
+        for layer in (out, *inner):
+            scaled += [layer.weight, layer.bias]
+        for tensor in scaled:
             tensor.mul_(gain)
 
 
@@ -158,11 +156,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("layers", layers), ("width", width), ("hidden", hidden)):
-            if value < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {value}")
-        for name, choice, among in (("block", block, Block), ("magneto_init", magneto_init, MagnetoInit)):
-            if choice not in get_args(among):
-                raise ValueError(f"model.{name} must be one of {', '.join(get_args(among))}, got {choice!r}")
+            check_value(value, COUNT, f"model.{name}")
         self.width = width
         self.dropout = nn.Dropout(dropout)
         sub_norm = block == "magneto"
@@ -179,14 +173,21 @@ class Encoder(nn.Module):
         """The last states of the tokens, (B, S, d)."""
         mask = None if present is None else present[:, None, None, :]
         if mask is not None and causal:
-            size = x.shape[1]
-            earlier = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
-            # Padding in front of a row's first token looks at itself: a row of nothing would have no softmax.
-            mask, causal = (mask | torch.eye(size, dtype=torch.bool, device=x.device)) & earlier, False
+            mask, causal = causal_mask(mask), False
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, mask=mask, causal=causal)
         return self.norm(x)
+
+
+def causal_mask(present: Tensor) -> Tensor:
+    """Which tokens each token sees, bool (B, 1, S, S), where (B, 1, 1, S) are no padding: those before it, and itself.
+
+    Padding in front of a row's first token looks at itself: a row of nothing would have no softmax.
+    """
+    square = torch.ones(present.shape[-1], present.shape[-1], dtype=torch.bool, device=present.device)
+    itself = torch.eye(len(square), dtype=torch.bool, device=present.device)
+    return (present | itself) & square.tril()
 
 
 Vector = Literal["learned", "one_hot"]
@@ -218,8 +219,6 @@ class ModalEmbedding(nn.Module):
         positions: bool = True,
     ) -> None:
         super().__init__()
-        if vector not in get_args(Vector):
-            raise ValueError(f"model.vector must be one of {', '.join(get_args(Vector))}, got {vector!r}")
         least = len(MODALITIES) if vector == "one_hot" else 0
         if vector_width < least or width < 1:
             raise ValueError(
@@ -261,35 +260,43 @@ class ModalEmbedding(nn.Module):
         return x, present
 
 
-class ModalTransformer(nn.Module):
-    """Tokens of whatever modalities a batch has, a Transformer, and a linear readout.
+class ModalNetwork(nn.Module):
+    """A module per modality.
 
     Every batch has one set of modalities, which may differ from batch to batch; only these are computed. Modalities
     that the model does not have are not read.
     """
 
-    answer_head = "head"
-    """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
     reads_absent: ClassVar[bool] = True
     """Whether batches may lack some of the modalities; models that do not say so need all that they know."""
 
-    def __init__(self, embed: Mapping[str, ModalEmbedding], body: Encoder, answers: int) -> None:
+    def __init__(self, embed: Mapping[str, nn.Module]) -> None:
         super().__init__()
         if not embed:
             raise ValueError(f"a model needs at least one modality of {', '.join(MODALITIES)}")
-        if answers < 1:
-            raise ValueError(f"answers must be at least 1, got {answers}")
+        self.embed = nn.ModuleDict({name: embed[name] for name in MODALITIES if name in embed})
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the model reads, in the order of :data:`confed.federation.ownership.MODALITIES`."""
+        return tuple(name for name in MODALITIES if name in self.embed)
+
+
+class ModalTransformer(ModalNetwork):
+    """Tokens of whatever modalities a batch has, a Transformer, and a linear readout."""
+
+    answer_head = "head"
+    """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+
+    def __init__(self, embed: Mapping[str, ModalEmbedding], body: Encoder, answers: int) -> None:
+        super().__init__(embed)
+        check_value(answers, COUNT, "answers")
         # Text comes last, so that with causal attention it sees what it is about and not the other way round.
         order = sorted(embed, key=lambda name: (name == "text", MODALITIES.index(name)))
         self.embed = nn.ModuleDict({name: embed[name] for name in order})
         self.body = body
         self.head = nn.Linear(body.width, answers)
         self.lam = 0.0  # share lambda of the local maps; 0 before there are any
-
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        """What the model reads, in the order of :data:`confed.federation.ownership.MODALITIES`."""
-        return tuple(name for name in MODALITIES if name in self.embed)
 
     @property
     def frozen(self) -> set[str]:
@@ -315,8 +322,7 @@ class ModalTransformer(nn.Module):
 
     def personalise_maps(self, lam: float) -> None:
         """Gives every modality a local map, with the values of the shared one: M = lam M_loc + (1 - lam) M_up."""
-        if not 0 <= lam <= 1:
-            raise ValueError(f"lam must lie in [0, 1], got {lam}")
+        check_value(lam, Annotated[float, SHARE], "lam")
         self.lam = lam
         for embedding in self._embeddings.values():
             if embedding.local is not None:
@@ -325,12 +331,7 @@ class ModalTransformer(nn.Module):
 
     def tokens(self, batch: Batch) -> Tokens:
         """The tokens of a batch's modalities: image, audio, series, then text."""
-        parts = read(self.embed, batch)
-        spans: dict[str, slice] = {}
-        start = 0
-        for name, (states, _) in parts.items():
-            spans[name] = slice(start, start := start + states.shape[1])
-        return Tokens(*joined(list(parts.values())), spans)
+        return in_sequence(read(self.embed, batch))
 
     def encode(self, batch: Batch, causal: bool = False) -> Tokens:
         """The last states of all tokens."""
@@ -348,7 +349,16 @@ class ModalTransformer(nn.Module):
 
     @property
     def _embeddings(self) -> dict[str, ModalEmbedding]:
-        return {name: module for name, module in self.embed.items() if isinstance(module, ModalEmbedding)}
+        return {name: cast(ModalEmbedding, module) for name, module in self.embed.items()}
+
+
+def in_sequence(parts: Mapping[str, tuple[Tensor, Tensor | None]]) -> Tokens:
+    """Named sequences, and which of their tokens are no padding, one behind the other."""
+    spans: dict[str, slice] = {}
+    start = 0
+    for name, (states, _) in parts.items():
+        spans[name] = slice(start, start := start + states.shape[1])
+    return Tokens(*joined(list(parts.values())), spans)
 
 
 def pool(tokens: Tokens) -> Tensor:

@@ -15,7 +15,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,11 @@ from torch.nn import functional as F
 
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch
-from confed.federation.stages import KeptStates, Stage, run_stages
-from confed.models.inputs import checked_image
+from confed.federation.ranges import check_value
+from confed.federation.stages import Stage
+from confed.models.heads import COUNT
+from confed.models.inputs import check_shape, checked_image, needed, patches
+from confed.models.passes import Chain, Step
 from confed.models.pretrained import published, seeded
 
 FLOOR = 1e-10  # mel energies are at least this large before their logarithm is taken
@@ -62,12 +65,10 @@ class Patches(Segmenter):
 
     def forward(self, batch: Batch) -> Segments:
         """The patches of ``image``; see :class:`Segmenter`."""
-        image, p = checked_image(batch, self.size, "a model of pictures"), self.patch
+        image = checked_image(batch, self.size, "a model of pictures")
         if not image.is_floating_point():
             image = image.to(torch.get_default_dtype()).mul_(1 / 127.5).sub_(1.0)
-        rows, columns = self.size[0] // p, self.size[1] // p
-        x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
-        return Segments(x.reshape(-1, rows * columns, self.width))
+        return Segments(patches(image, self.patch))
 
 
 class Words(Segmenter):
@@ -81,17 +82,15 @@ class Words(Segmenter):
 
     def __init__(self, vocab_size: int, width: int, max_length: int, learn: bool = True) -> None:
         for name, value in (("vocab_size", vocab_size), ("model.word_width", width), ("model.max_length", max_length)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_value(value, COUNT, name)
         super().__init__(width, max_length)
         self.words = nn.Embedding(vocab_size, width)
         self.words.weight.requires_grad_(learn)
 
     def forward(self, batch: Batch) -> Segments:
         """The vectors of ``text``, as ``text_mask`` says; see :class:`Segmenter`."""
-        text, mask = (_tensor(batch, key, "text", 2) for key in ("text", "text_mask"))
-        if text.shape != mask.shape:
-            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+        text, mask = (_tensor(batch, key, "text", "BL") for key in ("text", "text_mask"))
+        check_shape(mask, "text_mask", *text.shape)
         if text.shape[1] > self.limit:
             raise ValueError(f"a text must have at most {self.limit} tokens (model.max_length), got {text.shape[1]}")
         counts = (mask != 0).sum(1)
@@ -101,8 +100,13 @@ class Words(Segmenter):
         return Segments(self.words(text[:, :used]), None if int(counts.min()) == used else present)
 
 
-class _Sounds(Segmenter):
-    """What both kinds of sound segments have in common."""
+class _Sequences(Segmenter):
+    """What segments of sounds and of series have in common: ``step`` values each of the longest one's."""
+
+    key: ClassVar[str] = "audio"  # of a batch
+    letters: ClassVar[str] = "BT"  # of its shape
+    unit: ClassVar[str] = "sample"
+    option: ClassVar[str] = "model.audio_seconds"  # that says how long the longest one is
 
     def __init__(self, width: int, step: int, longest: int) -> None:
         if longest < 1:
@@ -110,20 +114,22 @@ class _Sounds(Segmenter):
         super().__init__(width, math.ceil(longest / step))
         self.step, self.longest = step, longest
 
-    def _clips(self, batch: Batch, behind: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Sounds cut or padded to whole segments of the longest one, their lengths, and which segments are there."""
-        audio, length = _tensor(batch, "audio", "audio", 2), _tensor(batch, "audio_length", "audio", 1)
-        _check_lengths(length, audio, "audio", "sample", self.longest, "model.audio_seconds")
+    def clips(self, batch: Batch, behind: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Sequences cut or padded to whole segments of the longest one, their lengths, which segments are there."""
+        key = self.key
+        values, length = _tensor(batch, key, key, self.letters), _tensor(batch, f"{key}_length", key, "B")
+        _check_lengths(length, values, key, self.unit, self.longest, self.option)
         counts = -(length // -self.step)
         n = int(counts.max())
         total = n * self.step + behind
-        # What lies behind a sound is silence, so that its segments do not depend on the batch it is in.
-        audio = F.pad(audio[:, :total], (0, max(0, total - audio.shape[1])))
-        present = None if int(counts.min()) == n else torch.arange(n, device=audio.device) < counts.unsqueeze(1)
-        return audio, length, present
+        # What lies behind a sequence is silence, so that its segments do not depend on the batch it is in.
+        missing = (0,) * 2 * (values.ndim - 2) + (0, max(0, total - values.shape[1]))
+        values = F.pad(values[:, :total], missing)
+        present = None if int(counts.min()) == n else torch.arange(n, device=values.device) < counts.unsqueeze(1)
+        return values, length, present
 
 
-class WaveFrames(_Sounds):
+class WaveFrames(_Sequences):
     """Pieces of the waveform, in sequence; each sound has mean 0 and variance 1.
 
     The scaling is that of wav2vec 2.0 (Baevski et al., NeurIPS 2020): recordings differ in how loud they are.
@@ -136,7 +142,7 @@ class WaveFrames(_Sounds):
 
     def forward(self, batch: Batch) -> Segments:
         """The pieces of ``audio``; see :class:`Segmenter`."""
-        audio, length, present = self._clips(batch)
+        audio, length, present = self.clips(batch)
         inside = torch.arange(audio.shape[1], device=audio.device) < length.unsqueeze(1)
         count = length.unsqueeze(1).to(audio.dtype)
         centred = (audio - (audio * inside).sum(1, keepdim=True) / count) * inside
@@ -144,7 +150,7 @@ class WaveFrames(_Sounds):
         return Segments(scaled.unflatten(1, (-1, self.width)), present)
 
 
-class LogMelFrames(_Sounds):
+class LogMelFrames(_Sequences):
     """Pieces of the log-mel spectrogram: ``stack`` frames of ``mels`` bands each, in sequence.
 
     As Whisper has it (Radford et al., ICML 2023): the power of a short-time Fourier transform with Hann's window, mel
@@ -159,8 +165,7 @@ class LogMelFrames(_Sounds):
         from transformers.audio_utils import mel_filter_bank
 
         for name, value in (("sample_rate", sample_rate), ("model.mels", mels), ("model.stack", stack)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_value(value, COUNT, name)
         if window < 2:
             raise ValueError(f"a window must have two samples at least, got {window}")
         self.hop, self.stack = window // 2, stack
@@ -180,7 +185,7 @@ class LogMelFrames(_Sounds):
     def forward(self, batch: Batch) -> Segments:
         """The pieces of the spectrograms of ``audio``; see :class:`Segmenter`."""
         size = len(self.window)
-        audio, _, present = self._clips(batch, size - self.hop)
+        audio, _, present = self.clips(batch, size - self.hop)
         # Eight decades do not fit into half precision.
         with torch.autocast(audio.device.type, enabled=False):
             spectrum = torch.stft(
@@ -193,29 +198,25 @@ class LogMelFrames(_Sounds):
         return Segments(x.unflatten(1, (-1, self.stack)).flatten(2), present)
 
 
-class SeriesWindows(Segmenter):
+class SeriesWindows(_Sequences):
     """Pieces of a time series of several channels, in sequence."""
+
+    key, letters, unit, option = "series", "BSK", "step", "model.series_steps"
 
     def __init__(self, channels: int, window: int, longest: int) -> None:
         sizes = (("the series' channels", channels), ("model.window", window), ("model.series_steps", longest))
         for name, value in sizes:
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        super().__init__(channels * window, math.ceil(longest / window))
-        self.channels, self.window, self.longest = channels, window, longest
+            check_value(value, COUNT, name)
+        super().__init__(channels * window, window, longest)
+        self.channels = channels
 
     def forward(self, batch: Batch) -> Segments:
         """The pieces of ``series``; see :class:`Segmenter`."""
-        series, length = _tensor(batch, "series", "series", 3), _tensor(batch, "series_length", "series", 1)
-        if series.shape[2] != self.channels:
-            raise ValueError(f"a series must have {self.channels} channels, got {series.shape[2]}")
-        _check_lengths(length, series, "series", "step", self.longest, "model.series_steps")
-        counts = -(length // -self.window)
-        n = int(counts.max())
-        total = n * self.window
-        series = F.pad(series[:, :total], (0, 0, 0, max(0, total - series.shape[1])))
-        present = None if int(counts.min()) == n else torch.arange(n, device=series.device) < counts.unsqueeze(1)
-        return Segments(series.reshape(-1, n, self.width), present)
+        channels = _tensor(batch, "series", "series", self.letters).shape[2]
+        if channels != self.channels:
+            raise ValueError(f"a series must have {self.channels} channels, got {channels}")
+        series, _, present = self.clips(batch)
+        return Segments(series.reshape(len(series), -1, self.width), present)
 
 
 def checked_modalities(modalities: tuple[str, ...]) -> tuple[str, ...]:
@@ -241,17 +242,13 @@ def patch_side(size: tuple[int, int], least: int = 16, most: int = 256) -> int:
     )
 
 
-def _tensor(batch: Batch, key: str, modality: str, dimensions: int) -> Tensor:
-    if key not in batch:
-        raise ValueError(f"a batch with {modality} needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
-    if batch[key].ndim != dimensions:
-        raise ValueError(f"{key} must have {dimensions} dimensions, got the shape {tuple(batch[key].shape)}")
-    return batch[key]
+def _tensor(batch: Batch, key: str, modality: str, letters: str) -> Tensor:
+    (value,) = needed(batch, f"a model of {modality}", key)
+    return check_shape(value, key, *letters)
 
 
 def _check_lengths(length: Tensor, values: Tensor, key: str, unit: str, longest: int, option: str) -> None:
-    if length.shape != values.shape[:1]:
-        raise ValueError(f"{key}_length must have the shape ({len(values)},), got {tuple(length.shape)}")
+    check_shape(length, f"{key}_length", len(values))
     _refuse_empty(length, key, unit)
     most = int(length.max())
     if most > values.shape[1]:
@@ -279,15 +276,13 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-class ClipPatches(Segmenter):
+class ClipPatches(Chain, Segmenter):
     """The states of all patches, 256 of 1,024 features in ViT-L/14, without class token.
 
     "Features of width 1,024" are the states after the last block, not CLIP's joint space (768); they go through the
     encoder's last normalisation. All is frozen but the last block and that normalisation. uint8 pictures of any size
     are resized (bicubic) and normalised as CLIP's; floats must have its size and are taken as they are.
     """
-
-    frozen_features: KeptStates | None = None
 
     def __init__(self, encoder: "CLIPVisionModel") -> None:
         config: Any = encoder.config
@@ -298,39 +293,27 @@ class ClipPatches(Segmenter):
             last = f"encoder.layers.{config.num_hidden_layers - 1}."
             parameter.requires_grad_(name.startswith((last, "post_layernorm.")))
 
-    def forward(self, batch: Batch) -> Segments:
-        """The states of the patches of ``image``; see :class:`confed.models.modal_segments.Segmenter`."""
-        return run_stages(self, batch, 2)
-
-    @property
-    def stages(self) -> Sequence[Stage]:
-        """CLIP below its last block, and the last block."""
+    def steps(self) -> Sequence[Step]:
+        """CLIP below its last block, (B, 1 + P, d), and the last block."""
         below = tuple(f"clip.encoder.layers.{i}." for i in range(len(self.clip.encoder.layers) - 1))
         first = Stage("CLIP below its last block", ("image",), ("clip.embeddings.", "clip.pre_layrnorm.", *below))
-        return first, Stage("last block", (), ("",))
+        return (first, lambda _, batch: self._below(batch)), (Stage("last block", (), ("",)), self._last)
 
-    stage_variant = ""  # there is one kind of pass
+    @torch.no_grad()
+    def _below(self, batch: Batch) -> Tensor:
+        state = self.clip.pre_layrnorm(self.clip.embeddings(self.pixels(batch)))
+        for block in self.clip.encoder.layers[:-1]:
+            state = block(state, None)
+        return state
 
-    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, 1 + P, d)."""
-        blocks = self.clip.encoder.layers
-        if first == 0 and last > 0:
-            with torch.no_grad():
-                state = self.clip.pre_layrnorm(self.clip.embeddings(self.pixels(batch)))
-                for block in blocks[:-1]:
-                    state = block(state, None)
-        return Segments(self.clip.post_layernorm(blocks[-1](state, None)[:, 1:])) if last == 2 else state
+    def _last(self, state: Tensor, batch: Batch) -> Segments:
+        return Segments(self.clip.post_layernorm(self.clip.encoder.layers[-1](state, None)[:, 1:]))
 
     def pixels(self, batch: Batch) -> Tensor:
         """What CLIP reads of ``image``, float (B, 3, S, S)."""
         image = batch["image"] if "image" in batch else torch.empty(0)
-        side = "H, W" if not image.is_floating_point() else f"{self.size}, {self.size}"
-        if (
-            image.ndim != 4
-            or image.shape[1] != 3
-            or (image.is_floating_point() and set(image.shape[2:]) != {self.size})
-        ):
-            raise ValueError(f"image must have shape (B, 3, {side}), got {tuple(image.shape)}")
+        prepared = image.is_floating_point()
+        check_shape(image, "image", "B", 3, *((self.size, self.size) if prepared else "HW"))
         if image.is_floating_point():
             return image
         x = image.float() / 255
@@ -347,12 +330,7 @@ def clip_encoder(pretrained: Path | str | None, seed: int) -> "CLIPVisionModel":
     if pretrained is not None:
         return published(CLIPVisionModel, pretrained, seed)
     large = CLIPVisionConfig(
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        image_size=224,
-        patch_size=14,
-        projection_dim=768,
-    )
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, image_size=224,
+        patch_size=14, projection_dim=768,
+    )  # fmt: skip
     return seeded(seed, lambda: CLIPVisionModel(large))

@@ -6,7 +6,7 @@ The model itself is :class:`confed.models.modal_module.ModalTransformer`, its Tr
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -56,9 +56,7 @@ def segmenter(
 ) -> Segmenter:
     """What cuts samples of one modality.
 
-    Args:
-        modality: "image", "text", "audio" or "series".
-        vocab_size: number of token ids.
+    Options:
         picture_size: (H, W) in pixels; a run takes it from the data.
         patch: pixels per side of a patch; None for the largest that gives 16 patches or more.
         word_width: features of a word vector; the paper does not say how many.
@@ -72,13 +70,7 @@ def segmenter(
         series_channels: values of a series per step; a run takes it from the data.
         series_steps: the longest series.
         window: steps of its segments.
-
-    Raises:
-        ValueError: an option that is out of range, or an unknown kind of sound or word vectors.
     """
-    for name, choice, among in (("sound", sound, Sound), ("word_vectors", word_vectors, WordVectors)):
-        if choice not in get_args(among):
-            raise ValueError(f"model.{name} must be one of {', '.join(get_args(among))}, got {choice!r}")
     if modality == "image":
         return Patches(picture_size, patch_side(picture_size) if patch is None else patch)
     if modality == "text":
@@ -110,21 +102,14 @@ def modal_parts(
 ) -> tuple[dict[str, ModalEmbedding], Encoder]:
     """Embeddings of each modality, and the Transformer over all of them.
 
-    Args:
-        names: the modalities.
-        vocab_size: number of token ids.
-        pictures: what cuts pictures instead of patches.
+    Options:
         width: features of a token, d_model.
         vector_width: of which the modality vector has d_v, and a mapped segment the rest.
         vector: learned modality vectors, or fixed ones with a 1 at the modality's place.
         positions: learned positions are added to mapped segments.
         layers: of the Transformer.
-        attention_heads: of each layer; must divide the width.
-        hidden: width of the feed-forward blocks.
         block: "magneto", or "prenorm" for ordinary layers.
         magneto_init: initial values of Magneto as released or as in its paper.
-        dropout: dropout probability.
-        cuts: options of :func:`segmenter`.
     """
     body = Encoder(width, layers, attention_heads, hidden, dropout, block=block, magneto_init=magneto_init)
 
@@ -133,6 +118,26 @@ def modal_parts(
         return ModalEmbedding(name, cut, width - vector_width, vector_width, vector=vector, positions=positions)
 
     return {name: embed(name) for name in names}, body
+
+
+def modal_options() -> None:
+    """Options of models of several modalities.
+
+    Options:
+        modalities: what it reads, of "image", "text", "audio", "series".
+        width: features of a token.
+        attention_heads: of each layer; must divide the width.
+        hidden: width of the feed-forward blocks.
+        dropout: dropout probability.
+        pretrained: CLIP's image encoder, a folder written by ``save_pretrained`` or a hub name such as
+            ``"openai/clip-vit-large-patch14"``; its configuration then decides its sizes. None: random weights.
+        seed: of the initial values.
+    """
+
+
+def picture_tokens(modalities: Sequence[str], clip: bool, pretrained: Path | str | None, seed: int) -> Segmenter | None:
+    """What cuts pictures in place of patches: CLIP ViT-L/14, where that is wanted and there are pictures."""
+    return ClipPatches(clip_encoder(pretrained, seed)) if clip and "image" in modalities else None
 
 
 def assemble(
@@ -150,22 +155,14 @@ def assemble(
 ) -> ModalTransformer:
     """A model with its initial values.
 
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        modalities: what it reads, of "image", "text", "audio", "series".
-        clip: CLIP ViT-L/14 reads pictures instead of a linear layer their patches.
-        pretrained: CLIP's image encoder, a folder written by ``save_pretrained`` or a hub name such as
-            ``"openai/clip-vit-large-patch14"``; its configuration then decides its sizes. None: random weights.
+    Options:
         vocabulary: BERT's ``vocab.txt``, a folder, or a hub name, for the tokenizer; None: the dataset's words.
         trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
         peft: how, where a few parameters are added.
-        seed: of the initial values.
-        parts: options of :func:`modal_parts` and :func:`segmenter`.
     """
     del vocabulary  # the tokenizer's
     names = checked_modalities(modalities)
-    pictures = ClipPatches(clip_encoder(pretrained, seed)) if clip and "image" in modalities else None
+    pictures = picture_tokens(modalities, clip, pretrained, seed)
     model = seeded(seed, lambda: ModalTransformer(*modal_parts(names, vocab_size, pictures, **parts), count(answers)))
     if trainable != "all":
         # What a modality's module keeps as it is, such as CLIP below its last block, does not begin to learn.
@@ -188,7 +185,7 @@ def caption_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokeniz
     return WordTokenizer(words or ("nothing",), max_length)
 
 
-SOURCES = (modal_parts, segmenter)
+SOURCES = (modal_parts, segmenter, modal_options)
 
 modal_transformer_tiny = variant(
     assemble, "modal_transformer_tiny",

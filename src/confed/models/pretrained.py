@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch
-from confed.models.hub_names import hub_name
+from confed.models.hub_names import gated, hub_name
 
 WEIGHTS = Path(__file__).parent / "weights"
 MINI_WEIGHTS = WEIGHTS / "vilt_mini.safetensors"
 FACTS = "pretraining.json"  # file of a folder of weights that says how they were made
-_GROWING = ("word_embeddings.weight", "position_embeddings.weight")
+_GROWING = ("word_embeddings.weight", "position_embeddings.weight", "cls.predictions.bias")
 """Endings of the names of tensors with one row per token id or text position; pictures' positions are no layers."""
 
 
@@ -105,14 +105,7 @@ def mini_words(model: str = "vilt_mini") -> tuple[str, ...]:
     return tuple(describe(weights_file(model))["words"]) if packaged(model) else ()
 
 
-def load_into(
-    model: nn.Module,
-    file: Path,
-    answers: Sequence[str] | None,
-    *,
-    head: str | None = "classifier.",
-    growing: Sequence[str] = (),
-) -> None:
+def load_into(model: nn.Module, file: Path, answers: Sequence[str] | None) -> None:
     """Copies saved values into a model.
 
     Tensors with one row per token or text position may have more rows than the file: the additional rows keep
@@ -127,12 +120,12 @@ def load_into(
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     faults: list[str] = []
     for name, value in saved.items():
-        if head is not None and name.startswith(head) and not with_head:
+        if name.startswith("classifier.") and not with_head:
             continue
         target = state.get(name)
         if target is None:
             raise ValueError(f"the weights {file.name} have a tensor {name!r} that the model lacks")
-        if name.endswith((*_GROWING, *growing)) and target.ndim == value.ndim:
+        if name.endswith(_GROWING) and target.ndim == value.ndim:
             rows = min(len(value), len(target)) if "position" in name else len(value)
             if len(target) < rows:
                 raise ValueError(f"vocab_size must be at least {rows} for the weights {file.name}, got {len(target)}")
@@ -141,9 +134,7 @@ def load_into(
             faults.append(f"{name} must have the shape {tuple(value.shape)}, the model's is {tuple(target.shape)}")
         else:
             copies.append((target, value))
-    if faults:
-        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-        raise ValueError(f"the weights {file.name} do not fit: {'; '.join(faults[:3])}{more}")
+    refuse_faults(faults, f"the weights {file.name} do not fit")
     with torch.no_grad():
         for target, value in copies:
             target.copy_(value)
@@ -161,13 +152,37 @@ def seeded(seed: int, build: Callable[[], Body]) -> Body:
         return build()
 
 
+@contextmanager
+def reading(source: Path | str, what: str) -> Iterator[None]:
+    """Context in which the library reads files of a model; what it cannot read is a ValueError that says why."""
+    from safetensors import SafetensorError
+
+    try:
+        with without_progress_bars():
+            yield
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        why = gated(str(source), error) or f"no {what} could be read from {str(source)!r}: {unread_because(error)}"
+        raise ValueError(why) from error
+
+
+def read_whole(auto: Any, source: str, expected: str, what: str, **options: Any) -> Any:
+    """A model of the library by one of its automatic classes, of a source that has all of its tensors."""
+    with reading(source, what):
+        body, description = auto.from_pretrained(
+            place_of(source, expected), output_loading_info=True, trust_remote_code=False, use_safetensors=True,
+            **options,
+        )  # fmt: skip
+    if missing := sorted(description["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"the weights of {source!r} lack {missing[0]}{more}; nothing is made up in their place")
+    return body
+
+
 def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -> Body:
     """A checkpoint as a model of the library.
 
     Tensors of the checkpoint that the model has no use for, such as heads, are left out.
     """
-    from safetensors import SafetensorError
-
     model: Any = kind
     name, family = str(source), _family(kind)
     path = Path(name).expanduser()
@@ -180,21 +195,24 @@ def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -
         )
     # With other shapes the library ends in an error that does not say which; they are reported here instead.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    try:
+    with reading(name, f"{family} checkpoint"):
         body, description = seeded(
             seed, lambda: model.from_pretrained(where, trust_remote_code=False, use_safetensors=True, **options)
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"no {family} checkpoint could be read from {name!r}: {unread_because(error)}") from error
     faults = [
         f"{tensor} has shape {tuple(came)}, expected {tuple(expected)}"
         for tensor, came, expected in sorted(description["mismatched_keys"])
     ]
     faults += [f"{tensor} is missing" for tensor in sorted(description["missing_keys"]) if "pooler." not in tensor]
+    refuse_faults(faults, f"{name!r} is not a checkpoint of this {family}")
+    return body
+
+
+def refuse_faults(faults: Sequence[str], what: str) -> None:
+    """A ValueError that lists the first three of some faults."""
     if faults:
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-        raise ValueError(f"{name!r} is not a checkpoint of this {family}: {'; '.join(faults[:3])}{more}")
-    return body
+        raise ValueError(f"{what}: {'; '.join(faults[:3])}{more}")
 
 
 def place_of(source: str, expected: str) -> str:

@@ -14,12 +14,17 @@ from torch import Tensor, nn
 
 from confed.data.glove import MISSING, check_known, load_glove
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import check_value
+from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
-from confed.models.adapters import AdapterBank
-from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
-from confed.models.heads import count
+from confed.models.adapters import AdapterBank, Host
+from confed.models.finetuning import Finetunable, Places
+from confed.models.heads import COUNT, check_divides, count
+from confed.models.inputs import check_shape, checked_text, needed
+from confed.models.passes import Chain, Step
 from confed.models.pretrained import seeded
 from confed.models.tokenizer import WordTokenizer
+from confed.models.variants import variant
 
 MASKED = -1e9
 """Score of what must not be attended to. It is finite: where all is masked, the weights are uniform and not NaN."""
@@ -97,8 +102,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"the attention heads must divide the width {width}, got {heads}")
+        check_divides(heads, width, "the attention heads")
         self.heads = heads
         self.query, self.key, self.value, self.merge = (nn.Linear(width, width) for _ in range(4))
         self.dropout = nn.Dropout(dropout)
@@ -157,24 +161,32 @@ def box_geometry(boxes: Tensor, pixel: float = 0.0) -> Tensor:
     return torch.cat([distance.clamp_min(1e-3), ratio], -1).log()
 
 
-Model = TypeVar("Model", bound="RegionModel")
+class Sizes(NamedTuple):
+    """Sizes that every model of the family has."""
+
+    answers: int  # C
+    vocab_size: int  # number of token ids
+    embedding: int  # features of a word's embedding
+    region_width: int  # features of a region, W
+    max_length: int = 14  # the most tokens
 
 
 class State(NamedTuple):
     """A batch after the part of the model that reads words."""
 
     words: Tensor  # states of the question's words, (B, L, d)
-    asked: Tensor  # which of them are no padding, bool, (B, L)
+    is_word: Tensor  # which of them are no padding, bool, (B, L)
     regions: Tensor  # features as they came, (B, R, W)
     present: Tensor  # which regions are no padding, bool, (B, R)
     boxes: Tensor | None  # (B, R, 4), or none came
 
 
-class RegionModel(Finetunable):
+class RegionModel(Chain, Finetunable):
     """Base of the family: words through an embedding and a recurrent network, then what :meth:`look` does.
 
     Batches have ``regions``, float (B, R, W), ``text`` and ``text_mask``, int64 (B, L), and for models that read
-    them ``boxes``, float (B, R, 4).
+    them ``boxes``, float (B, R, 4). Outputs are scores of the answers (B, C), and the features below the answer head
+    (B, D); states are (B, L, d), then (B, D), then an ``Output``.
     """
 
     answer_head = "classifier"
@@ -184,22 +196,12 @@ class RegionModel(Finetunable):
 
     classifier: nn.Module
 
-    def __init__(
-        self,
-        answers: int,
-        vocab_size: int,
-        embedding: int,
-        hidden: int,
-        region_width: int,
-        recurrent: type[nn.LSTM] | type[nn.GRU] = nn.LSTM,
-        max_length: int = 14,
-    ) -> None:
+    def __init__(self, sizes: Sizes, hidden: int, recurrent: type[nn.LSTM] | type[nn.GRU] = nn.LSTM) -> None:
         super().__init__()
-        if answers < 1:
-            raise ValueError(f"answers must be at least 1, got {answers}")
-        self.embedding = nn.Embedding(vocab_size, embedding)
-        self.recurrent = recurrent(embedding, hidden, batch_first=True)
-        self.region_width, self.max_length = region_width, max_length
+        check_value(sizes.answers, COUNT, "answers")
+        self.embedding = nn.Embedding(sizes.vocab_size, sizes.embedding)
+        self.recurrent = recurrent(sizes.embedding, hidden, batch_first=True)
+        self.region_width, self.max_length = sizes.region_width, sizes.max_length
         self.prompts = nn.ModuleDict()
         self.adapters = AdapterBank((), 1)
 
@@ -211,33 +213,19 @@ class RegionModel(Finetunable):
     def places(self) -> Places:
         """What can be finetuned; see :class:`confed.models.finetuning.Places`."""
 
-    def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C), and the features below the answer head (B, D)."""
-        return run_stages(self, batch, 3)
-
-    @property
-    def stages(self) -> Sequence[Stage]:
+    def steps(self) -> Sequence[Step]:
         """Words, what is made of words and regions, head."""
-        regions = ("regions", *(("boxes",) if self.needs_boxes else ()))
+        regions = ("regions", "boxes") if self.needs_boxes else ("regions",)
+        fusion = Stage("words and regions", regions, ("",), without=(self.answer_head,))
         return (
-            Stage("words", ("text", "text_mask"), self.prefix_names),
-            Stage("words and regions", regions, ("",), without=(self.answer_head,)),
-            Stage("head", (), ("",)),
+            (Stage("words", ("text", "text_mask"), self.prefix_names), lambda _, batch: self._words(batch)),
+            (fusion, lambda words, batch: self.look(self._state(words, batch))[0]),
+            (Stage("head", (), ("",)), lambda features, _: Output(self.classifier(features), features)),
         )
 
-    stage_variant = ""  # there is one kind of pass
-
-    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """See :class:`confed.federation.stages.Staged`; states are (B, L, d), then (B, D), then an ``Output``."""
-        for number in range(first, last):
-            if number == 0:
-                self._check_text(batch)
-                state = self.recurrent(self.embed(batch["text"]))[0].contiguous()
-            elif number == 1:
-                state = self.look(self._state(state, batch))[0]
-            else:
-                state = Output(self.classifier(state), state)
-        return state
+    def _words(self, batch: Batch) -> Tensor:
+        text, _ = checked_text(batch, None, self.max_length, type(self).__name__)
+        return self.recurrent(self.embed(text))[0].contiguous()
 
     def attention(self, batch: Batch) -> Tensor:
         """What the model looked at: the weight of each region where they are summed, of glimpses the sum.
@@ -279,29 +267,44 @@ class RegionModel(Finetunable):
         return State(*(None if tensor is None else torch.cat([tensor] * n) for tensor in state))  # pyright: ignore
 
     def _check(self, batch: Batch, rows: int) -> None:
-        self._check_keys(batch, "regions", *(("boxes",) if self.needs_boxes else ()))
+        needed(batch, type(self).__name__, "regions", *(("boxes",) if self.needs_boxes else ()))
         regions = batch["regions"]
-        if regions.ndim != 3 or regions.shape[2] != self.region_width:
-            raise ValueError(f"regions must have shape (B, R, {self.region_width}), got {tuple(regions.shape)}")
+        check_shape(regions, "regions", "B", "R", self.region_width)
         if len(regions) != rows:
-            shape = tuple(batch["text"].shape)
-            raise ValueError(f"text must have shape ({len(regions)}, at most {self.max_length}), got {shape}")
-        if self.needs_boxes and batch["boxes"].shape != (expected := (*regions.shape[:2], 4)):
-            raise ValueError(f"boxes must have shape {expected}, got {tuple(batch['boxes'].shape)}")
+            checked_text(batch, len(regions), self.max_length, type(self).__name__)
+        if self.needs_boxes:
+            check_shape(batch["boxes"], "boxes", *regions.shape[:2], 4)
 
-    def _check_text(self, batch: Batch) -> None:
-        self._check_keys(batch, "text", "text_mask")
-        text, mask = batch["text"], batch["text_mask"]
-        if text.ndim != 2 or text.shape[1] > self.max_length:
-            raise ValueError(f"text must have shape ({len(text)}, at most {self.max_length}), got {tuple(text.shape)}")
-        if mask.shape != text.shape:
-            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
 
-    def _check_keys(self, batch: Batch, *keys: str) -> None:
-        for key in keys:
-            if key not in batch:
-                came = ", ".join(sorted(batch)) or "none"
-                raise ValueError(f"a batch of {type(self).__name__} needs the key {key!r}, got {came}")
+class FlatRegionModel(RegionModel):
+    """An encoder of the words x and a decoder of the regions y, read out as ``f = LN(AttFlat(x) + AttFlat(y))``."""
+
+    hidden: int  # features inside, d
+
+    def add_readout(self, sizes: Sizes, hidden: int, flat_hidden: int, features: int, dropout: float) -> None:
+        """What reads the last words and regions; to be called when encoder and decoder are there."""
+        self.flat_text = AttFlat(hidden, flat_hidden, features, dropout)
+        self.flat_regions = AttFlat(hidden, flat_hidden, features, dropout)
+        self.norm = LayerNorm(features)
+        self.classifier = nn.Linear(features, sizes.answers)
+        self.hidden = hidden
+
+    def read_out(self, x: Tensor, y: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """The features (B, D), and AttFlat's weights of the regions (B, R)."""
+        text, _ = self.flat_text(x, state.is_word)
+        seen, weights = self.flat_regions(y, state.present)
+        return self.norm(text + seen), weights
+
+    def flat_places(self, top: Sequence[str], norms: Sequence[nn.Module]) -> Places:
+        """What can be finetuned; adapters sit in front of the layer normalisations."""
+        return Places(
+            heads=(self.answer_head,),
+            top=(*top, "flat_text.", "flat_regions.", "norm."),
+            hosts=[Host(norm, self.hidden, after_norm=True) for norm in norms],
+            lora=("query", "value"),
+            ia3=("key", "value"),
+            ia3_inputs=("feed_forward.output",),
+        )
 
 
 def question_tokenizer(words: Sequence[str], max_length: int = 14) -> WordTokenizer:
@@ -309,8 +312,11 @@ def question_tokenizer(words: Sequence[str], max_length: int = 14) -> WordTokeni
     return WordTokenizer(words, max_length)
 
 
+Region = TypeVar("Region", bound=RegionModel)
+
+
 def assemble(
-    kind: Callable[..., Model],
+    kind: Callable[..., Region],
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
@@ -319,22 +325,16 @@ def assemble(
     glove: Path | None = None,
     glove_missing: float = MISSING,
     max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
+    seed: int,
     embedding: int,
-    **sizes: Any,
-) -> Model:
+    **options: Any,
+) -> Region:
     """A model with its initial values: PyTorch's defaults, and where a GloVe file is given its word vectors.
 
     Raises ``ValueError``: a GloVe file is given and no words, or more words than there are token ids, or the file lacks
     more of them than it may.
 
-    Args:
-        kind: the class.
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids; the last ones are those of ``words``.
+    Options:
         region_width: features of a region, W.
         words: the tokenizer's words in the order of their ids, for ``glove``.
         glove: a text file of word vectors with which the embeddings start. Words that it lacks start as zeros, special
@@ -343,20 +343,34 @@ def assemble(
         max_length: the most tokens.
         dropout: dropout probability.
         trainable: which parameters learn beside the head.
-        peft: options of that finetuning.
         seed: of all initial values.
-        embedding: features of a word's embedding; with ``glove``, the file's vectors decide.
-        sizes: further arguments of the class.
     """
-    sizes |= {"region_width": region_width, "max_length": max_length, "dropout": dropout}
     vectors = None if glove is None else _vectors(Path(glove), words, vocab_size, glove_missing)
     width = embedding if vectors is None else vectors.shape[1]
-    model = seeded(seed, lambda: kind(count(answers), vocab_size, width, **sizes))
+    sizes = Sizes(count(answers), vocab_size, width, region_width, max_length)
+    model = seeded(seed, lambda: kind(sizes, **options))
     if vectors is not None:
         with torch.no_grad():
             model.embedding.weight[vocab_size - len(words) :] = vectors
-    finetune(model, trainable, peft, model.places(), torch.Generator().manual_seed(seed))
     return model
+
+
+def region_variant(
+    kind: type[Region], name: str, summary: str, *, options: Sequence[str] = (), **values: Any
+) -> Callable[..., Region]:
+    """A registered function that builds a model which reads regions in one size; see :func:`variant`.
+
+    Its arguments are those of :func:`assemble` and the options of this variant, which the class describes.
+    """
+
+    def build(**given: Any) -> Region:
+        return assemble(kind, **given)
+
+    build.__annotations__["return"], build.__module__ = kind, kind.__module__
+    names = ["answers", "vocab_size", "region_width", "words", "glove", "glove_missing", "max_length", "dropout"]
+    names += [*options, "trainable", "peft", "seed"]
+    spec = ModelSpec(tokenizer=question_tokenizer, reads="regions")
+    return variant(build, name, summary, names, spec=spec, sources=(kind, assemble), **values)
 
 
 def _vectors(path: Path, words: Sequence[str], vocab_size: int, missing: float) -> Tensor:

@@ -4,7 +4,6 @@ He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 201
 names, are those of ``transformers``' ``ResNetModel``.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,13 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.stages import KeptStates, Stage, run_stages
-from confed.models.heads import count
+from confed.federation.ranges import check_value
+from confed.federation.specs import ModelSpec
+from confed.federation.stages import Stage, run_stages
+from confed.models.heads import COUNT, count
 from confed.models.inputs import checked_image
-from confed.models.layers import Norm, constant_names, renormalise
+from confed.models.layers import Norm, constant_names, renormalise, uniform_linear
+from confed.models.passes import Chain, Step
 from confed.models.pretrained import States, describe, published, seeded, weights_file
 from confed.models.tokenizer import WordTokenizer
-from confed.registry import register_model
+from confed.models.variants import variant
 
 if TYPE_CHECKING:
     from transformers import ResNetModel
@@ -30,30 +32,20 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
-    """A linear layer with weights and biases from U(-1 / sqrt(inputs), 1 / sqrt(inputs)), drawn from ``rng`` alone."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-    bound = 1 / math.sqrt(inputs)
-    nn.init.uniform_(layer.weight, -bound, bound, generator=rng)
-    nn.init.uniform_(layer.bias, -bound, bound, generator=rng)
-    return layer
-
-
-class PictureModel(nn.Module, ABC):
+class PictureModel(Chain, nn.Module, ABC):
     """What models of pictures alone have in common: a ResNet body, and how it reads a batch."""
 
     answer_head = "classifier"
     """Name of the submodule that scores labels: what methods with a head of each client's own keep private."""
 
-    frozen_features: KeptStates | None = None
     mean: Tensor
     std: Tensor
 
-    def __init__(self, body: "ResNetModel", image_size: tuple[int, int]) -> None:
+    def __init__(self, body: "ResNetModel", image_size: int | tuple[int, int]) -> None:
         super().__init__()
         config: Any = body.config
-        if min(image_size) < 1:
-            raise ValueError(f"model.image_size must be at least 1 pixel, got {image_size}")
+        image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        check_value(image_size, tuple[COUNT, ...], "model.image_size")
         self.resnet = body.train()
         self.width: int = config.hidden_sizes[-1]  # channels of the last plane, d
         self.image_size = image_size
@@ -68,10 +60,6 @@ class PictureModel(nn.Module, ABC):
         """Names of the parameters that do not learn and of the buffers that are constants (:class:`Constants`)."""
         return constant_names(self) | {name for name, value in self.named_parameters() if not value.requires_grad}
 
-    def forward(self, batch: Batch) -> Output:
-        """Scores of the labels (B, C) before the sigmoid, and features (B, d)."""
-        return self.scored(self.plane(batch), batch)
-
     @abstractmethod
     def scored(self, plane: Tensor, batch: Batch) -> Output:
         """Scores and features of the last plane of the pictures, (B, d, h, w)."""
@@ -80,21 +68,18 @@ class PictureModel(nn.Module, ABC):
         """The last plane of the pictures, (B, d, h, w), computed once where the ResNet is frozen."""
         return run_stages(self, batch, 1)
 
-    @property
-    def stages(self) -> Sequence[Stage]:
-        """The picture's last plane, and what reads it."""
-        return Stage("last plane of the ResNet", ("image",), ("resnet.",)), Stage("labels", (), ("",))
+    def steps(self) -> Sequence[Step]:
+        """The picture's last plane, and what reads it: scores (B, C) before the sigmoid, and features (B, d)."""
+        return (
+            (Stage("last plane of the ResNet", ("image",), ("resnet.",)), lambda _, batch: self._plane(batch)),
+            (Stage("labels", (), ("",)), self.scored),
+        )
 
-    stage_variant = ""  # there is one kind of pass
-
-    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """See :class:`confed.federation.stages.Staged`; the state after the first stage is the plane."""
-        if first == 0 and last > 0:
-            image = checked_image(batch, self.image_size, type(self).__name__)
-            if not image.is_floating_point():
-                image = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
-            state = self.resnet.encoder(self.resnet.embedder(image)).last_hidden_state
-        return self.scored(state, batch) if last == 2 else state
+    def _plane(self, batch: Batch) -> Tensor:
+        image = checked_image(batch, self.image_size, type(self).__name__)
+        if not image.is_floating_point():
+            image = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
+        return self.resnet.encoder(self.resnet.embedder(image)).last_hidden_state
 
 
 class ResNetMultilabel(PictureModel):
@@ -104,11 +89,10 @@ class ResNetMultilabel(PictureModel):
     """
 
     def __init__(
-        self, body: "ResNetModel", labels: int, rng: torch.Generator, image_size: tuple[int, int] = (256, 256)
+        self, body: "ResNetModel", labels: int, rng: torch.Generator, image_size: int | tuple[int, int] = 256
     ) -> None:
         super().__init__(body, image_size)
-        if labels < 1:
-            raise ValueError(f"answers must be at least 1, got {labels}")
+        check_value(labels, COUNT, "answers")
         self.classifier = uniform_linear(self.width, labels, rng)
 
     def scored(self, plane: Tensor, batch: Batch) -> Output:
@@ -194,67 +178,52 @@ def _load_head(head: nn.Linear, file: Path, answers: Sequence[str]) -> None:
         head.load_state_dict({name: saved[f"classifier.{name}"] for name in ("weight", "bias")})
 
 
-@register_model
-def resnet_multilabel(
-    answers: Sequence[str] | int,
-    vocab_size: int = 0,
-    *,
-    pretrained: Path | str | None = None,
-    norm: Norm = "batch",
-    picture_frozen: bool = False,
-    image_size: int | tuple[int, int] = 256,
-    max_length: int = 16,
-    seed: int = 0,
-) -> ResNetMultilabel:
-    """ResNet-18 with a linear head: what FedLGT's tables call FedAvg.
+def picture_options(*, norm: Norm = "batch", picture_frozen: bool = False) -> None:
+    """Options of models with a ResNet.
 
-    Raises ``ValueError``: no checkpoint at the given path, or an option is out of range.
-
-    Args:
+    Options:
         answers: the labels, or how many there are.
-        vocab_size: ignored, as no words are read.
         pretrained: a folder written by ``save_pretrained`` or a hub name such as ``"microsoft/resnet-18"``, whose
             configuration then decides the sizes, and whose classifier is left out. None: random weights.
         norm: "batch"; "frozen": batch normalisation whose four tensors are constant, as FLAIR's benchmark has it;
             "group": group normalisation, for training from random weights.
         picture_frozen: the head alone learns, on features that are computed once; not with ``norm`` "batch".
-        image_size: pixels per side or (H, W).
         max_length: of questions, which are ignored.
-        seed: of all fresh values.
     """
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    rng = torch.Generator().manual_seed(seed)
-    model = ResNetMultilabel(resnet18(pretrained, norm, seed), count(answers), rng, size)
+
+
+def _full(
+    answers: Sequence[str] | int,
+    *,
+    pretrained: Path | str | None,
+    norm: Norm,
+    picture_frozen: bool,
+    image_size: int | tuple[int, int],
+    seed: int,
+    rng: torch.Generator,
+) -> ResNetMultilabel:
+    model = ResNetMultilabel(resnet18(pretrained, norm, seed), count(answers), rng, image_size)
     freeze_body(model, norm, picture_frozen)
     return model
 
 
-@register_model
-def resnet_multilabel_mini(
+def _mini(
     answers: Sequence[str] | int,
-    vocab_size: int = 0,
     *,
-    pretrained: bool | Path | str = False,
-    norm: Norm = "batch",
-    picture_frozen: bool = False,
-    max_length: int = 16,
-    seed: int = 0,
+    pretrained: bool | Path | str,
+    norm: Norm,
+    picture_frozen: bool,
+    seed: int,
+    rng: torch.Generator,
 ) -> ResNetMultilabel:
-    """A ResNet of two stages for 64 x 64 pictures with a linear head, small enough to learn on one CPU core.
+    """A small ResNet.
 
-    Raises ``ValueError``: the weights are missing or another model's, or an option is out of range.
-
-    Args:
-        answers: the labels, or how many there are.
-        vocab_size: ignored, as no words are read.
+    Options:
         pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote; the head starts
             fresh, unless the labels are those of the file.
         norm: see :func:`resnet_multilabel`.
         picture_frozen: see :func:`resnet_multilabel`.
-        max_length: of questions, which are ignored.
-        seed: of all fresh values.
     """
-    rng = torch.Generator().manual_seed(seed)
     model = ResNetMultilabel(mini_resnet(pretrained, norm, seed), count(answers), rng, (64, 64))
     if pretrained and not isinstance(answers, int):
         _load_head(model.classifier, weights_file("resnet_multilabel_mini", pretrained), answers)
@@ -263,5 +232,17 @@ def resnet_multilabel_mini(
 
 
 # What is asked of a dataset's pictures is not read, but batches may have it.
-resnet_multilabel.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
-resnet_multilabel_mini.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
+resnet_multilabel = variant(
+    _full, "resnet_multilabel",
+    "ResNet-18 with a linear head: what FedLGT's tables call FedAvg.\n\n"
+    "Raises ``ValueError``: no checkpoint at the given path, or an option is out of range.",
+    "answers vocab_size pretrained norm picture_frozen image_size max_length seed",
+    sources=(picture_options,), spec=ModelSpec(tokenizer=WordTokenizer), vocab_size=0, pretrained=None, image_size=256,
+)  # fmt: skip
+resnet_multilabel_mini = variant(
+    _mini, "resnet_multilabel_mini",
+    "A ResNet of two stages for 64 x 64 pictures with a linear head, small enough to learn on one CPU core.\n\n"
+    "Raises ``ValueError``: the weights are missing or another model's, or an option is out of range.",
+    "answers vocab_size pretrained norm picture_frozen max_length seed",
+    sources=(picture_options,), spec=ModelSpec(tokenizer=WordTokenizer), vocab_size=0, pretrained=False,
+)  # fmt: skip

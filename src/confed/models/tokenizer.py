@@ -65,6 +65,17 @@ class _FixedLength:
         shape = (len(encoded), self.max_length)
         return torch.tensor(ids, dtype=torch.int64).reshape(shape), torch.tensor(mask, dtype=torch.int64).reshape(shape)
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self._tokenizer.get_vocab_size()
+
+    def save(self, directory: Path | str) -> None:
+        """Writes ``tokenizer.json``; :func:`bert_tokenizer` reads the folder."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(directory / "tokenizer.json"))
+
     def shortened(self, texts: Sequence[str]) -> int:
         """How many of some texts are longer than ``max_length`` tokens and so lose their end."""
         return sum(bool(row.overflowing) for row in self._tokenizer.encode_batch(list(texts)))
@@ -83,21 +94,14 @@ class WordTokenizer(_FixedLength):
 
     def __init__(self, words: Sequence[str], max_length: int = 16) -> None:
         import tokenizers
-        from tokenizers import normalizers, pre_tokenizers, processors
+        from tokenizers import normalizers, pre_tokenizers
 
         self.words = tuple(dict.fromkeys(word.lower() for word in words))
         if not self.words:
             raise ValueError("words must name at least one word, got an empty list")
-        if max_length < 3:
-            raise ValueError(f"model.max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
+        check_length(max_length)
         self.max_length = max_length
         self.vocabulary = tuple(dict.fromkeys(SPECIAL_TOKENS + SUFFIXES + self.words))
-        model: Any = tokenizers.models.WordPiece(
-            {token: index for index, token in enumerate(self.vocabulary)},
-            unk_token="[UNK]",
-            max_input_chars_per_word=100,
-        )
-        self._tokenizer = tokenizers.Tokenizer(model)
         # The stubs miss some constructors of the normalizers.
         steps: list[Any] = [
             normalizers.NFD(),
@@ -105,31 +109,20 @@ class WordTokenizer(_FixedLength):
             normalizers.Lowercase(),
             normalizers.Replace(tokenizers.Regex(r"[^\w\s]|_"), " "),
         ]
-        self._tokenizer.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
-        self._tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-            single="[CLS] $A [SEP]",
-            special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in ("[CLS]", "[SEP]")],
-        )
+        vocabulary = {token: index for index, token in enumerate(self.vocabulary)}
+        self._tokenizer = _word_piece(vocabulary, normalizers.Sequence(steps), pre_tokenizers.Whitespace())
         _fix_length(self._tokenizer, max_length)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        return len(self.vocabulary)
 
     def save(self, directory: Path | str) -> None:
         """Writes the two files of a tokenizer folder, for :meth:`load` and for ``AutoTokenizer``."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._tokenizer.save(str(directory / "tokenizer.json"))
+        super().save(directory)
         names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": self.max_length,
             **dict(zip(names, SPECIAL_TOKENS, strict=True)),
         }
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (Path(directory) / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
     @classmethod
     def load(cls, directory: Path | str) -> "WordTokenizer":
@@ -150,22 +143,17 @@ class BertTokenizer(_FixedLength):
         self._tokenizer, self.max_length = tokenizer, max_length
         _fix_length(self._tokenizer, max_length)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        return self._tokenizer.get_vocab_size()
 
-    def save(self, directory: Path | str) -> None:
-        """Writes ``tokenizer.json``; :func:`bert_tokenizer` reads the folder."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._tokenizer.save(str(directory / "tokenizer.json"))
+def check_length(max_length: int, unit: str = "word") -> None:
+    """Check that a text has room for something between the tokens that mark its ends."""
+    if max_length < 3:
+        raise ValueError(f"model.max_length must be at least 3 ([CLS], a {unit}, [SEP]), got {max_length}")
 
 
 def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
     """BERT's tokenizer from a vocabulary file, a folder, or a name on the Hugging Face hub."""
     import tokenizers
-    from tokenizers import normalizers, pre_tokenizers, processors
+    from tokenizers import normalizers, pre_tokenizers
 
     path = Path(source)
     if path.is_dir():
@@ -192,14 +180,21 @@ def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
     missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
     if missing:
         raise ValueError(f"the vocabulary {path} must contain BERT's special tokens, it lacks {', '.join(missing)}")
+    tokenizer = _word_piece(vocabulary, normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer())
+    return BertTokenizer(tokenizer, max_length)
+
+
+def _word_piece(vocabulary: dict[str, int], normalizer: Any, pre_tokenizer: Any) -> "tokenizers.Tokenizer":
+    """WordPiece of texts ``[CLS] words [SEP]``."""
+    import tokenizers
+
     model: Any = tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer: Any = tokenizers.Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
     )
-    return BertTokenizer(tokenizer, max_length)
+    return tokenizer
 
 
 def _fix_length(tokenizer: "tokenizers.Tokenizer", max_length: int) -> None:

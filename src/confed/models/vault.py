@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.stages import Stage
+from confed.federation.specs import ModelSpec
 from confed.models.adapters import Host
-from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
+from confed.models.finetuning import Places
 from confed.models.heads import count, views
 from confed.models.inputs import additive_mask
-from confed.models.pretrained import load_into, published, seeded, weights_file
-from confed.models.vilt import Prefix, Vilt, b32_tokenizer, mini_tokenizer
-from confed.registry import register_model
+from confed.models.passes import Step
+from confed.models.pretrained import published, seeded
+from confed.models.variants import variant
+from confed.models.vilt import Prefix, Vilt, b32_tokenizer, check_vocabulary, mini_tokenizer, published_body
 
 if TYPE_CHECKING:
     from transformers import BertModel, ViltModel
@@ -42,7 +43,7 @@ class Vault(Vilt):
         answers: int,
         rng: torch.Generator,
         *,
-        image_size: tuple[int, int] | None = None,
+        image_size: int | tuple[int, int] | None = None,
         text_positions: bool = False,
         language_frozen: bool = False,
     ) -> None:
@@ -59,14 +60,14 @@ class Vault(Vilt):
         if not text_positions:
             del text.position_embeddings
 
-    def places(self, reduction: int = 16) -> Places:
+    def places(self) -> Places:
         """What can be finetuned: ViLT's places, and BERT's in front of them unless it is frozen.
 
         BERT's adapters sit inside its last layer normalisation of every block, as FedDAT's released code has them.
         LoRA's usual layers are ViLT's alone, 0.59 million values as in FedDAT's table 2; the targets "query" and
         "value" are those of both.
         """
-        places = super().places(reduction)
+        places = super().places()
         if self.language_frozen:
             return replace(places, fixed=("language",))
         blocks = self._language_blocks
@@ -79,14 +80,14 @@ class Vault(Vilt):
             ia3_inputs=(*places.ia3_inputs, *outputs),
         )
 
-    @property
-    def stages(self) -> Sequence[Stage]:
+    def steps(self) -> Sequence[Step]:
         """As of ViLT; BERT belongs to the embeddings."""
-        first, *others = super().stages
-        return (replace(first, name="embeddings and BERT", tensors=(*first.tensors, "language.")), *others)
+        (first, begun), *others = super().steps()
+        stage = replace(first, name="embeddings and BERT", tensors=(*first.tensors, "language."))
+        return ((stage, begun), *others)
 
     @property
-    def _first_place(self) -> int:
+    def first_place(self) -> int:
         return 0 if self.language_frozen else len(self._language_blocks)
 
     @property
@@ -105,8 +106,10 @@ class Vault(Vilt):
         """The rest of the pass, with the adapters that are switched on."""
         if self.language_frozen:
             return super().suffix(state)
-        hidden, mask = self._read(state.hidden, state.mask)
-        return self._score(self._through(self._blocks, hidden, mask), state.views)
+        state = Prefix(*self._read(state.hidden, state.mask), state.views)
+        for block in self.blocks:
+            state = self.advance(block, state)
+        return self._score(self.pool(state.hidden), state.views)
 
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input of ViLT's first block, and its mask; see :meth:`confed.models.vilt.Vilt.embed`."""
@@ -154,89 +157,51 @@ class Vault(Vilt):
         return torch.no_grad() if self.language_frozen else nullcontext()
 
 
-@register_model
-def vault_mini(
+def _mini(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
-    max_length: int = 16,
-    pretrained: bool | Path | str = True,
+    max_length: int,
     text_positions: bool = False,
     language_frozen: bool = False,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    heads: tuple[str, ...] = (),
-    seed: int = 0,
+    dropout: float,
+    seed: int,
+    rng: torch.Generator,
 ) -> Vault:
-    """A VAuLT for 64 x 64 pictures with 0.3 million parameters, small enough to learn on one CPU core.
+    """A small VAuLT.
 
-    Two BERT blocks and the three of :func:`confed.models.vilt.vilt_mini`, d = 64, 4 heads, feed-forward 256. Token ids
-    must come from :func:`confed.models.vilt.mini_tokenizer`.
-
-    Raises ``ValueError``: the vocabulary is smaller than the pretrained one, the weights file is missing, or an option
-    is out of range.
-
-    Args:
-        answers: the answers, or how many there are. The pretrained head is loaded when they are given as strings and
-            equal the pretrained ones in order; otherwise the head starts fresh.
-        vocab_size: number of token ids.
-        max_length: text positions.
-        pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote.
+    Options:
         text_positions: add ViLT's text positions to BERT's output; the packaged weights have none.
         language_frozen: BERT never learns and has no adapters.
-        dropout: dropout probability of every block.
-        trainable: which parameters learn beside the heads.
-        peft: options of that finetuning.
-        heads: heads of further tasks: "nlvr2", "entailment", "choice".
-        seed: of all fresh values.
     """
     from transformers import BertConfig, BertModel, ViltConfig, ViltModel
 
     common: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "max_position_embeddings": max_length,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "intermediate_size": 256,
-        "hidden_dropout_prob": dropout,
-        "attention_probs_dropout_prob": dropout,
-    }
+        "vocab_size": vocab_size, "max_position_embeddings": max_length, "hidden_size": 64, "num_attention_heads": 4,
+        "intermediate_size": 256, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
+    }  # fmt: skip
     body = seeded(seed, lambda: ViltModel(ViltConfig(num_hidden_layers=3, image_size=64, patch_size=16, **common)))
     language = seeded(seed, lambda: BertModel(BertConfig(num_hidden_layers=2, **common), add_pooling_layer=False))
-    rng = torch.Generator().manual_seed(seed)
-    model = Vault(body, language, count(answers), rng, text_positions=text_positions, language_frozen=language_frozen)
-    if pretrained:
-        file = weights_file("vault_mini", pretrained)
-        load_into(model, file, None if isinstance(answers, int) else tuple(answers))
-    return _finetuned(model, trainable, peft, heads, 8, rng)
+    return Vault(body, language, count(answers), rng, text_positions=text_positions, language_frozen=language_frozen)
 
 
-@register_model
-def vault_b32(
+def _b32(
     answers: Sequence[str] | int,
-    vocab_size: int = 30522,
+    vocab_size: int,
     *,
-    pretrained: Path | str | None = None,
+    pretrained: Path | str | None,
     language: Path | str | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    max_length: int = 40,
+    image_size: int | tuple[int, int] | None,
+    max_length: int,
     text_positions: bool = False,
     language_frozen: bool = False,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    heads: tuple[str, ...] = (),
-    seed: int = 0,
+    dropout: float,
+    seed: int,
+    rng: torch.Generator,
 ) -> Vault:
-    """BERT-base below ViLT-B/32, as published: 12 blocks each, d = 768, 384 x 384 pixels, 40 BERT tokens.
+    """BERT-base below ViLT-B/32, from checkpoints or with random weights.
 
-    Raises ``ValueError``: no checkpoint at a given path, one of another model or with another vocabulary, bodies of
-    different widths, or an option that is out of range.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
+    Options:
         pretrained: ViLT, a folder written by ``save_pretrained`` or a hub name such as ``"dandelin/vilt-b32-mlm"``;
             its configuration then decides its sizes. None: random weights. The tokenizer is read from there.
         language: BERT, likewise, such as ``"google-bert/bert-base-uncased"``; it must have that tokenizer's vocabulary.
@@ -245,56 +210,39 @@ def vault_b32(
         max_length: text positions of a ViLT with random weights.
         text_positions: add ViLT's text positions to BERT's output, as FedDAT does.
         language_frozen: BERT never learns and has no adapters, as in FedDAT's released code.
-        dropout: dropout probability of every block.
-        trainable: which parameters learn beside the heads.
-        peft: options of that finetuning.
-        heads: heads of further tasks: "nlvr2", "entailment", "choice".
-        seed: of all fresh values.
     """
-    rng = torch.Generator().manual_seed(seed)
-    body, bert = _bodies(vocab_size, pretrained, language, max_length, dropout, seed)
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    model = Vault(
-        body, bert, count(answers), rng, image_size=size, text_positions=text_positions, language_frozen=language_frozen
-    )
-    return _finetuned(model, trainable, peft, heads, 16, rng)
+    from transformers import BertConfig, BertModel
 
-
-def _bodies(
-    vocab_size: int,
-    pretrained: Path | str | None,
-    language: Path | str | None,
-    max_length: int,
-    dropout: float,
-    seed: int,
-) -> "tuple[ViltModel, BertModel]":
-    """ViLT and BERT of published sizes, from checkpoints or with random weights; see :func:`vault_b32`."""
-    from transformers import BertConfig, BertModel, ViltConfig, ViltModel
-
+    body = published_body(vocab_size, pretrained, max_length, dropout, seed)
     options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    if pretrained is None:
-        fresh = ViltConfig(vocab_size=vocab_size, max_position_embeddings=max_length, **options)
-        body = seeded(seed, lambda: ViltModel(fresh))
-    else:
-        body = published(ViltModel, pretrained, seed, **options)
     if language is None:
         plain = BertConfig(vocab_size=vocab_size, **options)
         bert = seeded(seed, lambda: BertModel(plain, add_pooling_layer=False))
     else:
         bert = published(BertModel, language, seed, add_pooling_layer=False, **options)
-    for source, module in ((pretrained, body), (language, bert)):
-        if module.config.vocab_size != vocab_size:
-            raise ValueError(f"the checkpoint {str(source)!r} has {module.config.vocab_size} tokens, got {vocab_size}")
-    return body, bert
+        check_vocabulary(bert, language, vocab_size)
+    return Vault(
+        body, bert, count(answers), rng, image_size=image_size, text_positions=text_positions,
+        language_frozen=language_frozen,
+    )  # fmt: skip
 
 
-vault_mini.tokenizer = mini_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-vault_b32.tokenizer = b32_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _finetuned(
-    model: Vault, trainable: Trainable, peft: Finetuning, heads: tuple[str, ...], reduction: int, rng: torch.Generator
-) -> Vault:
-    model.add_heads(heads, rng)
-    finetune(model, trainable, peft, model.places(reduction), rng)
-    return model
+vault_mini = variant(
+    _mini, "vault_mini",
+    "A VAuLT for 64 x 64 pictures with 0.3 million parameters, small enough to learn on one CPU core.\n\n"
+    "Two BERT blocks and the three of :func:`confed.models.vilt.vilt_mini`, d = 64, 4 heads, feed-forward 256. Token "
+    "ids\nmust come from :func:`confed.models.vilt.mini_tokenizer`.\n\n"
+    "Raises ``ValueError``: the vocabulary is smaller than the pretrained one, the weights file is missing, or an "
+    "option\nis out of range.",
+    "answers vocab_size max_length pretrained text_positions language_frozen dropout trainable peft heads seed",
+    spec=ModelSpec(tokenizer=mini_tokenizer), reduction=8,
+)  # fmt: skip
+vault_b32 = variant(
+    _b32, "vault_b32",
+    "BERT-base below ViLT-B/32, as published: 12 blocks each, d = 768, 384 x 384 pixels, 40 BERT tokens.\n\n"
+    "Raises ``ValueError``: no checkpoint at a given path, one of another model or with another vocabulary, bodies of\n"
+    "different widths, or an option that is out of range.",
+    "answers vocab_size pretrained language image_size max_length text_positions language_frozen dropout trainable "
+    "peft heads seed",
+    spec=ModelSpec(tokenizer=b32_tokenizer), vocab_size=30522, pretrained=None, max_length=40,
+)  # fmt: skip

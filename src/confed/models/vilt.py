@@ -11,7 +11,6 @@ of the batch.
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,16 +19,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
-from confed.federation.stages import Stage, run_stages
+from confed.federation.stages import Stage
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
-from confed.models.heads import Heads, answer_head, check_heads, count, score, task_head, views
-from confed.models.inputs import additive_mask, checked_image, patch_tokens
-from confed.models.pretrained import States, load_into, mini_words, published, seeded, weights_file
+from confed.models.finetuning import Places
+from confed.models.heads import COUNT, Heads, answer_head, check_heads, count, score, task_head, views
+from confed.models.inputs import additive_mask, checked_image, checked_text, patch_tokens
+from confed.models.passes import BlockChain, PatchGrid, Step, repeated
+from confed.models.pretrained import States, mini_words, published, seeded
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
-from confed.registry import register_model
 
 if TYPE_CHECKING:
     from transformers import ViltModel
@@ -48,32 +48,33 @@ class Prefix(NamedTuple):
     views: int  # passes per example: 2 for pairs of pictures, K for K choices
 
 
-class Vilt(Heads, Finetunable):
+class Vilt(Heads, PatchGrid, BlockChain):
     """A ViLT body with an answer head, and heads for further tasks.
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``,
     int64 (B, L) with L up to the number of text positions. For the head "nlvr2" also ``image2``: each picture is
     read with the text in a separate pass, with its own token type. For the head "choice" instead of ``text``
     ``choices`` and ``choices_mask``, (B, K, L).
+
+    Outputs are scores of the answers, classes or choices (B, C), and the pooled representation (B, d), of examples with
+    several passes the mean over them. States are :class:`Prefix`.
     """
 
+    embedding_names = ("vilt.embeddings.", "prompts.")
+    blocks_name = "vilt.encoder.layer"
+
     def __init__(
-        self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None
+        self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: int | tuple[int, int] | None = None
     ) -> None:
         super().__init__()
-        if answers < 1:
-            raise ValueError(f"answers must be at least 1, got {answers}")
+        check_value(answers, COUNT, "answers")
         config: Any = body.config
         self.vilt = body.train()
         self.classifier = answer_head(config.hidden_size, answers, rng)
         self.heads = nn.ModuleDict()
         self.prompts = nn.ModuleDict()
         self.adapters = AdapterBank((), 1)
-        self.patch: int = config.patch_size
-        self.image_size: tuple[int, int] = image_size or (config.image_size, config.image_size)
-        if self.image_size[0] % self.patch or self.image_size[1] % self.patch:
-            raise ValueError(f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}")
-        self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
+        self.set_grid(config, image_size)
 
     def add_heads(self, heads: Sequence[str], rng: torch.Generator) -> None:
         """Adds heads for further tasks; to be called when the body has its pretrained weights."""
@@ -83,82 +84,42 @@ class Vilt(Heads, Finetunable):
         if "nlvr2" in heads:
             _second_picture(self.vilt)
 
-    def forward(self, batch: Batch) -> Output:
-        """Scores of the answers, classes or choices (B, C), and the pooled representation (B, d).
-
-        Of examples with several passes the representation is the mean over them.
-        """
-        return run_stages(self, batch, len(self._blocks) + 4)
-
-    # The stages of a pass -----------------------------------------------------------------------------------
-
-    @property
-    def stages(self) -> Sequence[Stage]:
-        """Embeddings, blocks, pooling, head; the first block ends where its adapter begins, which is a stage."""
-        names, start = self.adapters.names, "vilt.encoder.layer."
-        first = Stage("block 1 without adapter" if names else "block 1", (), (f"{start}0.",), without=names)
-        blocks = [Stage(f"block {i + 1}", (), (f"{start}{i}.",)) for i in range(1, len(self._blocks))]
-        return (
-            Stage("embeddings", INPUTS, ("vilt.embeddings.", "prompts.")), first,
-            Stage("adapter of block 1", (), (f"{start}0.",)), *blocks,
-            Stage("pooling", (), ("vilt.layernorm.", "vilt.pooler.")), Stage("head", (), ("",)),
-        )  # fmt: skip
+    # The steps of a pass ------------------------------------------------------------------------------------
 
     @property
     def stage_variant(self) -> str:
         return self.selected
 
-    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """See :class:`confed.federation.stages.Staged`; states are :class:`Prefix`, the last one an ``Output``."""
-        blocks = self._blocks
-        for number in range(first, last):
-            if number == 0:
-                count = views(self.selected, batch)  # checks the batch
-                state = Prefix(*self._inputs(batch), count)
-            elif number == 1:
-                with self.adapters.using({}) if self.adapters.names else nullcontext():
-                    state = state._replace(hidden=blocks[0](state.hidden, state.mask)[0])
-            elif number == 2:
-                if self.adapters.names:
-                    state = state._replace(hidden=self.adapters.finish(self._first_place, state.hidden))
-            elif number < len(blocks) + 2:
-                state = state._replace(hidden=blocks[number - 2](state.hidden, state.mask)[0])
-            elif number == len(blocks) + 2:
-                state = state._replace(hidden=self.pool(state.hidden))
-            else:
-                head = self.get_submodule(self.heads_of_tasks[self.selected])
-                state = score(head, self.selected, state.hidden, state.views)
-        return state
+    def steps(self) -> Sequence[Step]:
+        """Embeddings, blocks, pooling, head."""
+        return (
+            (Stage("embeddings", INPUTS, self.embedding_names), self._begun),
+            *self.block_steps(),
+            (Stage("pooling", (), ("vilt.layernorm.", "vilt.pooler.")), self._pooled),
+            (Stage("head", (), ("",)), lambda state, _: self._score(state.hidden, state.views)),
+        )
 
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return ("vilt.embeddings.", "prompts.", *(("vilt.encoder.layer.0.",) if self.adapters.names else ()))
+    def _begun(self, state: None, batch: Batch) -> Prefix:
+        count = views(self.selected, batch)  # checks the batch
+        return Prefix(*self._inputs(batch), count)
 
-    def prefix(self, batch: Batch) -> Prefix:
-        """What comes before the first adapter: the embeddings, and the first block up to its residual sum.
+    def advance(self, block: Any, state: Prefix) -> Prefix:
+        return state._replace(hidden=block(state.hidden, state.mask)[0])
 
-        Without adapters, the embeddings. ``suffix(prefix(batch))`` is the forward pass.
-        """
-        return run_stages(self, batch, self._before)
+    def adapt(self, state: Prefix) -> Prefix:
+        return state._replace(hidden=self.adapters.finish(self.first_place, state.hidden))
 
-    def suffix(self, state: Prefix) -> Output:
-        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
-        return self.forward_stages(state, self._before, len(self._blocks) + 4, {})
+    def _pooled(self, state: Prefix, batch: Batch) -> Prefix:
+        return state._replace(hidden=self.pool(state.hidden))
 
-    @property
-    def _first_place(self) -> int:
-        """Number of the place for adapters in the first block."""
-        return 0
-
-    @property
-    def _before(self) -> int:
-        """Number of stages before the first adapter."""
-        return 2 if self.adapters.names else 1
+    def _score(self, pooled: Tensor, count: int) -> Output:
+        head = self.get_submodule(self.heads_of_tasks[self.selected])
+        return score(head, self.selected, pooled, count)
 
     @staticmethod
     def repeat(state: Prefix, n: int) -> Prefix:
         """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        return Prefix(state.hidden.repeat(n, 1, 1), state.mask.repeat(n, 1, 1, 1), state.views)
+        return Prefix(repeated(state.hidden, n), repeated(state.mask, n), state.views)
 
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input of the first block, (B, S, d), and its additive attention mask; of choices, (B K, S, d).
@@ -175,16 +136,6 @@ class Vilt(Heads, Finetunable):
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self._embed_pair(batch) if self.selected == "nlvr2" else self.embed(batch)
-
-    @staticmethod
-    def _through(blocks: Any, hidden: Tensor, mask: Tensor) -> Tensor:
-        for block in blocks:
-            hidden = block(hidden, mask)[0]
-        return hidden
-
-    def _score(self, hidden: Tensor, count: int) -> Output:
-        head = self.get_submodule(self.heads_of_tasks[self.selected])
-        return score(head, self.selected, self.pool(hidden), count)
 
     def _embed_pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """As :meth:`embed`, (2 B, S, d): each example's first picture, then its second one."""
@@ -229,7 +180,7 @@ class Vilt(Heads, Finetunable):
     def patch_embeddings(self, image: Tensor) -> Tensor:
         """Class token and patches with their positions added, (B, 1 + patches, d)."""
         embeddings = self.vilt.embeddings
-        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token, self.grid)
+        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token)
         return embeddings.dropout(x + self._positions())
 
     def pool(self, hidden: Tensor) -> Tensor:
@@ -241,7 +192,7 @@ class Vilt(Heads, Finetunable):
         """What pre-training looks at: the scores, the patches after two blocks, the question after the second."""
         hidden, mask = self.embed(batch)
         after: list[Tensor] = []
-        for block in self._blocks:
+        for block in self.blocks:
             hidden = block(hidden, mask)[0]
             after.append(hidden)
         patches = self.grid[0] * self.grid[1]
@@ -267,7 +218,7 @@ class Vilt(Heads, Finetunable):
             inputs = {name: tensor.clone() for name, tensor in batch.items()}
             hidden, mask = self._inputs(inputs)
             hidden, mask, count = hidden.detach().requires_grad_(), mask.detach(), views(self.selected, inputs)
-            output = self._score(self.vilt.encoder(hidden, mask)[0], count)
+            output = self._score(self.pool(self.vilt.encoder(hidden, mask)[0]), count)
             best = output.logits.float().log_softmax(1).amax(1).sum()
             (gradient,) = torch.autograd.grad(best, hidden)
         relevance = gradient[:, -self.grid[0] * self.grid[1] :].float().square().sum(-1)
@@ -285,14 +236,13 @@ class Vilt(Heads, Finetunable):
         plane = F.interpolate(plane, size=self.grid, mode="bilinear", align_corners=True)
         return torch.cat([positions[:, :1], plane.flatten(2).transpose(1, 2)], dim=1)
 
-    def places(self, reduction: int = 16) -> Places:
+    def places(self) -> Places:
         """What can be finetuned; adapters are after the residual sum of every feed-forward block."""
-        width, last = self.vilt.config.hidden_size, len(self._blocks) - 1
+        width, last = self.vilt.config.hidden_size, len(self.blocks) - 1
         return Places(
             heads=tuple(self.heads_of_tasks.values()),
             top=(f"vilt.encoder.layer.{last}.", "vilt.layernorm.", "vilt.pooler."),
-            hosts=[Host(block.output, width) for block in self._blocks],
-            reduction=reduction,
+            hosts=[Host(block.output, width) for block in self.blocks],
             lora=("attention.query", "attention.value"),
             ia3=("attention.key", "attention.value"),
             ia3_inputs=tuple(f"vilt.encoder.layer.{i}.output.dense" for i in range(last + 1)),
@@ -301,27 +251,14 @@ class Vilt(Heads, Finetunable):
         )
 
     @property
-    def _blocks(self) -> Any:
-        return self.vilt.encoder.layer
-
-    @property
     def _word_embeddings(self) -> Any:
         return self.vilt.get_input_embeddings()
 
     def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        model, several = type(self).__name__, self.selected == "choice"
+        model, longest = type(self).__name__, self.vilt.config.max_position_embeddings
         image = checked_image(batch, self.image_size, model)
-        words, seen = ("choices", "choices_mask") if several else ("text", "text_mask")
-        for key in (words, seen):
-            if key not in batch:
-                raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch))}")
-        text, mask, longest = batch[words], batch[seen], self.vilt.config.max_position_embeddings
-        if text.ndim != 2 + several or len(text) != len(image) or text.shape[-1] > longest:
-            shape = f"({len(image)}, {'K, ' if several else ''}at most {longest})"
-            raise ValueError(f"{words} must have shape {shape}, got {tuple(text.shape)}")
-        if mask.shape != text.shape:
-            raise ValueError(f"{seen} must have the shape of {words} {tuple(text.shape)}, got {tuple(mask.shape)}")
-        return image, text, mask
+        keys = ("choices", "choices_mask") if self.selected == "choice" else ("text", "text_mask")
+        return image, *checked_text(batch, len(image), longest, model, keys)
 
 
 def _second_picture(body: "ViltModel") -> None:
@@ -368,56 +305,34 @@ def small(
     attention_heads: int = 4,
     image_size: int = 64,
     patch: int = 16,
-    max_length: int = 16,
-    pretrained: bool | Path | str = False,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    heads: tuple[str, ...] = (),
-    weights: str = "vilt_mini",
-    seed: int = 0,
+    max_length: int,
+    dropout: float,
+    seed: int,
+    rng: torch.Generator,
 ) -> Vilt:
     """A ViLT of any size for small pictures.
 
-    Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
-
-    Args:
-        answers: the answers, or how many there are. A pre-trained head is loaded when they are given as strings and
-            equal the pre-trained ones in order; otherwise the head starts fresh.
-        vocab_size: number of token ids.
+    Options:
         width: features per token, d; the feed-forward blocks have 4 d.
         layers: Transformer blocks.
         attention_heads: must divide the width.
         image_size: pixels per side.
         patch: pixels per side of a patch.
-        max_length: text positions.
-        pretrained: load the packaged weights, or those of a file that ``pretrain`` wrote.
-        dropout: dropout probability of every block.
-        trainable: which parameters learn beside the heads.
-        peft: options of that finetuning.
-        heads: heads of further tasks: "nlvr2", "entailment", "choice".
-        weights: whose packaged weights they are.
-        seed: of all fresh values.
     """
     body = _body(
         seed, vocab_size=vocab_size, max_position_embeddings=max_length, hidden_size=width, num_hidden_layers=layers,
         num_attention_heads=attention_heads, intermediate_size=4 * width, image_size=image_size, patch_size=patch,
         hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
-    rng = torch.Generator().manual_seed(seed)
-    model = Vilt(body, count(answers), rng)
-    if pretrained:
-        file = weights_file(weights, pretrained)
-        load_into(model, file, answers=None if isinstance(answers, int) else tuple(answers))
-    model.add_heads(heads, rng)
-    finetune(model, trainable, peft, model.places(8), rng)
-    return model
+    return Vilt(body, count(answers), rng)
 
+
+PRETRAINED = {"pretrained": "load the packaged weights, or those of a file that ``pretrain`` wrote."}
 
 vilt_tiny = variant(
     small, "vilt_tiny", "A ViLT of a few thousand parameters, for tests.",
     "answers vocab_size width layers attention_heads image_size patch max_length dropout trainable peft heads seed",
-    spec=ModelSpec(tokenizer=WordTokenizer),
+    spec=ModelSpec(tokenizer=WordTokenizer), reduction=8,
 )  # fmt: skip
 vilt_mini = variant(
     small, "vilt_mini",
@@ -426,7 +341,7 @@ vilt_mini = variant(
     "from nothing by :func:`confed.prepare.pretraining.pretrain`. Token ids must come from :func:`mini_tokenizer`,\n"
     "which puts the pre-trained words first; embeddings of further words and text positions start fresh.",
     "answers vocab_size max_length pretrained dropout trainable peft heads seed",
-    spec=ModelSpec(tokenizer=mini_tokenizer), width=64, layers=3, pretrained=True,
+    spec=ModelSpec(tokenizer=mini_tokenizer), described=PRETRAINED, reduction=8, width=64, layers=3,
 )  # fmt: skip
 vilt_mlm_mini = variant(
     small, "vilt_mlm_mini",
@@ -434,67 +349,66 @@ vilt_mlm_mini = variant(
     "Its weights were made by masked words, picture-text matching and word-patch alignment\n"
     "(:mod:`confed.prepare.pretraining.captions`). Token ids must come from :func:`mlm_tokenizer`.",
     "answers vocab_size max_length pretrained dropout trainable peft heads seed",
-    spec=ModelSpec(tokenizer=mlm_tokenizer), width=64, layers=3, pretrained=True, weights="vilt_mlm_mini",
+    spec=ModelSpec(tokenizer=mlm_tokenizer), described=PRETRAINED, reduction=8, width=64, layers=3,
 )  # fmt: skip
 vilt_mlm_middle = variant(
     small, "vilt_mlm_middle",
     "The ViLT of :func:`vilt_mlm_mini` with four blocks, d = 128 and 0.8 million parameters.\n\n"
     "It comes without weights: ``confed pretrain vilt_mlm_middle --out FILE`` makes them, for ``pretrained``.",
     "answers vocab_size max_length pretrained dropout trainable peft heads seed",
-    spec=ModelSpec(tokenizer=mlm_tokenizer), width=128, layers=4, pretrained=False, weights="vilt_mlm_middle",
+    spec=ModelSpec(tokenizer=mlm_tokenizer), described=PRETRAINED, reduction=8, width=128, layers=4, pretrained=False,
 )  # fmt: skip
 
 
-@register_model(spec=ModelSpec(tokenizer=b32_tokenizer))
-def vilt_b32(
-    answers: Sequence[str] | int,
-    vocab_size: int = 30522,
-    *,
-    pretrained: Path | str | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    max_length: int = 40,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    heads: tuple[str, ...] = (),
-    seed: int = 0,
-) -> Vilt:
-    """ViLT-B/32 as published: 12 blocks, d = 768, 384 x 384 pixels, 40 BERT tokens.
+def published_body(
+    vocab_size: int, pretrained: Path | str | None, max_length: int, dropout: float, seed: int
+) -> "ViltModel":
+    """ViLT-B/32, from a checkpoint or with random weights."""
+    from transformers import ViltModel
 
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
+    options = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    if pretrained is None:
+        return _body(seed, vocab_size=vocab_size, max_position_embeddings=max_length, **options)
+    body = published(ViltModel, pretrained, seed, **options)
+    check_vocabulary(body, pretrained, vocab_size)
+    return body
+
+
+def check_vocabulary(body: Any, source: Path | str | None, vocab_size: int) -> None:
+    """Check that a checkpoint has as many token ids as its tokenizer."""
+    if body.config.vocab_size != vocab_size:
+        raise ValueError(f"the checkpoint {str(source)!r} has {body.config.vocab_size} tokens, got {vocab_size}")
+
+
+def _b32(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    pretrained: Path | str | None,
+    image_size: int | tuple[int, int] | None,
+    max_length: int,
+    dropout: float,
+    seed: int,
+    rng: torch.Generator,
+) -> Vilt:
+    """ViLT-B/32.
+
+    Options:
         pretrained: a folder written by ``save_pretrained`` or a hub name such as ``"dandelin/vilt-b32-mlm"``;
             its configuration then decides all sizes. None: random weights.
         image_size: pixels per side or (H, W), multiples of 32; position embeddings are interpolated. Default:
             the configuration's.
         max_length: text positions of a model with random weights.
-        dropout: dropout probability of every block.
-        trainable: which parameters learn beside the heads.
-        peft: options of that finetuning.
-        heads: heads of further tasks: "nlvr2", "entailment", "choice".
-        seed: of all fresh values.
-
-    Raises:
-        ValueError: no checkpoint at the given path, one of another model, or its vocabulary has another size.
     """
-    from transformers import ViltModel
+    body = published_body(vocab_size, pretrained, max_length, dropout, seed)
+    return Vilt(body, count(answers), rng, image_size)
 
-    rng = torch.Generator().manual_seed(seed)
-    options = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    if pretrained is None:
-        body = _body(seed, vocab_size=vocab_size, max_position_embeddings=max_length, **options)
-    else:
-        body = published(ViltModel, pretrained, seed, **options)
-        if body.config.vocab_size != vocab_size:
-            raise ValueError(
-                f"the checkpoint {str(pretrained)!r} has {body.config.vocab_size} tokens, got {vocab_size}"
-            )
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    model = Vilt(body, count(answers), rng, size)
-    model.add_heads(heads, rng)
-    finetune(model, trainable, peft, model.places(16), rng)
-    return model
+
+vilt_b32 = variant(
+    _b32, "vilt_b32", "ViLT-B/32 as published: 12 blocks, d = 768, 384 x 384 pixels, 40 BERT tokens.",
+    "answers vocab_size pretrained image_size max_length dropout trainable peft heads seed",
+    spec=ModelSpec(tokenizer=b32_tokenizer), vocab_size=30522, pretrained=None, max_length=40,
+)  # fmt: skip
 
 
 def _body(seed: int, **sizes: Any) -> "ViltModel":

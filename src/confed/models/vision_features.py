@@ -19,8 +19,10 @@ from torch.nn import functional as F
 from confed.data.intake.opening import read_picture
 from confed.data.pictures import resize
 from confed.data.regions import HeldRegions, grid_boxes
+from confed.federation.ranges import check_value
+from confed.models.heads import COUNT
 from confed.models.hub_names import hub_name
-from confed.models.pretrained import checked_folder, unread_because
+from confed.models.pretrained import checked_folder, reading
 
 PREFIX = "transformers:"
 """How regions name an encoder of ``transformers`` that made them: this, its name, ``#`` and the cells per side."""
@@ -33,8 +35,7 @@ class VisionEncoder:
     def __init__(
         self, model: nn.Module, size: int, mean: Sequence[float], std: Sequence[float], grid: int, name: str
     ) -> None:
-        if grid < 1:
-            raise ValueError(f"grid must be at least 1 cell a side, got {grid}")
+        check_value(grid, COUNT, "grid")
         self.model, self.size, self.grid, self.name = model.eval(), size, grid, name
         self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (mean, std))
 
@@ -72,20 +73,16 @@ def _plane(states: Tensor, patches: int) -> Tensor:
 @lru_cache(maxsize=1)
 def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> VisionEncoder:
     """A picture encoder of ``transformers``."""
-    from safetensors import SafetensorError
     from transformers import AutoModel
 
     loaded: Any
     where = checked_folder(Path(name)) if Path(name).is_dir() else hub_name(name)
     if where is None:
         raise ValueError(f"expected a folder with a model of `transformers` or a hub name owner/name, got {name!r}")
-    try:
+    with reading(name, "picture encoder"):
         loaded = AutoModel.from_pretrained(
             where, output_loading_info=True, trust_remote_code=False, use_safetensors=True
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        why = unread_because(error)
-        raise ValueError(f"{name!r} must be a model of `transformers`, a folder or a hub name: {why}") from error
     whole, description = loaded
     # The library fills these with random numbers. The last states do not pass through a pooler.
     missing = sorted(tensor for tensor in description["missing_keys"] if "pooler." not in tensor)

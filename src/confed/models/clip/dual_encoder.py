@@ -27,8 +27,9 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Finetunable, Places
-from confed.models.inputs import processor_settings
+from confed.models.inputs import needed, processor_settings
 from confed.models.layers import seeded_linear
+from confed.models.passes import Chain, Step
 
 
 def plain_names(answers: Sequence[str] | int) -> tuple[str, ...]:
@@ -197,7 +198,7 @@ class Context(nn.Module):
         self.vectors = nn.Parameter(vectors.detach().clone())
 
 
-class DualEncoder(Finetunable):
+class DualEncoder(Chain, Finetunable):
     """A CLIP, SigLIP, SigLIP 2, MetaCLIP 2 or AltCLIP over C class names.
 
     Batches have ``image``, uint8 (B, 3, H, W) of any size: the processor resizes them. Texts of batches are ignored.
@@ -293,21 +294,18 @@ class DualEncoder(Finetunable):
         """Scores of the classes (B, C) and the picture's features, unit length, (B, D)."""
         return self.suffix((self.prefix(batch), batch))
 
-    @property
-    def stages(self) -> Sequence[Stage]:
-        """Features of the pictures, and what scores them."""
-        return Stage("features of pictures", ("image",), self.prefix_names), Stage("scores", (), ("",))
+    def steps(self) -> Sequence[Step]:
+        """Features of the pictures (B, D), and what scores them."""
+        first = Stage("features of pictures", ("image",), self.prefix_names)
+        return (
+            (first, lambda _, batch: self._seen(batch, "features", lambda images: self._image(images)[0])),
+            (Stage("scores", (), ("",)), lambda features, batch: self.suffix((features, batch))),
+        )
 
     @property
     def stage_variant(self) -> str:
         """The settings by which inputs are made of pictures."""
         return self._pictures.settings
-
-    def forward_stages(self, state: Any, first: int, last: int, batch: Batch) -> Any:
-        """See :class:`confed.federation.stages.Staged`; the state after the first stage is (B, D)."""
-        if first == 0 and last > 0:
-            state = self._seen(batch, "features", lambda images: self._image(images)[0])
-        return self.suffix((state, batch)) if last == 2 else state
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
@@ -352,9 +350,7 @@ class DualEncoder(Finetunable):
         return self._seen(batch, "patches", lambda images: self._image(images)[1])
 
     def _seen(self, batch: Batch, kind: str, make: Any) -> Tensor:
-        if "image" not in batch:
-            raise ValueError(f"a batch of DualEncoder needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
-        images = batch["image"]
+        (images,) = needed(batch, "DualEncoder", "image")
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
             raise ValueError(f"image must be uint8 of shape (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
         if not self._vision_is_frozen:

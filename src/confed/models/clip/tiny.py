@@ -4,15 +4,16 @@ For trials and tests without a download: ``model.source = "tiny:siglip"``. Two l
 pictures of 32 x 32 pixels, byte-level tokens.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from confed.models.hf.tiny import CLIP_IMAGES, PATCH, PIXELS, SIGLIP_IMAGES, SQUARE, byte_tokens, images_of
 from confed.models.pretrained import seeded
 
-PIXELS, PATCH = 32, 8
+CLIP_OPTIONS = {"size": {"shortest_edge": PIXELS}, "crop_size": SQUARE}
 LENGTH = 64
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 VOCABULARY = 256 + len(SPECIAL)
@@ -30,7 +31,8 @@ VISION: Mapping[str, Any] = {**COMMON, "image_size": PIXELS, "patch_size": PATCH
 class Family:
     """What a family's small model has beyond the common sizes."""
 
-    pictures: Callable[[], Any]  # builds the processor of its pictures
+    images: str = CLIP_IMAGES  # module and class of what prepares its pictures, within ``transformers.models``
+    image_options: Mapping[str, Any] = field(default_factory=lambda: CLIP_OPTIONS)  # keywords of that
     begins: bool = True  # whether texts begin with a token of their own
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of its configuration
     text: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the text tower's
@@ -54,19 +56,16 @@ def tiny(family: str, seed: int = 0) -> tuple[nn.Module, Processor]:
     config = AutoConfig.for_model(
         family, text_config={**TEXT, **made.text}, vision_config={**VISION, **made.vision}, **made.config
     )
-    return seeded(seed, lambda: AutoModel.from_config(config)), Processor(made.pictures(), _tokenizer(made.begins))
+    processor = Processor(images_of(made.images, made.image_options), _tokenizer(made.begins))
+    return seeded(seed, lambda: AutoModel.from_config(config)), processor
 
 
 def _tokenizer(begins: bool) -> Any:
     """Bytes as tokens behind the special ones."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *alphabet))}
-    made: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    made.decoder = decoders.ByteLevel()
+    made = byte_tokens(SPECIAL, prefix_space=True)
     ends = [(name, SPECIAL.index(name)) for name in ("<bos>", "<eos>")]
     form = "<bos> $A <eos>" if begins else "$A <eos>"
     made.post_processor = processors.TemplateProcessing(single=form, special_tokens=ends)
@@ -76,36 +75,18 @@ def _tokenizer(begins: bool) -> Any:
     )  # fmt: skip
 
 
-def _clip() -> Any:
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    side = {"height": PIXELS, "width": PIXELS}
-    return CLIPImageProcessorPil(size={"shortest_edge": PIXELS}, crop_size=side)
-
-
-def _siglip() -> Any:
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-
-    return SiglipImageProcessorPil(size={"height": PIXELS, "width": PIXELS})
-
-
-def _siglip2() -> Any:
-    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
-
-    return Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=(PIXELS // PATCH) ** 2)
-
-
 _SIGLIP_TEXT = {"bos_token_id": 1, "projection_size": 32}
 FAMILIES: Mapping[str, Family] = {
-    "clip": Family(_clip, config={"projection_dim": 24}),
-    "siglip": Family(_siglip, begins=False, text=_SIGLIP_TEXT),
+    "clip": Family(config={"projection_dim": 24}),
+    "siglip": Family(SIGLIP_IMAGES, {"size": SQUARE}, begins=False, text=_SIGLIP_TEXT),
     "siglip2": Family(
-        _siglip2, begins=False, text=_SIGLIP_TEXT, vision={"num_patches": (PIXELS // PATCH) ** 2},
+        "siglip2.image_processing_pil_siglip2.Siglip2ImageProcessorPil",
+        {"patch_size": PATCH, "max_num_patches": (PIXELS // PATCH) ** 2},
+        begins=False, text=_SIGLIP_TEXT, vision={"num_patches": (PIXELS // PATCH) ** 2},
     ),
-    "metaclip_2": Family(_clip, config={"projection_dim": 24}),
+    "metaclip_2": Family(config={"projection_dim": 24}),
     "altclip": Family(
-        _clip, config={"projection_dim": 24},
-        text={"project_dim": 32, "max_position_embeddings": LENGTH + 2},
+        config={"projection_dim": 24}, text={"project_dim": 32, "max_position_embeddings": LENGTH + 2},
     ),
 }  # fmt: skip
 """Family (``model_type`` of ``transformers``) -> what its small model needs."""

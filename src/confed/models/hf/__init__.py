@@ -9,13 +9,14 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from confed.federation.specs import ModelSpec
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.hf.model import HuggingFaceVLM, LearnedTokens, Quantised, quantise
 from confed.models.hf.prompts import ChatTokenizer, check_torchvision, read_processor
-from confed.models.hub_names import gated, hub_name
+from confed.models.hub_names import hub_name
 from confed.models.inputs import picture_fit, picture_side
-from confed.models.pretrained import WEIGHTS, place_of, unread_because, without_progress_bars
-from confed.registry import register_model
+from confed.models.pretrained import WEIGHTS, place_of, read_whole
+from confed.models.variants import variant
 
 __all__ = ["WEIGHTS", "hub_name"]
 
@@ -25,10 +26,7 @@ TINY = "tiny:"
 SOURCES = "a hub name owner/name, a folder, smolvlm_mini, or tiny:FAMILY"
 
 
-@register_model
-def hf(
-    answers: Sequence[str] | int,
-    vocab_size: int,
+def _hf(
     *,
     source: str,
     revision: str = "",
@@ -42,11 +40,9 @@ def hf(
     max_length: int = 256,
     seed: int = 0,
 ) -> HuggingFaceVLM:
-    """Any image-text-to-text model of ``transformers`` with a chat template, such as the packaged ``smolvlm_mini``.
+    """A vision-language model.
 
-    The task is ``chat`` or ``generation``.
-
-    Args:
+    Options:
         answers: not used: answers are texts, the task says which there are.
         vocab_size: not used: the vocabulary is the model's.
         source: a hub name ("HuggingFaceTB/SmolVLM-256M-Instruct"), a folder written by ``save_pretrained`` with its
@@ -64,19 +60,10 @@ def hf(
         attention: "fast" takes PyTorch's fastest kernels on GPUs, with which numbers differ from run to run;
             ``summary.json`` then has ``exact = false``. "exact" (default) takes those that repeat to the bit.
         max_length: most tokens of a prompt, without its picture's.
-        seed: of all fresh values.
-
-    Raises:
-        ValueError: no such model, a processor without chat template or of another kind, experts in place of linear
-            layers, an unknown part or number format, or a kind of finetuning that the model cannot do.
     """
     unknown = [part_name for part_name in parts if part_name not in get_args(Part)]
     if unknown or not parts:
         raise ValueError(f"model.parts must be of {', '.join(get_args(Part))}, got {', '.join(unknown) or 'none'}")
-    if base not in get_args(Base):
-        raise ValueError(f"model.base must be one of {', '.join(get_args(Base))}, got {base!r}")
-    if attention not in ("exact", "fast"):
-        raise ValueError(f"model.attention must be 'exact' or 'fast', got {attention!r}")
     _check_device_map(device_map, base, trainable, peft)
     body = base_model(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
     if base in ("int8", "nf4"):
@@ -94,22 +81,28 @@ def hf(
     if "text" in model.prompts:
         prompt: Any = model.prompts["text"]
         model.learned_tokens = LearnedTokens(prompt, body.get_input_embeddings())
-    outside = tuple(f"{model.part(name)}." for name in ("language", "vision") if name not in parts)
-    for name, parameter in model.named_parameters():
-        connector = not name.startswith((f"{model.part('language')}.", f"{model.part('vision')}."))
-        default_part = "language" if model.is_head(name) or name.startswith("prompts.") else "connector"
-        if name.startswith(outside) or (connector and default_part not in parts):
-            parameter.requires_grad_(False)
-        if parameter.requires_grad and base != "fp32":
-            parameter.data = parameter.data.float()
+    _restrict(model, parts, base)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model.trainable = {trainable!r} finds nothing to learn in {source!r}: {', '.join(parts)}")
     return model
 
 
+def _restrict(model: HuggingFaceVLM, parts: Sequence[Part], base: Base) -> None:
+    """Takes what is outside of some parts out of what learns; what learns is of single precision."""
+    language, vision = f"{model.part('language')}.", f"{model.part('vision')}."
+    for name, parameter in model.named_parameters():
+        of_part: Part = "connector"
+        if name.startswith((language, "prompts.")) or model.is_head(name):
+            of_part = "language"
+        elif name.startswith(vision):
+            of_part = "vision"
+        if of_part not in parts:
+            parameter.requires_grad_(False)
+        if parameter.requires_grad and base != "fp32":
+            parameter.data = parameter.data.float()
+
+
 def _check_device_map(device_map: str, base: str, trainable: str, peft: Finetuning) -> None:
-    if device_map not in ("one", "auto"):
-        raise ValueError(f"model.device_map must be 'one' or 'auto', got {device_map!r}")
     if device_map == "auto" and base in get_args(Quantised):
         raise ValueError(f"model.device_map = 'auto' needs model.base 'bf16' or 'fp32', got {base!r}")
     if device_map == "auto" and (trainable != "lora" or peft.reset_base):
@@ -126,9 +119,13 @@ def _tokenizer(
     return ChatTokenizer(_processor(source, revision), max_length)
 
 
-hf.picture_side = picture_side  # pyright: ignore[reportFunctionMemberAccess]
-hf.picture_fit = picture_fit  # pyright: ignore[reportFunctionMemberAccess]
-hf.tokenizer = _tokenizer  # pyright: ignore[reportFunctionMemberAccess]
+hf = variant(
+    _hf, "hf",
+    "Any image-text-to-text model of ``transformers`` with a chat template, such as the packaged ``smolvlm_mini``.\n\n"
+    "The task is ``chat`` or ``generation``.",
+    "answers vocab_size source revision base parts trainable peft checkpointing device_map attention max_length seed",
+    spec=ModelSpec(tokenizer=_tokenizer, picture_side=picture_side, picture_fit=picture_fit),
+)  # fmt: skip
 
 
 @lru_cache(maxsize=2)
@@ -151,27 +148,10 @@ def base_model(source: str, revision: str, seed: int, dtype: torch.dtype) -> Any
         for parameter in body.parameters():  # buffers, such as frequencies of positions, keep their precision
             parameter.data = parameter.data.to(dtype)
         return body
-    from safetensors import SafetensorError
     from transformers import AutoModelForImageTextToText
 
-    options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
-    options |= {"revision": revision} if revision else {}
-    try:
-        with without_progress_bars():
-            read: Any = AutoModelForImageTextToText.from_pretrained(
-                place_of(source, SOURCES), trust_remote_code=False, use_safetensors=True, **options
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        if refused := gated(source, error):
-            raise ValueError(refused) from error
-        raise ValueError(
-            f"no image-text-to-text model could be read from {source!r}: {unread_because(error)}"
-        ) from error
-    body, info = read
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"the weights of {source!r} lack {missing[0]}{more}; nothing is made up in their place")
+    options: dict[str, Any] = {"dtype": dtype, **({"revision": revision} if revision else {})}
+    body = read_whole(AutoModelForImageTextToText, source, SOURCES, "image-text-to-text model", **options)
     if body.config.is_encoder_decoder:
         raise ValueError(
             f"{source!r} ({body.config.model_type}) reads prompts in an encoder and writes in a decoder behind it; the "

@@ -77,12 +77,12 @@ def _dry_step(model: HuggingFaceVLM) -> tuple[int, int]:
     answers = model.tokenizer.answers([ANSWER])
     picture = torch.full((1, 3, SIDE, SIDE), 128, dtype=torch.uint8)
     weights = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         place = tensor.untyped_storage()
         if place.data_ptr() not in weights:
-            kept[place.data_ptr()] = place.nbytes()
+            bytes_of[place.data_ptr()] = place.nbytes()
         return tensor
 
     state = model.prefix({"image": picture, "text": text, "text_mask": mask, "answer_tokens": answers})
@@ -91,7 +91,7 @@ def _dry_step(model: HuggingFaceVLM) -> tuple[int, int]:
         loss = functional.cross_entropy(logits.transpose(1, 2), answers[:, 1:], ignore_index=0)
     loss.backward()
     model.zero_grad(set_to_none=True)
-    return state.ids.shape[1] + answers.shape[1] - 1, sum(kept.values())
+    return state.ids.shape[1] + answers.shape[1] - 1, sum(bytes_of.values())
 
 
 def _size(model: HuggingFaceVLM, part: str) -> int:

@@ -22,7 +22,7 @@ as for any other token; its embedding layer gives the learned values there.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from types import SimpleNamespace
@@ -52,6 +52,7 @@ from confed.models.hf.candidates import (
 )
 from confed.models.hf.placeholder import TEXT_INPUTS, Placeholder, typed_inputs
 from confed.models.hf.prompts import ChatTokenizer
+from confed.models.inputs import needed
 
 
 def with_learned(ids: Tensor, mask: Tensor, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -84,11 +85,11 @@ class LearnedTokens(nn.Module):
         return given[0].clamp_max(self.vocabulary - 1), *given[1:]
 
     def _filled(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        asked = self._asked.pop()
-        learned = asked >= self.vocabulary
+        ids = self._asked.pop()
+        learned = ids >= self.vocabulary
         if not bool(learned.any()):
             return output
-        values = self._prompt[0]().to(output.dtype)[(asked - self.vocabulary).clamp_min(0)]
+        values = self._prompt[0]().to(output.dtype)[(ids - self.vocabulary).clamp_min(0)]
         return torch.where(learned[..., None], values, output)
 
 
@@ -261,8 +262,8 @@ def encoded(body: Any, inputs: Mapping[str, Tensor], examples: int) -> PictureSt
 
 def check_count(body: Any, inputs: Mapping[str, Tensor], tokens: int, size: tuple[int, int]) -> None:
     """Check that a picture has as many tokens in a prompt as the picture encoder gives features."""
-    found = body.get_image_features(**inputs)
-    features = len(_rows(getattr(found, "pooler_output", found)))
+    output = body.get_image_features(**inputs)
+    features = len(_rows(getattr(output, "pooler_output", output)))
     if features != tokens:
         raise ValueError(
             f"a picture of {size[0]} x {size[1]} pixels has {tokens} tokens in a prompt and {features} features of "
@@ -270,11 +271,10 @@ def check_count(body: Any, inputs: Mapping[str, Tensor], tokens: int, size: tupl
         )
 
 
-def _rows(found: Any) -> Tensor:
+def _rows(features: Any) -> Tensor:
     """One tensor or several as tokens, (N, d)."""
-    return torch.cat(
-        [picture_rows.flatten(0, -2) for picture_rows in ([found] if isinstance(found, Tensor) else found)]
-    )
+    each = [features] if isinstance(features, Tensor) else features
+    return torch.cat([rows.flatten(0, -2) for rows in each])
 
 
 # Parts of a vision-language model of transformers: language part, connector -----------------------------------
@@ -331,11 +331,6 @@ class TransformersAdapter(Finetunable):
     def prefix_names(self) -> tuple[str, ...]:
         """None: the first part makes inputs and has no layers."""
         return ()
-
-    def layers(self) -> Iterator[str]:
-        """Names of the linear layers that learn, for ``confed doctor model``."""
-        learning = {name.rpartition(".lora_")[0] for name, p in self.named_parameters() if p.requires_grad}
-        yield from sorted(filter(None, learning))
 
 
 # Frozen base of a vision-language model spread over several devices -------------------------------------------
@@ -556,9 +551,7 @@ class HuggingFaceVLM(TransformersAdapter):
 
     def prefix(self, batch: Batch) -> Asked:
         """Prompts with the tokens of their pictures, and what the processor makes of these."""
-        for key in ("image", "text", "text_mask"):
-            if key not in batch:
-                raise ValueError(f"a batch of the model 'hf' needs the key {key!r}, got {', '.join(sorted(batch))}")
+        needed(batch, "the model 'hf'", "image", "text", "text_mask")
         image, count = self._shown(batch)
         ids, mask = trimmed(batch["text"], batch["text_mask"])
         if len(image):

@@ -41,8 +41,8 @@ class LiteralEncoder:
 
     def mark(self, text: str) -> str:
         """A person's text with a private character in place of each control token that it spells."""
-        if found := self._marks.search(text):
-            raise ValueError(f"its text has the private character U+{ord(found[0]):X}: leave it out")
+        if private := self._marks.search(text):
+            raise ValueError(f"its text has the private character U+{ord(private[0]):X}: leave it out")
         return self._spelled.sub(lambda match: chr(_FIRST + self._control.index(match[0])), text)
 
     def ids(self, text: str) -> list[int]:

@@ -25,8 +25,7 @@ from torch import Tensor
 from confed.data.chat import Conversation, Said, asked, pictures_shown
 from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.hf.placeholder import SAMPLE, Placeholder, left_padded, padding
-from confed.models.hub_names import gated
-from confed.models.pretrained import unread_because
+from confed.models.pretrained import reading
 
 EXTRA = "install confed with the extra 'vlm'"  # what to do where a library is missing that a processor needs
 VIDEOS = "video_preprocessor_config.json"  # file of the settings of a processor's part for videos
@@ -39,10 +38,14 @@ def without_videos(kind: type) -> Any:
     parts: list[str] = kind.get_attributes()  # type: ignore[attr-defined]
     if "video_processor" not in parts:
         return kind
-    kept = [name for name in parts if name != "video_processor"]
+    others = [name for name in parts if name != "video_processor"]
     # SmolVLM's asks its part for videos how many frames to take, also where there are none.
     nothing = SimpleNamespace(num_frames=None, fps=None)
-    overrides = {"get_attributes": classmethod(lambda _: list(kept)), "video_processor": nothing, "video_settings": {}}
+    overrides = {
+        "get_attributes": classmethod(lambda _: list(others)),
+        "video_processor": nothing,
+        "video_settings": {},
+    }
     return type(kind.__name__, (kind,), overrides)
 
 
@@ -65,20 +68,17 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
 
     options = {"revision": revision} if revision else {}
     try:
-        kind = _kind(where, options)
-        processor = (
-            AutoProcessor.from_pretrained(where, trust_remote_code=False, **options)
-            if kind is None
-            else _read(kind, where, options)
-        )
-    except ImportError as error:
-        raise ValueError(missing(source, error)) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if "torchvision" in str(error) and find_spec("torchvision") is None:
+        with reading(source, "processor"):
+            kind = _kind(where, options)
+            if kind is not None:
+                processor = _read(kind, where, options)
+            else:
+                processor = AutoProcessor.from_pretrained(where, trust_remote_code=False, **options)
+    except (ImportError, ValueError) as error:
+        lacking = "torchvision" in str(error) and find_spec("torchvision") is None
+        if isinstance(error, ImportError) or lacking:
             raise ValueError(missing(source, error)) from error
-        if refused := gated(source, error):
-            raise ValueError(refused) from error
-        raise ValueError(f"no processor could be read from {source!r}: {unread_because(error)}") from error
+        raise
     if not hasattr(processor, "image_processor") or not hasattr(processor, "tokenizer"):
         raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(processor).__name__}")
     return processor

@@ -5,8 +5,9 @@ For trials and tests without a download: ``model.source = "tiny:idefics3"``. Two
 :mod:`confed.models.hf.tiny`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -40,7 +41,11 @@ VISION: Mapping[str, Any] = {
 class Family:
     """What a family's small model has beyond the common sizes."""
 
-    processor: Callable[[Any], Any]  # builds its processor from a tokenizer
+    processor: str  # class of its processor
+    images: str  # module and class of what prepares its pictures, within ``transformers.models``
+    image_options: Mapping[str, Any]  # keywords of that
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of its processor
+    picture: str = "<image>"  # what the chat template writes for a picture; nothing: there is no template
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of its configuration
     text: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the language part's
     # keywords of the vision part's; those of other names than usual replace the usual ones
@@ -49,100 +54,18 @@ class Family:
     tokens: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def _idefics3(tokenizer: Any) -> Any:
-    from transformers import Idefics3Processor
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-
-    side = {"longest_edge": PIXELS}
-    images = Idefics3ImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
-    return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=TEMPLATE.replace("PICTURE", "<image>"))
-
-
-def _gemma3(tokenizer: Any) -> Any:
-    from transformers import Gemma3Processor
-    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
-    images = Gemma3ImageProcessorPil(size={"height": PIXELS, "width": PIXELS})
-    template = TEMPLATE.replace("PICTURE", "<start_of_image>")
-    return Gemma3Processor(images, tokenizer, image_seq_length=4, chat_template=template)
-
-
-def _llava(tokenizer: Any) -> Any:
-    from transformers import LlavaProcessor
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    side = {"height": PIXELS, "width": PIXELS}
-    images = CLIPImageProcessorPil(size=side, crop_size=side, do_center_crop=False)
-    return LlavaProcessor(
-        images, tokenizer, patch_size=PATCH, vision_feature_select_strategy="default", num_additional_image_tokens=1,
-        chat_template=TEMPLATE.replace("PICTURE", "<image>"),
-    )  # fmt: skip
-
-
-def _smolvlm(tokenizer: Any) -> Any:
-    from transformers import SmolVLMProcessor
-    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-
-    side = {"longest_edge": PIXELS}
-    images = SmolVLMImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
-    template = TEMPLATE.replace("PICTURE", "<image>")
-    return without_videos(SmolVLMProcessor)(images, tokenizer, None, image_seq_len=4, chat_template=template)
-
-
-def _qwen(name: str) -> Callable[[Any], Any]:
-    def made(tokenizer: Any) -> Any:
-        import transformers
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        area = {"shortest_edge": PATCH * PATCH * 4, "longest_edge": PIXELS * PIXELS}
-        images = Qwen2VLImageProcessorPil(size=area, patch_size=PATCH, merge_size=2, temporal_patch_size=2)
-        template = TEMPLATE.replace("PICTURE", "<|vision_start|><|image_pad|><|vision_end|>")
-        kind = without_videos(getattr(transformers, name))
-        return kind(images, tokenizer, None, chat_template=template)
-
-    return made
-
-
-def _paligemma(tokenizer: Any) -> Any:
-    from transformers import PaliGemmaProcessor
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-
-    images = SiglipImageProcessorPil(size={"height": PIXELS, "width": PIXELS})
-    images.image_seq_length = 16  # pyright: ignore[reportAttributeAccessIssue]
-    return PaliGemmaProcessor(images, tokenizer)
-
-
-def _llava_onevision(tokenizer: Any) -> Any:
-    from transformers import LlavaOnevisionProcessor
-    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
-
-    side = {"height": PIXELS, "width": PIXELS}
-    images = LlavaOnevisionImageProcessorPil(size=side, image_grid_pinpoints=_PINPOINTS)
-    return without_videos(LlavaOnevisionProcessor)(
-        images, tokenizer, None, num_image_tokens=16, vision_feature_select_strategy="full",
-        chat_template=TEMPLATE.replace("PICTURE", "<image>"),
-    )  # fmt: skip
-
-
-def _internvl(tokenizer: Any) -> Any:
-    from transformers import InternVLProcessor
-    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-
-    images = GotOcr2ImageProcessorPil(size={"height": PIXELS, "width": PIXELS}, max_patches=4)
-    template = TEMPLATE.replace("PICTURE", "<IMG_CONTEXT>")
-    return without_videos(InternVLProcessor)(images, tokenizer, None, image_seq_length=4, chat_template=template)
-
-
-def _lfm2_vl(tokenizer: Any) -> Any:
-    from transformers import Lfm2VlImageProcessor, Lfm2VlProcessor
-
-    images = Lfm2VlImageProcessor(
-        downsample_factor=2, do_image_splitting=False, min_image_tokens=1, max_image_tokens=4, encoder_patch_size=PATCH,
-        tile_size=PIXELS,
-    )  # fmt: skip
-    return Lfm2VlProcessor(images, tokenizer, chat_template=TEMPLATE.replace("PICTURE", "<image>"))
-
-
+SQUARE = {"height": PIXELS, "width": PIXELS}
+_LONGEST = {"longest_edge": PIXELS}
+_UNSPLIT = {"size": _LONGEST, "max_image_size": _LONGEST, "do_image_splitting": False}
+_FOUR = {"image_seq_len": 4}
+_QWEN_PICTURES = {
+    "size": {"shortest_edge": PATCH * PATCH * 4, "longest_edge": PIXELS * PIXELS}, "patch_size": PATCH, "merge_size": 2,
+    "temporal_patch_size": 2,
+}  # fmt: skip
+_QWEN_PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+_QWEN_IMAGES = "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil"
+CLIP_IMAGES = "clip.image_processing_pil_clip.CLIPImageProcessorPil"
+SIGLIP_IMAGES = "siglip.image_processing_pil_siglip.SiglipImageProcessorPil"
 _PINPOINTS = [[PIXELS, PIXELS], [PIXELS, 2 * PIXELS], [2 * PIXELS, PIXELS]]
 """Heights and widths in pixels that pictures of LLaVA-OneVision are brought to."""
 
@@ -165,61 +88,81 @@ _QWEN3_VISION = {
 }  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
-    "idefics3": Family(_idefics3, {"image_token_id": 4, "scale_factor": 2}, {"model_type": "llama"}),
+    "idefics3": Family(
+        "Idefics3Processor", "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil", _UNSPLIT, _FOUR,
+        config={"image_token_id": 4, "scale_factor": 2}, text={"model_type": "llama"},
+    ),
     "gemma3": Family(
-        _gemma3,
-        {"image_token_index": 4, "image_token_id": 4, "boi_token_index": 8, "eoi_token_index": 9,
-         "mm_tokens_per_image": 4},
-        {"head_dim": 16},
+        "Gemma3Processor", "gemma3.image_processing_pil_gemma3.Gemma3ImageProcessorPil", {"size": SQUARE},
+        {"image_seq_length": 4}, "<start_of_image>",
+        config={"image_token_index": 4, "image_token_id": 4, "boi_token_index": 8, "eoi_token_index": 9,
+                "mm_tokens_per_image": 4},
+        text={"head_dim": 16},
     ),
     "llava": Family(
-        _llava, {"image_token_index": 4, "image_token_id": 4, "vision_feature_select_strategy": "default"},
-        {"model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"},
+        "LlavaProcessor", CLIP_IMAGES, {"size": SQUARE, "crop_size": SQUARE, "do_center_crop": False},
+        {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        config={"image_token_index": 4, "image_token_id": 4, "vision_feature_select_strategy": "default"},
+        text={"model_type": "llama"}, vision={**VISION, "model_type": "clip_vision_model"},
     ),
-    "smolvlm": Family(_smolvlm, {"image_token_id": 4, "scale_factor": 2}, {"model_type": "llama"}),
+    "smolvlm": Family(
+        "SmolVLMProcessor", "smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil", _UNSPLIT, _FOUR,
+        config={"image_token_id": 4, "scale_factor": 2}, text={"model_type": "llama"},
+    ),
     "qwen2_vl": Family(
-        _qwen("Qwen2VLProcessor"), _QWEN_IDS, {"rope_parameters": _ROPE},
+        "Qwen2VLProcessor", _QWEN_IMAGES, _QWEN_PICTURES, {}, _QWEN_PICTURE, _QWEN_IDS, {"rope_parameters": _ROPE},
         {**_QWEN_VISION, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}, _QWEN_TOKENS,
     ),
     "qwen2_5_vl": Family(
-        _qwen("Qwen2_5_VLProcessor"), _QWEN_IDS, {"rope_parameters": _ROPE},
+        "Qwen2_5_VLProcessor", _QWEN_IMAGES, _QWEN_PICTURES, {}, _QWEN_PICTURE, _QWEN_IDS, {"rope_parameters": _ROPE},
         {**_QWEN_VISION, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "window_size": 32,
          "fullatt_block_indexes": [1]}, _QWEN_TOKENS,
     ),
     "qwen3_vl": Family(
-        _qwen("Qwen3VLProcessor"), _QWEN_IDS, {"rope_parameters": _ROPE, "head_dim": 16},
-        {**_QWEN3_VISION, "deepstack_visual_indexes": [0]}, _QWEN_TOKENS,
+        "Qwen3VLProcessor", _QWEN_IMAGES, _QWEN_PICTURES, {}, _QWEN_PICTURE, _QWEN_IDS,
+        {"rope_parameters": _ROPE, "head_dim": 16}, {**_QWEN3_VISION, "deepstack_visual_indexes": [0]}, _QWEN_TOKENS,
     ),
     "qwen3_5": Family(
-        _qwen("Qwen3VLProcessor"), _QWEN_IDS,
+        "Qwen3VLProcessor", _QWEN_IMAGES, _QWEN_PICTURES, {}, _QWEN_PICTURE, _QWEN_IDS,
         {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}, "head_dim": 16,
          "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16, "linear_value_head_dim": 16,
          "linear_num_key_heads": 4, "linear_num_value_heads": 4},
         _QWEN3_VISION, _QWEN_TOKENS,
     ),
     "paligemma": Family(
-        _paligemma, {"image_token_index": 4, "image_token_id": 4, "projection_dim": 64, "hidden_size": 64},
-        {"model_type": "gemma2", "head_dim": 16, "vocab_size": VOCABULARY + 1152},
-        {**VISION, "projection_dim": 64},
+        "PaliGemmaProcessor", SIGLIP_IMAGES, {"size": SQUARE}, picture="",
+        config={"image_token_index": 4, "image_token_id": 4, "projection_dim": 64, "hidden_size": 64},
+        text={"model_type": "gemma2", "head_dim": 16, "vocab_size": VOCABULARY + 1152},
+        vision={**VISION, "projection_dim": 64},
     ),
     "llava_onevision": Family(
-        _llava_onevision,
-        {"image_token_index": 4, "image_token_id": 4, "video_token_index": _FIRST, "image_grid_pinpoints": _PINPOINTS},
-        {"model_type": "qwen2"}, {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False},
-        {"video_token": "<video>"},
+        "LlavaOnevisionProcessor",
+        "llava_onevision.image_processing_pil_llava_onevision.LlavaOnevisionImageProcessorPil",
+        {"size": SQUARE, "image_grid_pinpoints": _PINPOINTS},
+        {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        config={"image_token_index": 4, "image_token_id": 4, "video_token_index": _FIRST,
+                "image_grid_pinpoints": _PINPOINTS},
+        text={"model_type": "qwen2"},
+        vision={**VISION, "model_type": "siglip_vision_model", "vision_use_head": False},
+        tokens={"video_token": "<video>"},
     ),
     "internvl": Family(
-        _internvl, {"image_token_id": _FIRST, "image_seq_length": 4}, {"model_type": "qwen2"},
+        "InternVLProcessor", "got_ocr2.image_processing_pil_got_ocr2.GotOcr2ImageProcessorPil",
+        {"size": SQUARE, "max_patches": 4}, {"image_seq_length": 4}, "<IMG_CONTEXT>",
+        {"image_token_id": _FIRST, "image_seq_length": 4}, {"model_type": "qwen2"},
         {**VISION, "image_size": [PIXELS, PIXELS], "patch_size": [PATCH, PATCH]},
         {"context_image_token": "<IMG_CONTEXT>", "start_image_token": "<img>", "end_image_token": "</img>",
          "video_token": "<video>"},
     ),
     "lfm2_vl": Family(
-        _lfm2_vl, {"image_token_id": 4, "projector_hidden_size": 64, "downsample_factor": 2},
-        {"layer_types": ["conv", "full_attention"], "block_ff_dim": 128, "block_multiple_of": 8},
-        {**VISION, "model_type": "siglip2_vision_model", "num_patches": 16, "vision_use_head": False},
-        {"image_token": "<image>", "image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>",
-         "image_thumbnail_token": "<|img_thumbnail|>"},
+        "Lfm2VlProcessor", "lfm2_vl.image_processing_lfm2_vl.Lfm2VlImageProcessor",
+        {"downsample_factor": 2, "do_image_splitting": False, "min_image_tokens": 1, "max_image_tokens": 4,
+         "encoder_patch_size": PATCH, "tile_size": PIXELS},
+        config={"image_token_id": 4, "projector_hidden_size": 64, "downsample_factor": 2},
+        text={"layer_types": ["conv", "full_attention"], "block_ff_dim": 128, "block_multiple_of": 8},
+        vision={**VISION, "model_type": "siglip2_vision_model", "num_patches": 16, "vision_use_head": False},
+        tokens={"image_token": "<image>", "image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>",
+                "image_thumbnail_token": "<|img_thumbnail|>"},
     ),
 }  # fmt: skip
 """Family (``model_type`` of ``transformers``) -> what its small model needs."""
@@ -249,26 +192,49 @@ def tiny(family: str, seed: int = 0) -> tuple[nn.Module, Any]:
     return model, _processor(family, made)
 
 
-def _processor(family: str, made: Family) -> Any:
+def images_of(path: str, options: Mapping[str, Any]) -> Any:
+    """What prepares pictures, by its module and class within ``transformers.models``."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(f"transformers.models.{module}"), name)(**options)
+
+
+def _processor(name: str, family: Family) -> Any:
     try:
-        return made.processor(tiny_tokenizer(made))
+        import transformers
+
+        kind = getattr(transformers, family.processor)
+        parts = {"video_processor": None} if "video_processor" in kind.get_attributes() else {}
+        images = images_of(family.images, family.image_options)
+        if family.picture:
+            options = {**family.options, "chat_template": TEMPLATE.replace("PICTURE", family.picture)}
+        else:  # PaliGemma's, which asks its part for pictures how many tokens they are
+            images.image_seq_length, options = 16, family.options
+        tokenizer = tiny_tokenizer(family)
+        return without_videos(kind)(image_processor=images, tokenizer=tokenizer, **parts, **options)
     except ImportError as error:
-        raise ValueError(missing(f"tiny:{family}", error)) from error
+        raise ValueError(missing(f"tiny:{name}", error)) from error
+
+
+def byte_tokens(special: Sequence[str], behind: Sequence[str] = (), *, prefix_space: bool) -> Any:
+    """A tokenizer of the library with special tokens, all bytes, and further special tokens as its vocabulary."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate((*special, *alphabet, *behind))}
+    made: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    made.decoder = decoders.ByteLevel()
+    return made
 
 
 def tiny_tokenizer(family: Family | None = None) -> Any:
     """A tokenizer with bytes as tokens behind special ones, and a family's own special ones behind these."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     named = {} if family is None else family.tokens
-    added_tokens = [token for token in named.values() if token not in SPECIAL]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *alphabet, *added_tokens))}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    made.add_special_tokens([*SPECIAL, *added_tokens])
+    tokens = (*SPECIAL, *(token for token in named.values() if token not in SPECIAL))
+    made = byte_tokens(SPECIAL, tokens[len(SPECIAL) :], prefix_space=False)
+    made.add_special_tokens(list(tokens))
     return PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<end_of_utterance>",
         padding_side="left",
