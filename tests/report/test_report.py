@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.report.html.image_store import ImageStore
+from confed.report.html.media import ImageStore
 from confed.report.report import render, write_report
 from confed.results.runs import load
 from html_page import Page
