@@ -256,10 +256,7 @@ class Comparison:
         return client_table(self.labels, self.differences, reference)
 
     def relative(self, method: str) -> Table:
-        """Relative improvement of one method over each other one, per client (figure 7 of Cao et al., 2025).
-
-        Raises ``ValueError``: the method is not among those with values for single clients.
-        """
+        """Relative improvement of one method over each other one, per client (figure 7 of Cao et al., 2025)."""
         if method not in self.clients_of:
             available = ", ".join(self.clients_of) or "none"
             raise ValueError(

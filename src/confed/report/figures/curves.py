@@ -50,12 +50,7 @@ MANY_METHODS = 6
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel, with a band around it or without.
-
-    Attributes:
-        low: lower edge of the band.
-        high: upper edge of the band; empty where there is none.
-    """
+    """A line of a panel, with the edges of a band around it or without."""
 
     series: SeriesStyle
     x: Sequence[float]
@@ -154,7 +149,7 @@ def curves(study: StudyResults) -> Drawing | None:
     # A run's deployed model is among the others, and without models of the clients' own theirs is the global one.
     without = {"deployed at each client": study.single, "personal models": nobody_has_own(study)}
     for title, read, fractions, alone in _PANELS:
-        curves_of = {method: [read(run) for run in study.of(method)] for method in study.methods}
+        curves_of = {method: list(map(read, study.of(method))) for method in study.methods}
         if without.get(title) or not any(len(curve) > 1 for curve in chain.from_iterable(curves_of.values())):
             continue
         panel = Panel(title, "round", f"{curve_metric(study)}, %" if fractions else "")

@@ -33,13 +33,7 @@ GROUPS = 40
 
 @dataclass(frozen=True)
 class LabelScores:
-    """Average precision of each label, the labels that are most frequent in training first.
-
-    Attributes:
-        train: all clients' training examples with the label, (C,); of the test examples in runs that do not say it.
-        chance: share of test examples with the label, (C,): what a score that is the same for all examples gets.
-        values: method -> mean over seeds, (C,); NaN where no test example has the label.
-    """
+    """Average precision of each label, (C,), those most frequent in training first; NaN without test examples."""
 
     labels: tuple[str, ...]
     train: np.ndarray
@@ -60,8 +54,7 @@ def label_scores(study: StudyResults) -> LabelScores | None:
     for method in study.methods:
         tables = [_precisions(run) for run in runs if run.method == method]
         if tables:
-            means = [average([table.get(name) for table in tables]) for name in names]
-            values[method] = np.array([np.nan if value is None else value for value in means])
+            values[method] = np.array([_mean(tables, name) for name in names])
     return LabelScores(
         names,
         np.array([_count(first[i]) for i in order]),
@@ -161,6 +154,11 @@ def co_occurrence_of(study: StudyResults) -> Drawing | None:
 
 def _rows(run: RunResults) -> Sequence[Mapping[str, Any]]:
     return run.summary.labelled.get("per_class", ())
+
+
+def _mean(tables: Sequence[Mapping[str, float | None]], label: str) -> float:
+    mean = average([table.get(label) for table in tables])
+    return np.nan if mean is None else mean
 
 
 def _precisions(run: RunResults) -> dict[str, float | None]:

@@ -47,13 +47,7 @@ _STAND_INS: Mapping[str, str] = {name: f"#0a0b{i:02x}" for i, name in enumerate(
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """Style of one series in all figures of a page.
-
-    Attributes:
-        colour: the name of its colour.
-        dashed: whether its lines are dashed.
-        marker: matplotlib's letter for its points.
-    """
+    """Style of one series in all figures of a page."""
 
     label: str
     colour: str
@@ -93,9 +87,10 @@ class Drawing:
         content, figure = self._save(_STAND_INS.__getitem__, "svg")
         values = json.dumps(panels_of(figure), ensure_ascii=False, separators=(",", ":"))
         svg = content.decode()
-        svg = svg[svg.index("<svg") :].replace(
-            "<svg", f'<svg data-name="{escape(self.name)}" data-panels="{escape(values)}"', 1
+        attributes = (
+            f'style="--wide:{self.width / 10.4:.2g}" data-name="{escape(self.name)}" data-panels="{escape(values)}"'
         )
+        svg = svg[svg.index("<svg") :].replace("<svg", f"<svg {attributes}", 1)
         svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)

@@ -138,11 +138,7 @@ def _words(names: object) -> Sequence[str]:
 
 
 class ImageStore:
-    """Pictures and sounds of a page, each stored once.
-
-    Attributes:
-        css: rules of the pictures added so far.
-    """
+    """Pictures and sounds of a page, each stored once."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

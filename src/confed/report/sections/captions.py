@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from confed.report.section import Kind, Section
+from confed.report.tables.cells import finished
 from confed.report.tables.columns import Context, MethodRow, columns_of, method_table
 from confed.report.tables.table import Table, wide_html
 from confed.results.runs import StudyResults
@@ -22,7 +23,7 @@ def captioned(study: StudyResults) -> bool:
 
 def caption_table(study: StudyResults) -> Table:
     """A row per method: both measures of each view, mean and standard deviation over seeds."""
-    rows = [MethodRow(label, [run for run in study.of(m) if run.complete]) for m, label in study.labels.items()]
+    rows = [MethodRow(study.labels[method], runs) for method, runs in finished(study).items()]
     table = method_table("Written captions", rows, columns_of("captions", Context(rows)), (_NOTE,))
     return replace(table, sections=table.sections[:1])
 

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from confed.metrics.statistics import mean_sd
@@ -36,15 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point:
-    """One row of the figure.
-
-    Attributes:
-        count: the paper's count, N² or C; None for FedAvg.
-        personal: mean over clients of the personal models, in % per seed.
-        unseen: mean over unseen places of the global model, in % per seed.
-        extra: milliseconds per step above FedAvg's, per seed; empty where they were not measured.
-        filtered: whether it compares the answers that the filter picks.
-    """
+    """One row of the figure: the paper's count, N² or C, and values in % or ms per seed."""
 
     method: str
     count: int | None
@@ -109,7 +102,7 @@ def _draw(figure: "Figure", study: StudyResults, shown: Sequence[Point], palette
         ("global model, unseen places", "unseen", ""),
         ("measured", "extra", "ms per step above FedAvg"),
     ]
-    panels = [panel for panel in panels if any(getattr(point, panel[1]) for point in shown)]
+    panels = [panel for panel in panels if any(map(attrgetter(panel[1]), shown))]
     for i, (title, key, label) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), i + 1)
         _panel(axes, study, shown, key, palette)

@@ -302,10 +302,13 @@ def calibration(study: StudyResults) -> str:
     def error(view: View, run: RunResults) -> float | None:
         return average([*run.summary.calibration(view).values()])
 
-    rows: list[tuple[str, list[float | None]]] = []
+    rows: Rows = []
+    measured: set[float | None] = set()
     for m in study.methods:
-        rows.append((study.labels[m], [study.mean(m, partial(error, view)) for view in TESTED]))
-    if all(value is None for value in chain.from_iterable(values for _, values in rows)):
+        errors_of = [study.mean(m, partial(error, view)) for view in TESTED]
+        rows.append((study.labels[m], errors_of))
+        measured.update(errors_of)
+    if measured <= {None}:
         return ""
     text = (
         "Expected calibration error in percentage points, mean over places: how far the probability that a model "
@@ -408,11 +411,21 @@ def _hurt(personal: BySeed, reference: BySeed) -> Cell:
     return Cell(f"{len(harmed.clients)} of {harmed.n}: {names}, up to {formats.percent(harmed.worst)} points{only}")
 
 
+def _means(seeds: Sequence[Mapping[str, float]], places: Sequence[str]) -> list[float | None]:
+    """The mean over seeds at every place."""
+    means: list[float | None] = []
+    for place in places:
+        means.append(average([values.get(place) for values in seeds]))
+    return means
+
+
 def _matrix(study: StudyResults, method: str) -> str:
     """One method's matrix, mean over seeds, with the global model as its last row."""
     runs = study.of(method)
     matrices = [run.summary.matrix for run in runs]
-    owners = [client for client in study.clients if any(matrix.get(client) for matrix in matrices)]
+    owners: list[str] = []
+    for client in study.clients:
+        owners += [client] if any(matrix.get(client) for matrix in matrices) else []
     tried: set[str] = set()
     abroad = False
     for matrix, owner in product(matrices, owners):
@@ -423,10 +436,8 @@ def _matrix(study: StudyResults, method: str) -> str:
     places = [place for place in (*study.clients, *study.scenes) if place in tried]
     rows: list[tuple[str, Sequence[float | None]]] = []
     for owner in owners:
-        values_of = [matrix.get(owner, {}) for matrix in matrices]
-        rows.append((owner, [average([values.get(place) for values in values_of]) for place in places]))
-    shared = [run.summary.values(view) for run, view in product(runs, (View.SEEN, View.UNSEEN))]
-    last = [average([values.get(place) for values in shared]) for place in places]
+        rows.append((owner, _means([matrix.get(owner, {}) for matrix in matrices], places)))
+    last = _means([run.summary.values(view) for run, view in product(runs, (View.SEEN, View.UNSEEN))], places)
     present = any(value is not None for value in last)
     if present:
         rows.append(("global model", last))

@@ -20,7 +20,7 @@ from confed.report.html.gallery import gallery
 from confed.report.html.page import Tabs
 from confed.report.section import Kind, Section
 from confed.report.sections.general import NOT_ENDED, labelled, tiles_of
-from confed.report.tables.cells import percent_cell
+from confed.report.tables.cells import finished, percent_cell
 from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Cell, Column, pivot, to_html, wide_html
 from confed.results.runs import RunResults, StudyResults
@@ -68,8 +68,8 @@ def results(study: StudyResults, tabs: Tabs) -> str:
     if not any(run.complete for run in study.runs):
         return NOT_ENDED
     methods: list[tuple[str, list[Summary]]] = []
-    for method, label in study.labels.items():
-        methods.append((label, [run.summary for run in study.of(method) if run.complete]))
+    for method, runs in finished(study).items():
+        methods.append((study.labels[method], [run.summary for run in runs]))
     titles = {"table": "labels", "table-coarse": "coarse labels", "table-personal": "clients' own models",
               "table-unseen": "unseen places", "table-top3": "top 3", "table-flair": "as FLAIR counts"}  # fmt: skip
     panels: list[tuple[str, str]] = []

@@ -37,12 +37,7 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Point:
-    """Runs with the same noise.
-
-    Attributes:
-        epsilon: of all rows that one client sends in the run; infinite without a guarantee.
-        accuracies: of the global model, one per seed, as fractions.
-    """
+    """Runs with the same noise; epsilon is infinite without a guarantee, accuracies are fractions."""
 
     row: str
     epsilon: float
@@ -70,8 +65,6 @@ def curves(study: StudyResults, delta: float = DELTA) -> dict[str, list[Point]]:
     On one curve are rows of one method, network, task and data that differ in clipping and noise. Epsilon is that of a
     client's rows over the whole run, given the weights of its part, where an example may be replaced by any other. A
     run whose rows are not all noised has no guarantee.
-
-    Raises ``ValueError``: dp-accounting is not installed, and a row is noised.
     """
     points_of: dict[str, list[Point]] = {}
     labels: dict[str, str] = {}

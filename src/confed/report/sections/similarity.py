@@ -28,16 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Similarities of B questions with B answers, those of the same examples.
-
-    Attributes:
-        place: whose test examples they are.
-        answers: the examples' answers, sorted, so that equal ones are neighbours.
-        before: with the initial values, (B, B); row i is question i.
-        after: with the trained values.
-        same: of the negatives in training batches, the share that has the answer of the example they are negatives of;
-            None where it was not measured.
-    """
+    """Similarities (B, B) of B questions, in rows, with B answers, in columns; equal answers are neighbours."""
 
     place: str
     kind: str

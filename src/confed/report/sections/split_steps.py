@@ -163,8 +163,9 @@ def traffic_table(study: StudyResults) -> Table | None:
         if not rounds:
             continue
         rows: list[_Traffic] = []
-        for action in dict.fromkeys(chain.from_iterable(summary.actions for summary in counting)):
-            counts = [summary.actions.get(action, {}) for summary in counting]
+        actions = [summary.actions for summary in counting]
+        for action in dict.fromkeys(chain.from_iterable(actions)):
+            counts = [of_run.get(action, {}) for of_run in actions]
             calls, up, down = (_mean(counts, key) for key in ("calls", "up", "down"))
             rows.append(_Traffic(study.labels[method], str(action), calls, up, down, rounds))
         sections.append(rows)

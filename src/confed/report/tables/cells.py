@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
+from operator import attrgetter
 
 from confed.data.picture_tables import by_place
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, holm, mean, paired_t
 from confed.report.tables.table import Cell, Mark, Row
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import Summary
 from confed.system import format as formats
 
@@ -72,6 +74,16 @@ def missing_sites_note(summaries: Iterable[Summary]) -> list[str]:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in summary.missing_sites.items())
             notes[f"{summary.label}: every mean over clients is over {sites} (not evaluated: {reasons})."] = None
     return [*notes]
+
+
+def summaries_of(methods: Sequence[tuple[str, Sequence[Summary]]]) -> list[Summary]:
+    """The summaries of all methods."""
+    return list(chain.from_iterable(summaries for _, summaries in methods))
+
+
+def finished(study: StudyResults) -> dict[str, list[RunResults]]:
+    """Method -> its runs that came to their end."""
+    return {method: list(filter(attrgetter("complete"), study.of(method))) for method in study.methods}
 
 
 def uneven_note(seeds: Mapping[str, int], what: str) -> list[str]:

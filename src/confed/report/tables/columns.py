@@ -66,13 +66,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Context:
-    """Context of a table, by which columns decide whether they are shown.
-
-    Attributes:
-        clients: names of all clients.
-        scenes: names of all unseen places.
-        judged: which models are judged at the clients.
-    """
+    """What a table is about, by which columns decide whether they are shown."""
 
     rows: Sequence[MethodRow]
     clients: Sequence[str] = ()

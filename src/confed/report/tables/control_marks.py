@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from confed.comparison.records import Record
 from confed.comparison.refusals import fails
 from confed.report.html import page
-from confed.report.tables.cells import mean_sd_cell, p_cell, signed
+from confed.report.tables.cells import finished, mean_sd_cell, p_cell, signed
 from confed.report.tables.table import Cell, Column, Row, Table, pivot, wide_html
 from confed.results.records import record_of
 from confed.results.runs import StudyResults
@@ -86,13 +86,14 @@ class _Tried(NamedTuple):
 
 def controls_table(study: StudyResults) -> Table | None:
     """Every method's means over places under all conditions, a section per view; None where none were tried."""
-    records = {m: [record_of(run) for run in study.of(m) if run.complete] for m in study.methods}
+    runs = finished(study)
+    records = {method: list(map(record_of, of_method)) for method, of_method in runs.items()}
     sections: list[list[_Tried]] = []
     conditions: set[str] = set()
     for view in TESTED:
         sections.append([])
-        for method in study.methods:
-            stated = [run.summary.controls(view) for run in study.of(method) if run.complete]
+        for method, of_method in runs.items():
+            stated = [run.summary.controls(view) for run in of_method]
             stated = [statement for statement in stated if statement]
             for statement in stated:
                 conditions.update(statement.get("means", ()))

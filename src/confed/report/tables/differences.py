@@ -20,12 +20,7 @@ GAP = Cell("")
 
 @dataclass(frozen=True)
 class Line:
-    """A method's results on a measure, beside those of a reference.
-
-    Attributes:
-        values: seed -> value, a fraction.
-        difference: to the reference; None for itself and where nothing can be compared.
-    """
+    """A method's results on a measure (seed -> fraction), beside its difference to a reference where there is one."""
 
     measure: str
     label: str

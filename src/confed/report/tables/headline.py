@@ -4,7 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from confed.report.tables.cells import left_clients_note, left_out_note, of_recipe, over_seeds, uneven_note
+from confed.report.tables.cells import (
+    left_clients_note,
+    left_out_note,
+    of_recipe,
+    over_seeds,
+    summaries_of,
+    uneven_note,
+)
 from confed.report.tables.columns import (
     MANY_PLACES,
     Context,
@@ -31,7 +38,7 @@ def study_table(contents: Iterable[Mapping[str, Any]]) -> "RichTable | Group":
     for summary in with_deployed([*map(Summary, contents)]):
         groups.setdefault((summary.algorithm, summary.label), []).append(summary)
     methods = [(label, runs) for (_, label), runs in groups.items()]
-    if any(summary.is_labelled for summary in chain.from_iterable(runs for _, runs in methods)):
+    if any(summary.is_labelled for summary in summaries_of(methods)):
         from rich.console import Group
 
         return Group(*map(to_rich, label_tables(methods, cost=True).values()))
@@ -56,7 +63,7 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
         lengths = [(label, len(runs)) for label, runs in methods]
         raise ValueError(f"every method must have at least one run, got {lengths}")
     rows = in_order([method_row(label, runs) for label, runs in methods])
-    every = list(chain.from_iterable(runs for _, runs in methods))
+    every = summaries_of(methods)
     clients = list(dict.fromkeys(chain.from_iterable(summary.clients for summary in every)))
     clients = clients or list(dict.fromkeys(chain.from_iterable(one.values(View.PERSONAL) for one in every)))
     many = len(clients) > MANY_PLACES
@@ -80,7 +87,7 @@ def _title(every: Sequence[Summary], methods: Sequence[tuple[str, Sequence[Summa
 
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds: bool) -> list[str]:
-    every = list(chain.from_iterable(runs for _, runs in methods))
+    every = summaries_of(methods)
     notes = [
         "Personal: each client's own model on its own test data. Global: the one shared model on the clients' test "
         "data (seen) and on places that took no part (unseen). Sent: all clients, all rounds, up and down.",

@@ -6,10 +6,9 @@ places where clients have no test examples, or the clients' own models where a m
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
-from confed.report.tables.cells import missing_sites_note, of_recipe, over_seeds, uneven_note
+from confed.report.tables.cells import missing_sites_note, of_recipe, over_seeds, summaries_of, uneven_note
 from confed.report.tables.columns import Context, RunColumn, columns_of, in_order, method_row, method_table
 from confed.report.tables.table import Table
 from confed.results.summary import LABEL_METRICS, Summary
@@ -78,7 +77,7 @@ def label_tables(
     ``table-unseen``.
     """
     tables = {"table": label_table(methods, cost=cost)}
-    summaries = [summary for summary in chain.from_iterable(runs for _, runs in methods) if summary.is_labelled]
+    summaries = [summary for summary in summaries_of(methods) if summary.is_labelled]
     if any(summary.label_section(level="coarse") for summary in summaries):
         tables["table-coarse"] = label_table(methods, level="coarse")
     for view in ("personal", "unseen"):
@@ -92,7 +91,7 @@ def label_tables(
 
 
 def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: str) -> str:
-    every = list(chain.from_iterable(runs for _, runs in methods))
+    every = summaries_of(methods)
     recipe = next((summary.recipe for summary in every if summary.recipe), "")
     spread = over_seeds(max((len(runs) for _, runs in methods), default=0))
     views = {view} if view else _headlines(every)
@@ -107,7 +106,7 @@ def _headlines(summaries: Iterable[Summary]) -> set[str]:
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:
     firsts = {label: runs[0] for label, runs in methods if runs and runs[0].is_labelled}
-    notes = missing_sites_note(chain.from_iterable(runs for _, runs in methods))
+    notes = missing_sites_note(summaries_of(methods))
     thresholds = sorted({f"{summary.labelled.get('threshold', 0.5):g}" for summary in firsts.values()})
     notes.append(
         "C: means over classes; C-F1 is the harmonic mean of C-P and C-R. O: over all pairs of example and label. AP: "

@@ -39,13 +39,7 @@ DARK = 0.55
 
 
 class Row(NamedTuple):
-    """A model on the data of a place.
-
-    Attributes:
-        method: its label.
-        place: client or unseen place.
-        values: set of modalities -> a value for each seed that has one, fractions.
-    """
+    """A model on the data of a place: set of modalities -> a fraction for each seed that has one."""
 
     method: str
     view: View

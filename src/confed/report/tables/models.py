@@ -73,17 +73,7 @@ Cells = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 @dataclass(frozen=True)
 class ModelPair:
-    """Two methods compared over models. P-values "after the correction" are Holm's, over the pairs.
-
-    Attributes:
-        second: the method it is compared with.
-        differences: model -> mean over common seeds of first minus second, a fraction.
-        paired: paired t-test over models.
-        unpaired: the two-sample test of the same values, which takes them as independent.
-        signed_ranks: Wilcoxon's signed-rank test over models.
-        paired_p: p-value of the paired t-test after the correction; None where all models show the same difference.
-        signed_ranks_p: that of Wilcoxon's test after the correction.
-    """
+    """Two methods compared over models; p-values "after the correction", ``*_p``, are Holm's, over the pairs."""
 
     first: str
     second: str
@@ -97,18 +87,7 @@ class ModelPair:
 
 @dataclass(frozen=True)
 class ModelStudies:
-    """The studies of several models.
-
-    Attributes:
-        studies: label of a model -> its study.
-        labels: method -> its name as people write it, in order.
-        view: what is judged at the clients: deployed or personal models.
-        measures: measure -> values; first :data:`OVERALL`, then a measure per type of question.
-        absent: label of a model without any run -> why.
-        refused: method -> other method -> why the two are not tested against each other.
-        blind: label of a model -> methods whose models at the clients do not beat their controls there
-            (:mod:`confed.report.tables.control_marks`); between two of them the model does not count.
-    """
+    """The studies of several models, label of a model -> study, with what is common: methods, measures, refusals."""
 
     studies: Mapping[str, StudyResults]
     labels: Mapping[str, str]
@@ -121,7 +100,7 @@ class ModelStudies:
     @property
     def runs(self) -> list[RunResults]:
         """The runs with all models."""
-        return list(chain.from_iterable(study.runs for study in self.studies.values()))
+        return _runs(self.studies)
 
     @property
     def recipe(self) -> str:
@@ -135,15 +114,16 @@ class ModelStudies:
         return tuple(method for method in self.labels if method in firsts and firsts[method].is_bound)
 
     def references(self, names: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The methods that others are compared with; see :func:`confed.comparison.paired.baseline_methods`.
-
-        Raises ``ValueError``: an unknown method.
-        """
+        """The methods that others are compared with; see :func:`confed.comparison.paired.baseline_methods`."""
         methods: dict[str, dict[int, Record]] = {}
         for method in self.labels:
             records = dict(enumerate(record_of(run) for run in self.runs if run.method == method))
             methods |= {method: records} if records else {}
         return baseline_methods(methods, names)
+
+
+def _runs(studies: Mapping[str, StudyResults]) -> list[RunResults]:
+    return list(chain.from_iterable(study.runs for study in studies.values()))
 
 
 def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> ModelStudies:
@@ -155,7 +135,7 @@ def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> Mo
             studies[label] = load(root / row)
         except ValueError as error:  # not one run is there; an index may tell why
             absent[label] = str(error) if (root / row / "summary.json").is_file() else "nothing has been run yet"
-    if not any(run.complete for run in chain.from_iterable(study.runs for study in studies.values())):
+    if not any(run.complete for run in _runs(studies)):
         raise ValueError(f"{root} must hold a finished run of at least one of {', '.join(models)}, found none")
     return replace(model_studies(studies, headline), absent=absent)
 
@@ -165,7 +145,7 @@ def model_studies(studies: Mapping[str, StudyResults], headline_key: str = "") -
     if not studies:
         raise ValueError("studies must hold at least one, got none")
     # What is deployed is decided for all runs together: one table has one kind of value.
-    runs = with_deployed_of(list(chain.from_iterable(study.runs for study in studies.values())), headline_key)
+    runs = with_deployed_of(_runs(studies), headline_key)
     shared: dict[str, StudyResults] = {}
     labels: dict[str, str] = {}
     remaining = iter(runs)
@@ -276,7 +256,9 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
     methods = list(models.labels)
     sections = [tuple(_model_row(models, cells, model) for model in models.studies)]
     shown = [method for method in methods if cells[method]]
-    common = [model for model in models.studies if all(model in cells[method] for method in shown)]
+    common = [*models.studies]
+    for method in shown:
+        common = [model for model in common if model in cells[method]]
     if len(common) > 1:
         # A mean over models has no spread over seeds of its own: seeds are averaged first.
         means: dict[str, float | None] = {}
@@ -323,8 +305,6 @@ def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> l
     All pairs where there are few methods and no reference is wanted; else each method with each reference, two
     references with each other once: a hypothesis that counts twice would count twice in the correction too. Without
     the pairs that may not be tested.
-
-    Raises ``ValueError``: an unknown reference.
     """
     methods = [method for method in models.labels if models.measures[OVERALL][method]]
     wanted: list[tuple[str, str]] = []
@@ -389,10 +369,7 @@ def _statistic(value: float | None) -> str:
 
 
 def model_tables(models: ModelStudies, references: Sequence[str] | None = None) -> dict[str, Table]:
-    """All tables of several models: name -> table; "models", "pairs" and "differences", with a measure behind it.
-
-    Raises ``ValueError``: an unknown reference.
-    """
+    """All tables of several models: name -> table; "models", "pairs" and "differences", with a measure behind it."""
     wanted = pairs_of(models, references)
     tables: dict[str, Table] = {}
     tests: dict[str, Table] = {}
@@ -490,10 +467,7 @@ def _not_tested(models: ModelStudies) -> list[str]:
 def write_models(
     root: Path, models: Mapping[str, str], references: Sequence[str] | None = None
 ) -> tuple[ModelStudies, list[Path]]:
-    """Export of ``models.md``, ``.csv``, ``.tex``, the CSV files of the tests and ``report.html`` to a folder.
-
-    Raises ``ValueError``: no finished run, or an unknown reference.
-    """
+    """Export of ``models.md``, ``.csv``, ``.tex``, the CSV files of the tests and ``report.html`` to a folder."""
     studies = load_models(root, models)
     pages = {label: f"{row}/report.html" for row, label in distinct_labels(models).items()}
     links = {label: path for label, path in pages.items() if (root / path).is_file()}

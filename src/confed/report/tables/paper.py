@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from confed.report.tables.cells import left_clients_note, left_out_note, of_recipe, over_seeds, uneven_note
+from confed.report.tables.cells import (
+    finished,
+    left_clients_note,
+    left_out_note,
+    of_recipe,
+    over_seeds,
+    summaries_of,
+    uneven_note,
+)
 from confed.report.tables.columns import MANY_PLACES, Context, MethodRow, columns_of, method_table, place_columns
 from confed.report.tables.cost import backbone
 from confed.report.tables.labels import label_table, label_tables
@@ -35,7 +43,8 @@ def paper_table(study: StudyResults) -> Table:
     if labelled := labelled_rows(study):
         return label_table(labelled)
     names = study.rows or study.labels
-    done = {method: [run for run in study.of(method) if run.complete] for method in names}
+    ended = finished(study)
+    done = {method: ended.get(method, []) for method in names}
     rows = {m: MethodRow(names[m], runs, bool(runs) and runs[0].summary.is_bound) for m, runs in done.items()}
     bounds = [method for method, row in rows.items() if row.bound]
     order = [*(method for method in rows if method not in bounds), *bounds]
@@ -69,10 +78,10 @@ def main_tables(study: StudyResults) -> list[Table]:
 def labelled_rows(study: StudyResults) -> list[tuple[str, list[Summary]]]:
     """Label and summaries of a multi-label study's rows, those without a finished run too; empty for other studies."""
     rows: list[tuple[str, list[Summary]]] = []
+    runs = finished(study)
     for method, label in (study.rows or study.labels).items():
-        rows.append((label, [run.summary for run in study.of(method) if run.complete]))
-    labelled = any(summary.is_labelled for summary in chain.from_iterable(runs for _, runs in rows))
-    return rows if labelled else []
+        rows.append((label, [run.summary for run in runs.get(method, ())]))
+    return rows if any(summary.is_labelled for summary in summaries_of(rows)) else []
 
 
 def _hurt_cells(study: StudyResults, methods: Sequence[str], kind: View) -> dict[str, Cell]:

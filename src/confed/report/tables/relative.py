@@ -50,13 +50,7 @@ def by_seed(study: StudyResults, method: str, view: View = View.PERSONAL) -> dic
 
 
 class Hurting(NamedTuple):
-    """Clients that are worse off than with a reference.
-
-    Attributes:
-        harmed: the clients, in the mean over ``seeds``.
-        seeds: those that both sides have for all clients.
-        every: whether the method has no other seeds.
-    """
+    """Clients that are worse off than with a reference, in the mean over the seeds that both have."""
 
     harmed: Hurt
     seeds: tuple[int, ...]
@@ -158,8 +152,10 @@ def relative_table(values: Values, labels: Mapping[str, str], method: str, metri
         return Cell("") if row == method else improvement_cell([*improvements.values()])
 
     def seed_means(row: str) -> list[float | None]:
-        seeds = sorted(set(chain.from_iterable(values[row].values())))
-        return [average([of_seeds.get(seed) for of_seeds in values[row].values()]) for seed in seeds]
+        means: list[float | None] = []
+        for seed in sorted(set(chain.from_iterable(values[row].values()))):
+            means.append(average([of_seeds.get(seed) for of_seeds in values[row].values()]))
+        return means
 
     columns = [Column("method", words=True, read=lambda row: labels[row])]
     for client in clients:

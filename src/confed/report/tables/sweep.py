@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stage:
-    """One value of the swept setting, with what its grid found.
-
-    Attributes:
-        point: the value, and the settings that go with it.
-        differences: method -> it against the first reference, with Holm's correction over all pairs of methods of all
-            values of the sweep, as a reader may look for the best of them.
-    """
+    """One value of the swept setting, with what its grid found; differences are corrected over the whole sweep."""
 
     point: Point
     study: StudyResults
@@ -165,7 +159,7 @@ def sweep_drawing(sweep: Sweep, stages: Sequence[Stage]) -> Drawing:
     first = stages[0]
     title = f"{words_of(first.measure)}, test {first.comparison.metric}, %"
     panels: list[tuple[str, Callable[[Stage, str], Mapping[int, float]]]] = [(title, Stage.values)]
-    drawn = [(stage, method) for stage in stages for method in dict.fromkeys(method for method, _ in lines)]
+    drawn = list(product(stages, dict.fromkeys(method for method, _ in lines)))
     if sweep.by and first.reference in sweep.references and any(stage.improvement(m) for stage, m in drawn):
         words = f"improvement relative to {first.comparison.labels[first.reference]}, %"
         if any(stage.no_improvement(method) for stage, method in drawn):
@@ -389,10 +383,7 @@ def _method_results(stage: Stage, method: str) -> dict[str, Any]:
 
 
 def write_sweep(root: Path) -> tuple[Table, list[Path]]:
-    """Export of a sweep's table (``table.md``, ``.csv``, ``.tex``), figure, and ``results.json``.
-
-    Raises ``ValueError``: no value has a finished run.
-    """
+    """Export of a sweep's table (``table.md``, ``.csv``, ``.tex``), figure, and ``results.json``."""
     sweep = read_sweep(root)
     stages = finished_stages(root, sweep)
     table = sweep_table(sweep, stages)

@@ -20,7 +20,7 @@ Mark = Literal["", "best"]
 
 Row = tuple["Cell", ...]
 
-SILENT = ("", "–", "reference")
+SILENT = {"", "–", "reference"}
 """Texts of cells that hold no value."""
 
 WIDE = 8
@@ -112,7 +112,10 @@ class Table:
 
     def without_empty(self) -> "Table":
         """The table without columns that say nothing: of tests over seeds, say, where there is one seed."""
-        return self._only([i for i in range(len(self.columns)) if any(row[i].text not in SILENT for row in self.rows)])
+        shown: set[int] = set()
+        for row in self.rows:
+            shown |= {i for i, cell in enumerate(row) if cell.text not in SILENT}
+        return self._only(sorted(shown))
 
     def brief(self) -> "Table":
         """The table without its columns of detail."""
@@ -236,7 +239,9 @@ def to_csv(table: Table) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     rows = table.rows
-    spread = [any(row[i].sd is not None for row in rows) for i in range(len(table.columns))]
+    spread = [False] * len(table.columns)
+    for row in rows:
+        spread = [has_sd or cell.sd is not None for has_sd, cell in zip(spread, row, strict=True)]
     header: list[str] = []
     for column, has_sd in zip(table.columns, spread, strict=True):
         unit = f" ({column.unit})" if column.unit else ""

@@ -16,8 +16,6 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
     files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
     ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
-
-    Raises ``ValueError``: the folder is neither a run nor a study, or a reference is not among the methods.
     """
     from confed.report.comparison import compare_runs
     from confed.report.tables import modalities as modality_matrix  # here: these build on this module
