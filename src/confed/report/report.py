@@ -150,7 +150,7 @@ def lead(study: StudyResults, kind: section.Kind, things: str) -> str:
     labels, seeds = [*study.labels.values()], len(study.seeds)
     models = [study.of(method)[0].recipe.get("model", {}) for method in study.methods]
     # Rows with learned embeddings of labels in the place of fixed ones have other models.
-    alike = len(tasks(study)) < 2 and (not kind.metric or all(model == models[0] for model in models))
+    alike = len(tasks(study)) < 2 and all(model == models[0] for model in models)
     text += f"{_counted(len(labels), 'method')} ({listed(labels)}) "
     text += "started from the same model" if alike else "trained on the same data"
     text += f", with {_counted(seeds, 'seed', lower=True)}. " if seeds > 1 else ". "
