@@ -122,7 +122,9 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette
 
 def _settle(figure: "Figure") -> None:
     """One-time computation of the layout; later additions move nothing."""
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)  # all that drawing would do before it places anything
     figure.set_layout_engine("none")
 
 
