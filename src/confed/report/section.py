@@ -67,6 +67,7 @@ class Kind:
         titles: anchor of a section -> its title, where that is another.
         glossary: further terms.
         not_in_glossary: terms of other data.
+        default: whether it is for data that no other kind wants.
     """
 
     wants: Callable[[StudyResults], bool]
@@ -78,6 +79,7 @@ class Kind:
     titles: Mapping[str, str] = field(default_factory=dict[str, str])
     glossary: Mapping[str, str] = field(default_factory=dict[str, str])
     not_in_glossary: tuple[str, ...] = ()
+    default: bool = False
 
 
 def _declared(name: str) -> Iterator[Any]:
@@ -94,7 +96,6 @@ def sections() -> tuple[Section, ...]:
 
 
 def kind_of(study: StudyResults) -> Kind:
-    """The kind of a study's data; questions where no other is declared for them."""
-    from confed.report.sections.general import QUESTIONS
-
-    return next((kind for kind in _declared("KINDS") if kind.wants(study)), QUESTIONS)
+    """The kind of a study's data."""
+    kinds = sorted(_declared("KINDS"), key=lambda kind: kind.default)
+    return next(kind for kind in kinds if kind.wants(study))

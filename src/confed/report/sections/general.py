@@ -553,4 +553,11 @@ def _measured(study: StudyResults) -> str:
     return f"{text} {note}" if note else text
 
 
-QUESTIONS = Kind(lambda study: True, lambda study: "examples" if has_modalities(study) else "questions", _measured)
+KINDS = (
+    Kind(
+        lambda study: True,
+        lambda study: "examples" if has_modalities(study) else "questions",
+        _measured,
+        default=True,
+    ),
+)
