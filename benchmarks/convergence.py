@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from confed.metrics.statistics import paired_t
-from confed.report.figures.convergence import series
+from confed.report.figures.curves import judged_curves
 from confed.results.history import Curve
 from confed.results.runs import load
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--reference", required=True, help="row that the others are compared with")
     arguments = parser.parse_args()
     study = load(arguments.study)
-    curves = series(study)
+    curves = judged_curves(study)
     if arguments.reference not in curves:
         parser.error(f"--reference must be a row with curves, one of {', '.join(curves)}, got {arguments.reference!r}")
     seeds = {row: [run.seed for run in study.of(row)] for row in curves}

@@ -25,7 +25,7 @@ from confed.datasets.scenes.tasks import ENTAILMENT, PAIRS, Statement, entails, 
 from confed.inference.ask import predict
 from confed.models.vilt import mini_tokenizer
 from confed.recipes.recipe import load_recipe
-from confed.report.figures import convergence
+from confed.report.figures.curves import judged_curves
 from confed.report.report import write_report
 from confed.report.tables.headline import results_table
 from confed.report.tables.table import to_markdown
@@ -418,7 +418,7 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     for place, metric in of.items():
         assert summary["test_metrics"]["global_seen"][place][metric] == summary["global_seen"][place]
     assert {"accuracy", "vqa_accuracy", "loss"} <= set(summary["test_metrics"]["personal"]["vqa"])
-    (seeds,) = convergence.series(load(folder)).values()
+    (seeds,) = judged_curves(load(folder)).values()
     assert seeds == [{r: pytest.approx(np.mean([*places.values()])) for r, places in curves.items()}]
     content = {key: value for key, value in read.summary.content.items() if key != "metric_of"}
     older = replace(read, summary=Summary(content))

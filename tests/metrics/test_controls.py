@@ -19,14 +19,12 @@ from confed.data.table import Table
 from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare_runs
-from confed.report.over_models import model_studies
 from confed.report.report import render
-from confed.report.stages import Stage
 from confed.report.tables.control_marks import SIGN, controls_table
 from confed.report.tables.headline import results_table
-from confed.report.tables.models import model_tables
+from confed.report.tables.models import model_studies, model_tables
 from confed.report.tables.paper import paper_table
-from confed.report.tables.sweep import sweep_table
+from confed.report.tables.sweep import Stage, sweep_table
 from confed.report.tables.table import to_csv
 from confed.results.records import record_of
 from confed.results.runs import RunResults, StudyResults, load

@@ -12,8 +12,16 @@ import pytest
 from scipy import stats
 
 from confed.metrics.statistics import unpaired_t
-from confed.report.over_models import OVERALL, ModelStudies, model_studies, pairs_over_models
-from confed.report.tables.models import files, model_table, model_tables, pairs_of
+from confed.report.tables.models import (
+    OVERALL,
+    ModelStudies,
+    files,
+    model_studies,
+    model_table,
+    model_tables,
+    pairs_of,
+    pairs_over_models,
+)
 from confed.results.runs import load
 from synthetic_study import make_run
 

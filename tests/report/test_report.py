@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from confed.report.html.image_store import ImageStore
+from confed.report import sections as sections_package
+from confed.report.html.media import ImageStore
 from confed.report.report import render, write_report
+from confed.report.section import sections
 from confed.results.runs import load
 from html_page import Page
 from synthetic_study import CLIENTS, METHODS, make_run, make_study, picture
@@ -264,3 +266,11 @@ def test_names_of_one_paper_stay_with_its_recipes(tmp_path: Path) -> None:
     index = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(index | {"recipe": "modalities"}))
     assert "In the FedVQA chapter" not in render(load(folder))
+
+
+def test_sections_are_found_in_their_modules() -> None:
+    modules = {path.stem for path in Path(sections_package.__path__[0]).glob("[!_]*.py")}
+    declaring = {section.html.__module__.rpartition(".")[2] for section in sections()}
+    assert declaring == modules
+    places = [section.place for section in sections()]
+    assert places == sorted(places)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from confed.metrics.statistics import holm
-from confed.report.stages import stages
+from confed.report.tables.sweep import finished_stages
 from confed.results.sweep import Point, Sweep
 from synthetic_study import make_run, make_study
 
@@ -16,7 +16,7 @@ def test_a_sweep_s_table_is_one_family_of_all_pairs(tmp_path: Path) -> None:
     for value in ("1", "2"):
         make_study(tmp_path / value, seeds=3)
         points.append(Point({"data.shards": value}, value))
-    found = stages(tmp_path, Sweep("fedvqa_scenes", "data.shards", tuple(points), ("fedavg",)))
+    found = finished_stages(tmp_path, Sweep("fedvqa_scenes", "data.shards", tuple(points), ("fedavg",)))
     assert [stage.measure for stage in found] == ["personal_mean"] * 2
     pairs = [(i, d) for i, stage in enumerate(found) for d in stage.comparison.pairs if d.measure == stage.measure]
     assert len(pairs) == 2 * 10  # five methods at two values
@@ -40,7 +40,7 @@ def test_pairs_without_a_common_seed_count_in_the_family(tmp_path: Path) -> None
     index["runs"].append({"method": "local", "seed": 7, "folder": "local/seed-7"})
     (study / "summary.json").write_text(json.dumps(index))
     sweep = Sweep("fedvqa_scenes", "data.shards", (Point({"data.shards": "1"}, "1"),), ("fedavg",))
-    (stage,) = stages(tmp_path, sweep)
+    (stage,) = finished_stages(tmp_path, sweep)
     tested = {method: d.over_seeds.p for method, d in stage.differences.items() if d.over_seeds and d.over_seeds.p}
     assert set(tested) == {"fedprox", "fedp3", "central"}
     pairs = [d for d in stage.comparison.pairs if d.measure == stage.measure and d.over_seeds and d.over_seeds.p]

@@ -11,7 +11,7 @@ from scipy import stats
 
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare
-from confed.report.figures import convergence
+from confed.report.figures.curves import judged_curves
 from confed.report.figures.save import save_figures
 from confed.report.tables.cost import by_backbone
 from confed.report.tables.headline import study_table
@@ -107,7 +107,7 @@ def test_the_paper_table_shows_what_is_deployed_beside_what_travels(study: Path)
 
 
 def test_curves_follow_the_deployed_model(study: Path, tmp_path: Path) -> None:
-    found = convergence.series(load(study))
+    found = judged_curves(load(study))
     assert list(found) == list(ROWS)
     lines = (study / "dat/seed-3/metrics.jsonl").read_text().splitlines()
     last = [json.loads(line) for line in lines if '"evaluation"' in line][-1]

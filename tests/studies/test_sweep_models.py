@@ -14,9 +14,7 @@ from command_line import Capture, Patch, confed, refusal, refused
 from confed.cli.study import finish
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare
-from confed.report.html.models_page import write_models
-from confed.report.over_models import model_studies
-from confed.report.tables.models import model_tables, pairs_of
+from confed.report.tables.models import model_studies, model_tables, pairs_of, write_models
 from confed.report.tables.paper import paper_table
 from confed.results.folder import kind_of
 from confed.results.metric import metric_note, metric_of, types_in_order

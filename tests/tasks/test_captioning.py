@@ -23,7 +23,7 @@ from confed.models.caption_transformer import caption_transformer_mini, caption_
 from confed.models.caption_writer import beam_search
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.html.gallery import gallery
-from confed.report.html.image_store import ImageStore
+from confed.report.html.media import ImageStore
 from confed.report.html.page import Tabs
 from confed.report.sections import captions as caption_sections
 from confed.results.runs import load

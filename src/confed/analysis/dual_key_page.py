@@ -28,7 +28,7 @@ from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.recipes.recipe import load_recipe
 from confed.report.figures.style import HUES, Drawing, Palette, style_axes
-from confed.report.html.image_store import ImageStore
+from confed.report.html.media import ImageStore
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.folder import RunFolder
 from confed.results.summary import average

@@ -59,8 +59,8 @@ from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.figures.style import HUES, Drawing, Palette, style_axes
 from confed.report.html import page
-from confed.report.html.image_store import ImageStore
-from confed.report.tables.differences import p_cell
+from confed.report.html.media import ImageStore
+from confed.report.tables.cells import p_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore

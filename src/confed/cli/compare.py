@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from confed.recipes.recipe import Recipe
-    from confed.report.over_models import ModelStudies
+    from confed.report.tables.models import ModelStudies
     from confed.report.tables.table import Table
     from confed.results.runs import StudyResults
     from confed.studies.reproduce import Verdict
@@ -228,9 +228,8 @@ def _by_backbone(studies: "Sequence[StudyResults]", headline: str) -> "Table | N
 
 def _by_model(folders: Sequence[Path], studies: "Sequence[StudyResults]", headline: str) -> "ModelStudies | None":
     """A folder of several models, or several studies with one model each."""
-    from confed.report.html.models_page import load_models
-    from confed.report.over_models import model_studies
     from confed.report.tables.cost import backbone
+    from confed.report.tables.models import load_models, model_studies
 
     if len(folders) == 1 and (models := _models(folders[0])):
         return load_models(folders[0], models, headline)

@@ -331,9 +331,7 @@ def show_sweep(
 
 def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table], list[Path]]":
     """Results of a sweep over models for machines, its first tables, and the files."""
-    from confed.report.html.models_page import write_models
-    from confed.report.over_models import pairs_over_models
-    from confed.report.tables.models import model_tables, pairs_of, shown_first
+    from confed.report.tables.models import model_tables, pairs_of, pairs_over_models, shown_first, write_models
 
     finished = list(chain.from_iterable((root / row).glob("*/seed-*/summary.json") for row in sweep.models))
     finished_methods = {name_of_file(path.parent.parent.name) for path in finished}

@@ -16,8 +16,8 @@ from confed.data.pictures import resize
 from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.losses.label_states import UNKNOWN
 from confed.report.html import page
-from confed.report.html.image_store import ImageStore
-from confed.report.html.label_cards import attention, bar, words
+from confed.report.html.gallery import attention, bar, words
+from confed.report.html.media import ImageStore
 from confed.runs.samples import png, shrunk
 
 # Conversations with a finished run's models about pictures ----------------------------------------------------

@@ -49,15 +49,15 @@ Methods = Mapping[str, Mapping[int, RunResults]]
 # Caveats of a comparison of methods, in sentences -------------------------------------------------------------
 
 
-def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
+def remarks(differences: Sequence[Difference], methods: Methods) -> list[str]:
     """Caveats of differences between methods, common to all tables."""
-    sentences = [*_on_seeds(found), *_on_examples(found), *_on_refusals(found, methods)]
+    sentences = [*_on_seeds(differences), *_on_examples(differences), *_on_refusals(differences, methods)]
     return [*sentences, *_on_methods(methods), *_on_tuning(methods)]
 
 
-def table_remarks(found: Sequence[Difference], pairs: Sequence[Difference], margin: float) -> list[str]:
+def table_remarks(differences: Sequence[Difference], pairs: Sequence[Difference], margin: float) -> list[str]:
     """Caveats of one table of differences: its tests of equivalence, and the family of Holm's correction."""
-    return [*_on_margin(found, margin), *_on_families(pairs)]
+    return [*_on_margin(differences, margin), *_on_families(pairs)]
 
 
 def _on_tuning(methods: Methods) -> list[str]:
@@ -66,11 +66,12 @@ def _on_tuning(methods: Methods) -> list[str]:
     return [f"{note} A difference between methods includes that of their tuned values."] if note else []
 
 
-def _on_seeds(found: Sequence[Difference]) -> list[str]:
+def _on_seeds(differences: Sequence[Difference]) -> list[str]:
     """Caveats of tests over seeds."""
-    if not found:
+    if not differences:
         return ["No method shares a seed and a measure with the reference: nothing can be compared."]
-    least, most = (choose(len(d.seeds) for d in found) for choose in (min, max))
+    seeds_of_pairs = [len(d.seeds) for d in differences]
+    least, most = min(seeds_of_pairs), max(seeds_of_pairs)
     if most < 2:
         return ["One seed in common: nothing can be said about other seeds."]
     seeds = f"{most}" if least == most else f"{least} to {most}"
@@ -84,7 +85,7 @@ def _on_seeds(found: Sequence[Difference]) -> list[str]:
             f"With {few} seeds no significance is claimed at the level of seeds (that takes {MIN_SEEDS}); "
             "intervals and p-values over seeds are for orientation."
         )
-    if any(d.over_seeds and not d.over_seeds.sd for d in found):
+    if any(d.over_seeds and not d.over_seeds.sd for d in differences):
         lines.append(
             "Where all seeds show the same difference there is no spread: the interval is a point, there are no "
             "p-values over seeds, and Holm's correction is without that row."
@@ -94,9 +95,9 @@ def _on_seeds(found: Sequence[Difference]) -> list[str]:
     return lines
 
 
-def _on_margin(found: Sequence[Difference], margin: float) -> list[str]:
+def _on_margin(differences: Sequence[Difference], margin: float) -> list[str]:
     """Interpretation of the tests of equivalence."""
-    if not any(d.equivalence for d in found):
+    if not any(d.equivalence for d in differences):
         return []
     points = f"{100 * margin:g} point" + ("" if margin == 0.01 else "s")
     return [
@@ -106,12 +107,12 @@ def _on_margin(found: Sequence[Difference], margin: float) -> list[str]:
     ]
 
 
-def _on_examples(found: Sequence[Difference]) -> list[str]:
+def _on_examples(differences: Sequence[Difference]) -> list[str]:
     """Caveats of tests over examples."""
-    resampled = [d for d in found if d.over_examples]
+    resampled = [d for d in differences if d.over_examples]
     if not resampled:
         # Reasons for single pairs are said one by one.
-        unsaid = bool(found) and not all(d.refused or d.unpaired for d in found)
+        unsaid = bool(differences) and not all(d.refused or d.unpaired for d in differences)
         return ["No tests over examples: predictions of both methods on the same examples are missing."] * unsaid
     means = [d for d in resampled if d.signs]
     line = "Over examples: these trained models on this test data; it says nothing about other seeds."
@@ -132,26 +133,18 @@ def _on_examples(found: Sequence[Difference]) -> list[str]:
     return [line + (f" Sign flips cannot give a p-value below {bound:.2g} in some rows." if bound > 1e-4 else "")]
 
 
-def _on_refusals(found: Sequence[Difference], methods: Methods) -> list[str]:
+def _on_refusals(differences: Sequence[Difference], methods: Methods) -> list[str]:
     """Pairs that were not tested, or not over examples, with reasons: one sentence per pair and reason."""
     lines: list[str] = []
-    for words, read in (("Not tested", _caveats_refused), ("No tests over examples", _unpaired)):
+    for words, attribute in (("Not tested", "refused"), ("No tests over examples", "unpaired")):
         pairs: dict[tuple[str, str, str], list[str]] = {}
-        for d in found:
-            if reason := read(d):
+        for d in differences:
+            if reason := getattr(d, attribute):
                 pairs.setdefault((d.method, d.reference, reason), []).append(words_of(d.measure))
         for (method, reference, reason), measures in pairs.items():
             a, b = (next(iter(methods[name].values())).label for name in (method, reference))
             lines.append(f"{words}: {a} against {b} ({', '.join(measures)}): {reason}.")
     return lines
-
-
-def _caveats_refused(difference: Difference) -> str:
-    return difference.refused
-
-
-def _unpaired(difference: Difference) -> str:
-    return difference.unpaired
 
 
 def _on_families(pairs: Sequence[Difference]) -> list[str]:
@@ -262,34 +255,28 @@ class Comparison:
         reference = reference or self.references[0]
         return client_table(self.labels, self.differences, reference)
 
-    def relative(self, own: str) -> Table:
-        """Relative improvement of one method over each other one, per client (figure 7 of Cao et al., 2025).
-
-        Raises ``ValueError``: the method is not among those with values for single clients.
-        """
-        table = relative_table(self._comparable(own), self.labels, self._own(own), self.metric)
-        refused = self.refused.get(own, {})
-        out = [f"{self.labels[method]}: {refused[method]}" for method in self.clients_of if method in refused]
-        return replace(table, notes=(*table.notes, *(f"Not compared with {text}." for text in out)))
-
-    def relative_files(self, own: str) -> dict[str, bytes]:
-        """Name of a file -> its content: that table in Markdown, CSV and LaTeX, and the same as bars."""
-        files = {name: text.encode() for name, text in in_files("relative", self.relative(own)).items()}
-        drawn = relative_drawing(self._comparable(own), self.labels, own)
-        return files | ({} if drawn is None else {"relative.png": drawn.png(), "relative.svg": drawn.svg()})
-
-    def _comparable(self, own: str) -> Values:
-        """The clients' values of a method and of those that it may be compared with."""
-        refused = self.refused.get(own, {})
-        return {method: values for method, values in self.clients_of.items() if method not in refused}
-
-    def _own(self, own: str) -> str:
-        if own not in self.clients_of:
+    def relative(self, method: str) -> Table:
+        """Relative improvement of one method over each other one, per client (figure 7 of Cao et al., 2025)."""
+        if method not in self.clients_of:
             available = ", ".join(self.clients_of) or "none"
             raise ValueError(
-                f"relative must name a method with results for single clients, of {available}; got {own!r}"
+                f"relative must name a method with results for single clients, of {available}; got {method!r}"
             )
-        return own
+        table = relative_table(self._comparable(method), self.labels, method, self.metric)
+        refused = self.refused.get(method, {})
+        out = [f"{self.labels[other]}: {refused[other]}" for other in self.clients_of if other in refused]
+        return replace(table, notes=(*table.notes, *(f"Not compared with {text}." for text in out)))
+
+    def relative_files(self, method: str) -> dict[str, bytes]:
+        """Name of a file -> its content: that table in Markdown, CSV and LaTeX, and the same as bars."""
+        files = {name: text.encode() for name, text in in_files("relative", self.relative(method)).items()}
+        drawn = relative_drawing(self._comparable(method), self.labels, method)
+        return files | ({} if drawn is None else {"relative.png": drawn.png(), "relative.svg": drawn.svg()})
+
+    def _comparable(self, method: str) -> Values:
+        """The clients' values of a method and of those that it may be compared with."""
+        refused = self.refused.get(method, {})
+        return {other: values for other, values in self.clients_of.items() if other not in refused}
 
     def rich(self) -> "Group":
         """The main tables for a terminal, and where to find the others."""
@@ -316,10 +303,10 @@ class Comparison:
 
     def files(self) -> dict[str, str]:
         """Name of a file -> its content: everything in Markdown and LaTeX, and CSV in a file per kind of table."""
-        found = {"compare.md": self.markdown(), "compare.csv": self.csv(), "compare.tex": self.latex()}
-        found["compare-seeds.csv"] = to_csv(seed_table(self.labels, self.values, self.places_of))
+        texts = {"compare.md": self.markdown(), "compare.csv": self.csv(), "compare.tex": self.latex()}
+        texts["compare-seeds.csv"] = to_csv(seed_table(self.labels, self.values, self.places_of))
         tables = {self.labels[r]: table for r in self.references if (table := self.clients(r)) is not None}
-        return found | ({"compare-clients.csv": to_csv(joined("reference", tables))} if tables else {})
+        return texts | ({"compare-clients.csv": to_csv(joined("reference", tables))} if tables else {})
 
     def _details(self) -> list[Table]:
         return [table for name in self.references if (table := self.clients(name)) is not None]
@@ -404,20 +391,17 @@ def _failures(methods: Methods) -> list[str]:
     """A line per method of which clients failed: how often, and the first error."""
     lines: list[str] = []
     for method, runs in methods.items():
-        failed = [
-            (run.seed, int(line["round"]), str(client), str(error))
-            for _, run in sorted(runs.items())
-            for line in run.rounds
-            for client, error in line.get("errors", {}).items()
-        ]
+        failed: list[tuple[int, int, str, str]] = []
+        pairs = 0
+        for seed, run in sorted(runs.items()):
+            for line in run.rounds:
+                errors = line.get("errors", {})
+                failed += [(seed, int(line["round"]), str(client), str(error)) for client, error in errors.items()]
+                pairs += len({*line.get("loss", {}), *errors})
         if failed:
-            asked = 0
-            for r in runs.values():
-                for line in r.rounds:
-                    asked += len({*line.get("loss", {}), *line.get("errors", {})})
             seed, number, client, error = failed[0]
             lines.append(
-                f"{method}: clients failed in {len(failed)} of {asked} (client, round) pairs and were left out there; "
+                f"{method}: clients failed in {len(failed)} of {pairs} (client, round) pairs and were left out there; "
                 f"the first, {client!r} in round {number} of seed {seed}: {error}"
             )
     return lines

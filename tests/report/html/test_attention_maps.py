@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from confed.federation.protocols import Output
-from confed.report.html.attention_maps import attention_overlay
+from confed.report.html.media import attention_overlay
 from confed.runs.samples import answer
 
 

@@ -12,7 +12,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedp3 import FedP3
 from confed.recipes.recipe import load_recipe
 from confed.report.report import render, write_report
-from confed.report.sections import fedp3_filter as filter_size
+from confed.report.sections import fedp3 as filter_size
 from confed.results.runs import load
 from confed.runs.run import load_run, run
 from confed.runs.samples import fill, filter_of, picked

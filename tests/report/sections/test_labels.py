@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from coloured_labels import LABELS, RECIPE, colours_dataset, told
 from confed.recipes.recipe import load_recipe
 from confed.report.figures.labels import label_scores, shares
-from confed.report.figures.save import FIGURES
+from confed.report.figures.save import figures
 from confed.report.report import render
 from confed.report.sections.general import clients
 from confed.report.sections.labels import labelled, unit
@@ -105,7 +105,7 @@ def test_the_page_speaks_of_labels(folder: Path) -> None:
     assert "Type of question" not in html
     assert "Pictures and questions" not in html
     assert "average precision, mean over labels" in render(load(folder / "fedavg" / "seed-0"))
-    assert all(FIGURES[name](study) for name in ("average-precision-by-label", "labels-together"))
+    assert all(figures()[name](study) for name in ("average-precision-by-label", "labels-together"))
 
 
 def test_curves_are_of_all_clients_together(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Labels of lines and points in figures, placed without overlap."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from confed.report.figures.style import Palette, SeriesStyle
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 
 SIZE = 8.0
@@ -67,38 +68,21 @@ def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pa
     """
     from matplotlib.lines import Line2D
 
-    names = [
-        [
-            axes.text(
-                NAMES_AT,
-                0.5,
-                series.label,
-                transform=axes.transAxes,
-                va="center",
-                fontsize=SIZE,
-                color=palette(series.colour),
-            )
-            for series, _, _ in ends
-        ]
-        for axes, ends in panels
-    ]
+    names: list[list[Text]] = []
+    for axes, ends in panels:
+        style: dict[str, Any] = {"transform": axes.transAxes, "va": "center", "fontsize": SIZE}
+        names.append([axes.text(NAMES_AT, 0.5, s.label, color=palette(s.colour), **style) for s, _, _ in ends])
     _settle(figure)
     for (axes, ends), texts in zip(panels, names, strict=True):
-        box = axes.get_window_extent()
         spots = [axes.transAxes.inverted().transform(axes.transData.transform((x, y))) for _, x, y in ends]
-        gap = 1.22 * SIZE * figure.dpi / 72 / box.height
+        gap = 1.22 * SIZE * figure.dpi / 72 / axes.get_window_extent().height
         placed = spread([float(spot[1]) for spot in spots], gap, 0.0, 1.0)
         for (series, _, _), text, spot, height in zip(ends, texts, spots, placed, strict=True):
             text.set_y(height)
             leader = Line2D(
-                [float(spot[0]) + 0.01, NAMES_AT - 0.008],
-                [float(spot[1]), height],
-                transform=axes.transAxes,
-                clip_on=False,
-                color=palette(series.colour),
-                linewidth=0.6,
-                alpha=0.55,
-            )
+                [float(spot[0]) + 0.01, NAMES_AT - 0.008], [float(spot[1]), height], transform=axes.transAxes,
+                clip_on=False, color=palette(series.colour), linewidth=0.6, alpha=0.55,
+            )  # fmt: skip
             axes.add_artist(leader)
 
 
@@ -129,30 +113,18 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette
         taken.append(box)
         series, x, y = points[group[0]]
         far = np.hypot(*offset) > 14 * scale + width / 2
+        arrow = {"arrowstyle": "-", "color": palette(series.colour), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
-            text,
-            (x, y),
-            xytext=(offset[0] / scale, offset[1] / scale),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize=SIZE,
-            color=palette("ink"),
-            arrowprops={
-                "arrowstyle": "-",
-                "color": palette(series.colour),
-                "linewidth": 0.6,
-                "shrinkA": 0,
-                "shrinkB": 3,
-            }
-            if far
-            else None,
-        )
+            text, (x, y), xytext=(offset[0] / scale, offset[1] / scale), textcoords="offset points", ha="center",
+            va="center", fontsize=SIZE, color=palette("ink"), arrowprops=arrow if far else None,
+        )  # fmt: skip
 
 
 def _settle(figure: "Figure") -> None:
     """One-time computation of the layout; later additions move nothing."""
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)  # all that drawing would do before it places anything
     figure.set_layout_engine("none")
 
 

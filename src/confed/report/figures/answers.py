@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.labelled import LabelDataset, LabelExamples
-from confed.report.figures.style import Drawing, Palette, SeriesStyle, style_axes
+from confed.report.figures.style import Drawing, Palette, SeriesStyle, add_legend, grid_of, style_axes
 from confed.report.figures.values import name_positions
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ SOME = SeriesStyle("in some places", "m5")
 ALL = SeriesStyle("in all places", "m0")
 
 
-def answer_counts(part: Examples | LabelExamples) -> Counter[str]:
+def answer_counts(examples: Examples | LabelExamples) -> Counter[str]:
     """How many examples have each answer; of multi-label data, each label."""
-    if isinstance(part, LabelExamples):
-        return Counter(dict(zip(part.table.labels, part.counts().tolist(), strict=True)))
-    return Counter(part.answers)
+    if isinstance(examples, LabelExamples):
+        return Counter(dict(zip(examples.table.labels, examples.counts().tolist(), strict=True)))
+    return Counter(examples.answers)
 
 
 def places_of(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, Examples | LabelExamples]]:
@@ -57,15 +57,16 @@ def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 def answers_by_place(name: str, counts: Mapping[str, Mapping[str, int]]) -> Drawing | None:
     """The most frequent answers of each place, in % of its examples: in one place, in some, or in all of them."""
-    filled = {place: {a: n for a, n in of_place.items() if n} for place, of_place in counts.items()}
-    filled = {place: of_place for place, of_place in filled.items() if of_place}
+    filled: dict[str, dict[str, int]] = {}
+    for place, of_place in counts.items():
+        if present := {answer: number for answer, number in of_place.items() if number}:
+            filled[place] = present
     if len(filled) < 2:
         return None
     places = shared_by(filled)
     shown = list(filled)[:PLACES]
     longest = max(min(ANSWERS, len(filled[place])) for place in shown)
-    columns = min(COLUMNS, len(shown))
-    lines = -(-len(shown) // columns)
+    lines, columns = grid_of(len(shown), COLUMNS)
 
     def draw(figure: "Figure", palette: Palette) -> None:
         handles = dict[str, "Artist"]()
@@ -75,10 +76,8 @@ def answers_by_place(name: str, counts: Mapping[str, Mapping[str, int]]) -> Draw
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
         labels = [series.label for series in (ONE, SOME, ALL) if series.label in handles]
-        figure.legend(
-            [handles[label] for label in labels], labels, fontsize=8.5, frameon=False, ncols=3,
-            labelcolor=palette("ink"), loc="outside upper left",
-        )  # fmt: skip
+        shown_handles = [handles[label] for label in labels]
+        add_legend(figure, palette, handles=shown_handles, labels=labels, ncols=3, loc="outside upper left")
 
     return Drawing(f"answers {name}", 10.4, lines * (0.8 + 0.19 * longest) + 0.3, draw)
 
@@ -97,9 +96,7 @@ def _panel(
                 [rows[answer] for answer in those], [100 * counts[answer] / examples for answer in those], 0.72,
                 color=palette(series.colour), label=series.label,
             )  # fmt: skip
-    style_axes(axes, palette, place, "% of its answers", "")
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
+    style_axes(axes, palette, place, "% of its answers", "", across=True)
     name_positions(axes.yaxis, list(rows.values()), list(rows))
     axes.set_ylim(-ANSWERS + 0.4 if len(most) == ANSWERS else -len(most) + 0.4, 0.6)
 

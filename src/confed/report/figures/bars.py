@@ -13,6 +13,8 @@ from confed.report.figures.style import (
     Drawing,
     Palette,
     SeriesStyle,
+    add_legend,
+    grid_of,
     line_style,
     series_styles,
     style_axes,
@@ -41,9 +43,9 @@ Values = Sequence[tuple[SeriesStyle, Sequence[Mapping[str, float]]]]
 def further_bars(study: StudyResults) -> list[tuple[Further, Drawing]]:
     """Further measures (``run.measures``), each with its results at every client as :func:`bars`."""
     drawings: list[tuple[Further, Drawing]] = []
-    for one in further_of(study.runs).values():
-        drawing = bars(study, one) if one.view is judged(study) else None
-        drawings += [] if drawing is None else [(one, drawing)]
+    for further in further_of(study.runs).values():
+        drawing = bars(study, further) if further.view is judged(study) else None
+        drawings += [] if drawing is None else [(further, drawing)]
     return drawings
 
 
@@ -77,9 +79,7 @@ def bars(study: StudyResults, further: Further | None = None) -> Drawing | None:
             name, 10.4, 3.6, lambda figure, palette: _ranked(figure.add_subplot(), study, values, metric, palette)
         )
     if len(values) > MANY_METHODS:
-        columns = min(4, len(study.clients))
-        lines = -(-len(study.clients) // columns)
-        height = lines * (0.7 + 0.21 * len(values))
+        height = grid_of(len(study.clients), 4)[0] * (0.7 + 0.21 * len(values))
         return Drawing(
             name, 10.4, height, lambda figure, palette: _dots(figure, study.clients, values, metric, palette)
         )
@@ -92,23 +92,19 @@ def bars(study: StudyResults, further: Further | None = None) -> Drawing | None:
             axes.set_ylim(0, min(108.0, axes.get_ylim()[1] * 1.04))
         axes.tick_params(axis="x", length=0)
         if not study.single:
-            axes.legend(
-                fontsize=8.5, frameon=False, ncols=len(values), loc="lower left", bbox_to_anchor=(0, 1),
-                labelcolor=palette("ink"),
-            )  # fmt: skip
+            add_legend(axes, palette, ncols=len(values), loc="lower left", bbox_to_anchor=(0, 1))
 
     return Drawing(name, 10.4, 3.3, draw)
 
 
 def trade_off(study: StudyResults) -> Drawing | None:
     """Each method as a point: global model on unseen places against the mean of the personal models."""
-    points = {
-        m: (
-            study.mean(m, lambda run: run.summary.headline(View.UNSEEN.mean)),
-            study.mean(m, lambda run: run.summary.headline(View.PERSONAL.mean)),
+    points: dict[str, tuple[float | None, float | None]] = {}
+    for m in study.methods:
+        unseen, personal = (
+            study.mean(m, lambda run, of=view: run.summary.headline(of.mean)) for view in (View.UNSEEN, View.PERSONAL)
         )
-        for m in study.methods
-    }
+        points[m] = unseen, personal
     both = {m: (100 * x, 100 * y) for m, (x, y) in points.items() if x is not None and y is not None}
     if len(both) < 2:
         return None
@@ -145,13 +141,12 @@ def _ranked(axes: "Axes", study: StudyResults, values: Values, metric: str, pale
         ranked = sorted(100 * value for value in averages if value is not None)
         axes.plot(range(1, len(ranked) + 1), ranked, **line_style(series, palette))
     style_axes(axes, palette, "", "clients, from the worst to the best", metric)
-    axes.legend(fontsize=8.5, frameon=False, ncols=2, labelcolor=palette("ink"))
+    add_legend(axes, palette, ncols=2)
 
 
 def _dots(figure: "Figure", clients: Sequence[str], values: Values, metric: str, palette: Palette) -> None:
     """A panel per client: methods as rows, the mean as a point, the standard deviation as a line."""
-    columns = min(4, len(clients))
-    lines = -(-len(clients) // columns)
+    lines, columns = grid_of(len(clients), 4)
     rows = range(len(values), 0, -1)
     for i, client in enumerate(clients):
         axes = figure.add_subplot(lines, columns, i + 1)
@@ -159,15 +154,10 @@ def _dots(figure: "Figure", clients: Sequence[str], values: Values, metric: str,
             seeds = [100 * run[client] for run in runs if client in run]
             if seeds:
                 middle, sd = mean_sd(seeds)
-                axes.plot(
-                    [middle - sd, middle + sd], [row, row], color=palette(series.colour), linewidth=1.4, alpha=0.6
-                )
-                axes.plot(
-                    [middle], [row], series.marker, color=palette(series.colour), markersize=5, label=series.label
-                )
-        style_axes(axes, palette, client, metric, "")
-        axes.grid(axis="y", visible=False)
-        axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
+                colour = palette(series.colour)
+                axes.plot([middle - sd, middle + sd], [row, row], color=colour, linewidth=1.4, alpha=0.6)
+                axes.plot([middle], [row], series.marker, color=colour, markersize=5, label=series.label)
+        style_axes(axes, palette, client, metric, "", across=True)
         name_positions(axes.yaxis, rows, [series.label if i % columns == 0 else "" for series, _ in values])
         axes.set_ylim(0.4, len(values) + 0.6)
         axes.margins(x=0.08)
@@ -189,14 +179,9 @@ def _grouped(axes: "Axes", clients: Sequence[str], values: Values, palette: Pale
                 axes.errorbar(x, height, spread, color=palette("ink"), linewidth=0.9, capsize=1.8, capthick=0.9)
             if len(values) * len(clients) <= 32:
                 axes.annotate(
-                    f"{height:.0f}",
-                    (x, height + spread),
-                    xytext=(0, 2),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=7.5,
-                    color=palette("muted"),
-                )
+                    f"{height:.0f}", (x, height + spread), xytext=(0, 2), textcoords="offset points", ha="center",
+                    fontsize=7.5, color=palette("muted"),
+                )  # fmt: skip
         colour = palette(series.colour)
         axes.bar(list(bars), list(bars.values()), 0.9 * width, color=colour, alpha=0.9, label=series.label)
     name_positions(axes.xaxis, range(len(clients)), clients)

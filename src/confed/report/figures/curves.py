@@ -1,9 +1,12 @@
 """Learning curves by round, by bytes sent and by time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from confed.metrics.statistics import mean_sd
 from confed.report.figures.annotate import End, at_ends
 from confed.report.figures.style import (
     GLOBAL,
@@ -44,57 +47,120 @@ MANY_CLIENTS = 12
 MANY_METHODS = 6
 """With more methods than this there are no bands around lines, which would hide one another."""
 
-Panel = tuple[str, Callable[[RunResults], Curve], bool, SeriesStyle]
-"""Title, values of a run, whether they are fractions, and how a run on its own looks."""
 
-_PANELS: Sequence[Panel] = (
-    ("deployed at each client", lambda run: curve(run, "deployed"), True, GLOBAL),
-    ("personal models", lambda run: curve(run, "personal"), True, PERSONAL),
-    ("global model, seen", lambda run: curve(run, "global"), True, GLOBAL),
-    ("global model, unseen", lambda run: curve(run, "unseen"), True, GLOBAL),
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel, with the edges of a band around it or without."""
+
+    series: SeriesStyle
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One system of axes, which has names for what is across and what is upwards."""
+
+    title: str
+    x: str
+    y: str
+    lines: list[Line] = field(default_factory=list[Line])
+
+
+def _extremes(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _deviation(values: Sequence[float]) -> tuple[float, float]:
+    middle, sd = mean_sd(values)
+    return middle - sd, middle + sd
+
+
+def mean_line(
+    series: SeriesStyle,
+    curves: Sequence[Curve],
+    scale: float = 100,
+    band: Callable[[Sequence[float]], tuple[float, float]] | None = None,
+) -> list[Line]:
+    """Mean over seeds by round, with a band of what is asked for; nothing without any round."""
+    rounds = sorted(set(chain.from_iterable(curves)))
+    if not rounds:
+        return []
+    at: list[list[float]] = []
+    for r in rounds:
+        at.append([scale * curve[r] for curve in curves if r in curve])
+    heights = [sum(values) / len(values) for values in at]
+    if band is None or len(curves) < 2:
+        return [Line(series, rounds, heights)]
+    low, high = zip(*map(band, at), strict=True)
+    return [Line(series, rounds, heights, low, high)]
+
+
+def _drawing(
+    study: StudyResults,
+    name: str,
+    panels: Sequence[Panel],
+    columns: int,
+    size: tuple[float, float],
+    share: bool = False,
+) -> Drawing:
+    """Panels of lines, whose names stand at their ends unless a legend has them; ``size`` is that of a line."""
+    lines = -(-len(panels) // columns)
+
+    def draw(figure: "Figure", palette: Palette) -> None:
+        every: list[tuple[Axes, list[End]]] = []
+        for i, panel in enumerate(panels):
+            axes = figure.add_subplot(lines, columns, i + 1, sharey=every[0][0] if every and share else None)
+            for line in panel.lines:
+                axes.plot(line.x, line.y, **line_style(line.series, palette, 3))
+                if line.high:
+                    colour = palette(line.series.colour)
+                    axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.14, linewidth=0)
+            style_axes(axes, palette, panel.title, panel.x, panel.y if i % columns == 0 else "")
+            if panel.x == "round":
+                whole_rounds(axes)
+            every.append((axes, [(line.series, line.x[-1], line.y[-1]) for line in panel.lines]))
+        if not study.single:
+            at_ends(figure, every, palette)
+
+    return Drawing(f"{name} {study.recipe}", size[0], size[1] * lines, draw)
+
+
+def _band(study: StudyResults) -> Callable[[Sequence[float]], tuple[float, float]] | None:
+    return _extremes if len(study.methods) <= MANY_METHODS else None
+
+
+_PANELS: Sequence[tuple[str, Callable[[RunResults], Curve], bool, SeriesStyle]] = (
+    ("deployed at each client", partial(curve, view="deployed"), True, GLOBAL),
+    ("personal models", partial(curve, view="personal"), True, PERSONAL),
+    ("global model, seen", partial(curve, view="global"), True, GLOBAL),
+    ("global model, unseen", partial(curve, view="unseen"), True, GLOBAL),
     ("training loss", loss, False, PERSONAL),
     ("validation loss", validation_loss, False, PERSONAL),
 )
+"""Title, values of a run, whether they are fractions, and how a run on its own looks."""
 
 
 def curves(study: StudyResults) -> Drawing | None:
     """Means by round: personal models, global model on seen and on unseen places, losses."""
+    styles, panels = series_styles(study), list[Panel]()
     # A run's deployed model is among the others, and without models of the clients' own theirs is the global one.
-    without = [panel for panel, left in zip(_PANELS, (study.single, nobody_has_own(study)), strict=False) if left]
-    panels = [panel for panel in _PANELS if panel not in without]
-    data = []
-    for panel in panels:
-        data.append((panel, {m: [panel[1](run) for run in study.of(m)] for m in study.methods}))
-    data = [entry for entry in data if any(len(curve) > 1 for runs in entry[1].values() for curve in runs)]
-    if not data:
+    without = {"deployed at each client": study.single, "personal models": nobody_has_own(study)}
+    for title, read, fractions, alone in _PANELS:
+        curves_of = {method: list(map(read, study.of(method))) for method in study.methods}
+        if without.get(title) or not any(len(curve) > 1 for curve in chain.from_iterable(curves_of.values())):
+            continue
+        panel = Panel(title, "round", f"{curve_metric(study)}, %" if fractions else "")
+        for method, runs in curves_of.items():
+            series = alone if study.single else styles[method]
+            panel.lines.extend(mean_line(series, runs, 100 if fractions else 1, _band(study)))
+        panels.append(panel)
+    if not panels:
         return None
-    styles, bands = series_styles(study), len(study.methods) <= MANY_METHODS
-    columns = len(data) if study.single else 2
-    lines = -(-len(data) // columns)
-
-    def draw(figure: "Figure", palette: Palette) -> None:
-        every = [figure.add_subplot(lines, columns, i + 1) for i in range(len(data))]
-        ends = [
-            [
-                (styles[method], *end)
-                for method, runs in methods.items()
-                if (
-                    end := _line(
-                        axes, runs, series if study.single else styles[method], 100 if panel_part else 1, bands, palette
-                    )
-                )
-            ]
-            for axes, ((_, _, panel_part, series), methods) in zip(every, data, strict=True)
-        ]
-        for i, (axes, ((title, _, panel_part, _), _)) in enumerate(zip(every, data, strict=True)):
-            style_axes(
-                axes, palette, title, "round", f"{curve_metric(study)}, %" if panel_part and i % columns == 0 else ""
-            )
-            whole_rounds(axes)
-        if not study.single:
-            at_ends(figure, list(zip(every, ends, strict=True)), palette)
-
-    return Drawing(f"curves {study.recipe}", 10.4, 2.9 if study.single else 3.3 * lines, draw)
+    columns, height = (len(panels), 2.9) if study.single else (2, 3.3)
+    return _drawing(study, "curves", panels, columns, (10.4, height))
 
 
 def client_curves(study: StudyResults) -> Drawing | None:
@@ -103,72 +169,61 @@ def client_curves(study: StudyResults) -> Drawing | None:
         return None
     if not any(len(evaluations(run, "personal")) > 1 for run in study.runs):
         return None
-    view = "personal" if study.single else judged(study)
-    columns = min(4 if study.single else 2, len(study.clients))
-    lines = -(-len(study.clients) // columns)
-    styles, bands = series_styles(study), len(study.methods) <= MANY_METHODS
+    styles, panels = series_styles(study), list[Panel]()
+    views = {judged(study).value: None}
+    if study.single:
+        views = {"personal": GLOBAL} if nobody_has_own(study) else {"personal": PERSONAL, "global": GLOBAL}
+    for client in study.clients:
+        panel = Panel(client, "round", f"{metric_of(study.runs)}, %")
+        for method in study.methods:
+            for view, alone in views.items():
+                of_client = [of_place(evaluations(run, view), client) for run in study.of(method)]
+                panel.lines.extend(mean_line(alone or styles[method], of_client, 100, _band(study)))
+        panels.append(panel)
+    columns, height = (4, 2.5) if study.single else (2, 3.1)
+    return _drawing(study, "clients", panels, min(columns, len(panels)), (10.4, height), share=True)
 
-    def draw(figure: "Figure", palette: Palette) -> None:
-        every: list[Axes] = []
-        ends: list[list[End]] = []
-        for i, client in enumerate(study.clients):
-            axes = figure.add_subplot(lines, columns, i + 1, sharey=every[0] if every else None)
-            every.append(axes)
-            ends.append([])
-            for method in study.methods:
-                client_curves_of = [of_place(evaluations(run, view), client) for run in study.of(method)]
-                alone = GLOBAL if nobody_has_own(study) else PERSONAL
-                end = _line(axes, client_curves_of, alone if study.single else styles[method], 100, bands, palette)
-                ends[-1] += [(styles[method], *end)] if end else []
-                if study.single and not nobody_has_own(study):
-                    shared = [of_place(evaluations(run, "global"), client) for run in study.of(method)]
-                    _line(axes, shared, GLOBAL, 100, bands, palette)
-            style_axes(axes, palette, client, "round", f"{metric_of(study.runs)}, %" if i % columns == 0 else "")
-            whole_rounds(axes)
-        if not study.single:
-            at_ends(figure, list(zip(every, ends, strict=True)), palette)
 
-    return Drawing(f"clients {study.recipe}", 10.4, (2.5 if study.single else 3.1) * lines, draw)
+def judged_curves(study: StudyResults) -> dict[str, list[Curve]]:
+    """Federated method -> one curve per seed: round -> mean over clients on validation data, a fraction."""
+    curves_of: dict[str, list[Curve]] = {}
+    for method in study.methods:
+        runs = [judged_curve(study, run) for run in study.of(method)]
+        if not study.of(method)[0].summary.is_bound and any(len(curve) > 1 for curve in runs):
+            curves_of[method] = runs
+    return curves_of
+
+
+def convergence(study: StudyResults) -> Drawing | None:
+    """Convergence curves (FedDAT's figure 5): mean validation result of the deployed models, by round.
+
+    Lines are means over seeds and bands one standard deviation to either side. None where methods deploy nothing but
+    personal models (which the other curves show) or there is nothing to draw.
+    """
+    curves_of = judged_curves(study)
+    if study.single or judged(study) != "deployed" or not curves_of:
+        return None
+    panel = Panel("", "round", f"deployed, mean over clients, validation {metric_of(study.runs)}, %")
+    styles = series_styles(study)
+    for method, runs in curves_of.items():
+        panel.lines.extend(mean_line(styles[method], runs, 100, _deviation))
+    return _drawing(study, "convergence", [panel], 1, (6.4, 4.2))
 
 
 def spending(study: StudyResults) -> Drawing | None:
     """Mean personal (or deployed) validation results against megabytes sent and against seconds of training so far."""
+    y = f"{judged_words(study)} mean, {curve_metric(study)}, %"
     panels = [
-        ("against traffic", "sent so far, MB", 1e-6, _against(study, sent_until)),
-        ("against time", "training time so far, s", 1.0, _against(study, seconds_until)),
+        Panel("against traffic", "sent so far, MB", y, _against(study, sent_until, 1e-6)),
+        Panel("against time", "training time so far, s", y, _against(study, seconds_until, 1.0)),
     ]
-    panels = [panel for panel in panels if panel[3]]
-    if not panels:
-        return None
-    styles = series_styles(study)
-
-    def draw(figure: "Figure", palette: Palette) -> None:
-        every: list[Axes] = []
-        ends: list[list[End]] = []
-        for i, (title, words, unit, data) in enumerate(panels):
-            axes = figure.add_subplot(1, len(panels), i + 1)
-            for method, (x, y) in data.items():
-                axes.plot(
-                    [unit * value for value in x],
-                    [100 * value for value in y],
-                    **line_style(styles[method], palette, 3),
-                )
-            style_axes(
-                axes, palette, title, words, "" if i else f"{judged_words(study)} mean, {curve_metric(study)}, %"
-            )
-            every.append(axes)
-            ends.append([(styles[method], unit * x[-1], 100 * y[-1]) for method, (x, y) in data.items()])
-        if not study.single:
-            at_ends(figure, list(zip(every, ends, strict=True)), palette)
-
-    return Drawing(f"spending {study.recipe}", 10.4 if len(panels) > 1 else 5.2, 3.6, draw)
+    panels = [panel for panel in panels if panel.lines]
+    return _drawing(study, "spending", panels, len(panels), (5.2 * len(panels), 3.6)) if panels else None
 
 
-def _against(
-    study: StudyResults, spent: Callable[[RunResults], Curve]
-) -> Mapping[str, tuple[Sequence[float], Sequence[float]]]:
-    """Method -> what it had spent, and what it had reached, after each evaluated round; mean over seeds."""
-    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+def _against(study: StudyResults, spent: Callable[[RunResults], Curve], unit: float) -> list[Line]:
+    """What each method had reached against what it had spent, after each evaluated round; mean over seeds."""
+    styles, lines = series_styles(study), list[Line]()
     for method in study.methods:
         if study.of(method)[0].summary.is_bound:
             continue
@@ -176,25 +231,7 @@ def _against(
         amounts = over_seeds([spent(run) for run in study.of(method)])
         both = [r for r in results if r in amounts]
         if len(both) > 1 and amounts[both[-1]]:
-            lines[method] = [amounts[r] for r in both], [results[r] for r in both]
+            lines.append(Line(styles[method], [unit * amounts[r] for r in both], [100 * results[r] for r in both]))
     # Methods that send next to nothing (training alone) say nothing about traffic.
-    most = max((x[-1] for x, _ in lines.values()), default=0.0)
-    return {method: curve for method, curve in lines.items() if curve[0][-1] > 1e-3 * most}
-
-
-def _line(
-    axes: "Axes", runs: Sequence[Curve], series: SeriesStyle, scale: float, bands: bool, palette: Palette
-) -> tuple[float, float] | None:
-    """Mean over seeds, with a band from the lowest to the highest if asked for; returns the last point."""
-    rounds = sorted(set(chain.from_iterable(runs)))
-    if not rounds:
-        return None
-    at: list[list[float]] = []
-    for r in rounds:
-        at.append([scale * curve[r] for curve in runs if r in curve])
-    heights = [sum(x) / len(x) for x in at]
-    axes.plot(rounds, heights, **line_style(series, palette, 3))
-    if len(runs) > 1 and bands:
-        low, high = [min(x) for x in at], [max(x) for x in at]
-        axes.fill_between(rounds, low, high, color=palette(series.colour), alpha=0.14, linewidth=0)
-    return rounds[-1], heights[-1]
+    most = max((line.x[-1] for line in lines), default=0.0)
+    return [line for line in lines if line.x[-1] > 1e-3 * most]

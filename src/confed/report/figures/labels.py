@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from confed.report.figures.style import Drawing, Palette, SeriesStyle, series_styles, style_axes
+from confed.report.figures.style import (
+    Drawing,
+    Palette,
+    SeriesStyle,
+    add_colour_bar,
+    add_legend,
+    plain_log_scale,
+    series_styles,
+    style_axes,
+)
 from confed.report.figures.values import name_positions
 from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import average, mapping, number
@@ -24,13 +33,7 @@ GROUPS = 40
 
 @dataclass(frozen=True)
 class LabelScores:
-    """Average precision of each label, the labels that are most frequent in training first.
-
-    Attributes:
-        train: all clients' training examples with the label, (C,); of the test examples in runs that do not say it.
-        chance: share of test examples with the label, (C,): what a score that is the same for all examples gets.
-        values: method -> mean over seeds, (C,); NaN where no test example has the label.
-    """
+    """Average precision of each label, (C,), those most frequent in training first; NaN without test examples."""
 
     labels: tuple[str, ...]
     train: np.ndarray
@@ -49,15 +52,9 @@ def label_scores(study: StudyResults) -> LabelScores | None:
     examples = runs[0].summary.label_value("examples") or 1.0
     values: dict[str, np.ndarray] = {}
     for method in study.methods:
-        tables: list[dict[str, float | None]] = []
-        for run in runs:
-            if run.method == method:
-                tables.append({str(row["label"]): number(row.get("AP")) for row in _rows(run)})
+        tables = [_precisions(run) for run in runs if run.method == method]
         if tables:
-            means: list[float | None] = []
-            for name in names:
-                means.append(average([table.get(name) for table in tables]))
-            values[method] = np.array([np.nan if value is None else value for value in means])
+            values[method] = np.array([_mean(tables, name) for name in names])
     return LabelScores(
         names,
         np.array([_count(first[i]) for i in order]),
@@ -76,8 +73,6 @@ def precision_by_label(study: StudyResults) -> Drawing | None:
     styles: Mapping[str, SeriesStyle] = series_styles(study)
 
     def draw(figure: "Figure", palette: Palette) -> None:
-        from matplotlib.ticker import NullLocator
-
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         x = range(len(groups))
         chance = [100 * float(np.mean(scores.chance[g])) for g in groups]
@@ -95,19 +90,14 @@ def precision_by_label(study: StudyResults) -> Drawing | None:
         style_axes(upper, palette, "", "", "average precision, %")
         style_axes(lower, palette, "", _below(len(scores.labels), many), "in training")
         if _wide(scores.train):
-            lower.set_yscale("log")
-            # Plain numbers: powers of ten would be written in a language of formulas.
-            lower.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
-            lower.yaxis.set_minor_locator(NullLocator())
+            plain_log_scale(lower, "y", lambda value: f"{value:,.0f}".replace(",", " "))
         upper.set_ylim(bottom=0)
         upper.tick_params(axis="x", length=0, labelbottom=False)
         lower.set_xlim(-0.8, len(groups) - 0.2)
         names = [] if many else [_short(name) for name in scores.labels]
         name_positions(lower.xaxis, range(len(names)), names, rotation=90, fontsize=7 if len(names) <= 60 else 6)
-        upper.legend(
-            fontsize=8.5, frameon=False, ncols=min(6, len(scores.values) + 1), loc="lower left", bbox_to_anchor=(0, 1),
-            labelcolor=palette("ink"),
-        )  # fmt: skip
+        columns = min(6, len(scores.values) + 1)
+        add_legend(upper, palette, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1))
 
     return Drawing(f"labels {study.recipe}", 10.4, 4.2 if many else 4.9, draw)
 
@@ -129,10 +119,10 @@ def co_occurrence(run: RunResults) -> Mapping[str, Any] | None:
     return matrix if len(matrix.get("labels", ())) > 1 else None
 
 
-def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Drawing:
+def co_occurrence_figure(label: str, matrix: Mapping[str, Any], name: str) -> Drawing:
     """Two heat maps side by side: which labels go together by the truth, and by what a model predicts."""
-    labels = [_short(str(text)) for text in found["labels"]]
-    maps = [("by the true labels", shares(found["truth"])), (f"as {label} predicts", shares(found["predicted"]))]
+    labels = [_short(str(text)) for text in matrix["labels"]]
+    maps = [("by the true labels", shares(matrix["truth"])), (f"as {label} predicts", shares(matrix["predicted"]))]
     every = np.concatenate([values[np.isfinite(values)] for _, values in maps])
     most = max(float(every.max(initial=0.0)), 0.05)
 
@@ -151,10 +141,7 @@ def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Dra
             axes.set_yticks(range(len(labels)), labels)
             axes.tick_params(labelsize=7 if len(labels) <= 20 else 6, length=0)
             axes.spines["bottom"].set_visible(False)
-        bar = figure.colorbar(image, ax=both, shrink=0.75, aspect=30, pad=0.01)
-        bar.ax.tick_params(colors=palette("muted"), labelsize=8)
-        bar.set_label("share of examples, %", color=palette("muted"), fontsize=9)
-        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        add_colour_bar(figure, image, both, palette, "share of examples, %")
 
     return Drawing(name, 10.4, 5.2, draw, shaded=True)
 
@@ -167,6 +154,16 @@ def co_occurrence_of(study: StudyResults) -> Drawing | None:
 
 def _rows(run: RunResults) -> Sequence[Mapping[str, Any]]:
     return run.summary.labelled.get("per_class", ())
+
+
+def _mean(tables: Sequence[Mapping[str, float | None]], label: str) -> float:
+    mean = average([table.get(label) for table in tables])
+    return np.nan if mean is None else mean
+
+
+def _precisions(run: RunResults) -> dict[str, float | None]:
+    """Label -> its average precision."""
+    return {str(row["label"]): number(row.get("AP")) for row in _rows(run)}
 
 
 def _count(row: Mapping[str, Any]) -> float:

@@ -9,10 +9,11 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from confed.data.intake.opening import read_picture
 from confed.report.figures.values import panels_of
@@ -46,13 +47,7 @@ _STAND_INS: Mapping[str, str] = {name: f"#0a0b{i:02x}" for i, name in enumerate(
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """Style of one series in all figures of a page.
-
-    Attributes:
-        colour: the name of its colour.
-        dashed: whether its lines are dashed.
-        marker: matplotlib's letter for its points.
-    """
+    """Style of one series in all figures of a page."""
 
     label: str
     colour: str
@@ -92,15 +87,16 @@ class Drawing:
         content, figure = self._save(_STAND_INS.__getitem__, "svg")
         values = json.dumps(panels_of(figure), ensure_ascii=False, separators=(",", ":"))
         svg = content.decode()
-        svg = svg[svg.index("<svg") :].replace(
-            "<svg", f'<svg data-name="{escape(self.name)}" data-panels="{escape(values)}"', 1
+        attributes = (
+            f'style="--wide:{self.width / 10.4:.2g}" data-name="{escape(self.name)}" data-panels="{escape(values)}"'
         )
+        svg = svg[svg.index("<svg") :].replace("<svg", f"<svg {attributes}", 1)
         svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg)
         names = {stand_in: name for name, stand_in in _STAND_INS.items()}
-        return re.sub("|".join(names), lambda found: f"var(--{names[found.group()]})", svg).strip()
+        return re.sub("|".join(names), lambda match: f"var(--{names[match.group()]})", svg).strip()
 
     def svg(self) -> bytes:
         """The drawing as an SVG file."""
@@ -118,6 +114,14 @@ class Drawing:
             picture = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         picture.save(out, "PNG", optimize=True)
         return out.getvalue()
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Export as ``NAME.png`` and ``NAME.svg`` to a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+        for path, content in zip(paths, (self.png(), self.svg()), strict=True):
+            path.write_bytes(content)
+        return paths
 
     def figure(self, palette: Palette = COLOURS.__getitem__, dpi: int = 110) -> "Figure":
         """The drawing as a figure of matplotlib, on no screen until a notebook shows it."""
@@ -142,12 +146,22 @@ class Drawing:
             figure = self.figure(palette, dpi)
             buffer = io.BytesIO()
             if kind == "svg":
-                figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+                _write_svg(figure, buffer)
             else:
                 figure.savefig(buffer, format="png", facecolor="white", dpi=dpi, metadata={"Software": None})
         # An SVG with control characters, which names may have, is no XML.
         content = buffer.getvalue()
         return visible(content.decode()).encode() if kind == "svg" else content, figure
+
+
+def _write_svg(figure: "Figure", out: io.BytesIO) -> None:
+    """A figure on nothing, as SVG. ``savefig`` would draw it twice, once to find its size, which is fixed here."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_facecolor("none")
+        patch.set_edgecolor("none")
+    FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None})
 
 
 def series_styles(study: StudyResults) -> dict[str, SeriesStyle]:
@@ -176,16 +190,48 @@ def line_style(series: SeriesStyle, palette: Palette, markersize: float = 0.0) -
     return line | ({"marker": series.marker, "markersize": markersize} if markersize else {})
 
 
-def style_axes(axes: "Axes", palette: Palette, title: str, x: str, y: str) -> None:
-    """Axes as they look throughout: light horizontal lines, no box."""
+def grid_of(panels: int, most: int) -> tuple[int, int]:
+    """Lines and columns of so many panels, at most so many side by side."""
+    columns = min(most, panels)
+    return -(-panels // columns), columns
+
+
+def add_title(axes: "Axes", palette: Palette, title: str) -> None:
+    """The title of a panel."""
     axes.set_title(title, fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
+
+
+def add_legend(axes: "Axes | Figure", palette: Palette, **where: Any) -> None:
+    """A legend without a frame."""
+    axes.legend(fontsize=8.5, frameon=False, labelcolor=palette("ink"), **where)
+
+
+def add_colour_bar(figure: "Figure", image: Any, axes: "Sequence[Axes]", palette: Palette, words: str) -> None:
+    """The scale of shades of heat maps."""
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, pad=0.01)
+    bar.ax.tick_params(colors=palette("muted"), labelsize=8)
+    bar.set_label(words, color=palette("muted"), fontsize=9)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+
+def without_box(axes: "Axes", palette: Palette, title: str, labelsize: float) -> None:
+    """Axes of names: a title, no lines around, no ticks."""
+    add_title(axes, palette, title)
+    axes.tick_params(colors=palette("muted"), labelsize=labelsize, length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def style_axes(axes: "Axes", palette: Palette, title: str, x: str, y: str, across: bool = False) -> None:
+    """Axes as they look throughout: light lines at the values, upright ones where bars lie, and no box."""
+    add_title(axes, palette, title)
     axes.set_xlabel(x, color=palette("muted"), fontsize=9)
     axes.set_ylabel(y, color=palette("muted"), fontsize=9)
     axes.tick_params(colors=palette("muted"), labelsize=8.5, length=3, width=0.8)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(palette("muted"))
-    axes.grid(axis="y", color=palette("grid"), linewidth=0.9)
+    axes.grid(axis="x" if across else "y", color=palette("grid"), linewidth=0.9)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)
 
@@ -195,3 +241,13 @@ def whole_rounds(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
+def plain_log_scale(axes: "Axes", which: Literal["x", "y"], form: Callable[[float], str]) -> None:
+    """A scale of powers whose numbers are plain: powers of ten would be written in a language of formulas."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+    axis.set_minor_locator(NullLocator())

@@ -33,24 +33,18 @@ def name_positions(axis: "Axis", positions: Sequence[float], names: Sequence[str
 def _panel(axes: "Axes", height: float) -> dict[str, Any]:
     box = axes.get_window_extent()
     across, up = _names(axes.xaxis), _names(axes.yaxis)
-    series = []
+    series: list[tuple[str, Any, list[tuple[Any, ...]]]] = []
     for label, colour, points in _series(axes):
-        series.append(
-            (
-                label,
-                colour,
-                [
-                    (across.get(round(x), _short(x)), up.get(round(y), _short(y)), *_at(axes, x, y, height))
-                    for x, y in points
-                ],
-            )
-        )
+        values: list[tuple[Any, ...]] = []
+        for x, y in points:
+            values.append((across.get(round(x), _short(x)), up.get(round(y), _short(y)), *_at(axes, x, y, height)))
+        series += [(label, colour, values)] if values else []
     return {
         "title": axes.get_title(loc="left"),
         "x": axes.get_xlabel(),
         "y": axes.get_ylabel(),
         "box": [round(value, 1) for value in (box.x0, height - box.y1, box.width, box.height)],
-        "series": [entry for entry in series if entry[2]],
+        "series": series,
     }
 
 

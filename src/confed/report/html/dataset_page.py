@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.report.figures.answers import CLIENTS, answer_counts, answers_of, places_of
 from confed.report.html import page
-from confed.report.html.image_store import ImageStore
+from confed.report.html.media import ImageStore
 
 SHOWN, ANSWERS, SIDE = 8, 12, 128
 """Examples per client; answers per client; pixels of a picture's longer side."""
@@ -37,26 +38,22 @@ def dataset_page(
     """A page that is complete in itself; ``shown``: pictures with texts, ``how`` a model reads them."""
     store = ImageStore()
     tabs = page.Tabs()
-    parts = list(places_of(dataset))
     labels = isinstance(dataset, LabelDataset)
     answers = len(dataset.labels) if labels else len(dataset.answers)
-    pictures = sum(int(row["pictures"]) for row in rows)
     head = f"<h1>{page.escape(dataset.name)}</h1>" + page.paragraph(source, "muted")
     head += page.tiles(
         [
             (f"{len(dataset.clients):,}", "clients"),
             (f"{sum(int(row['questions']) for row in rows):,}", "examples"),
-            (f"{pictures:,}", "pictures, client by client"),
+            (f"{sum(int(row['pictures']) for row in rows):,}", "pictures, client by client"),
             (f"{answers:,}", "labels" if labels else "answers"),
         ]
     )
-    panels = [
-        (place, page.component("examples", _examples(examples, store), template="dataset"))
-        for place, examples in parts[:CLIENTS]
-    ]
-    shares = [
-        (place, page.component("shares", _shares(examples), template="dataset")) for place, examples in parts[:CLIENTS]
-    ]
+    panels: list[tuple[str, str]] = []
+    shares: list[tuple[str, str]] = []
+    for place, examples in islice(places_of(dataset), CLIENTS):
+        panels.append((place, page.component("examples", _examples(examples, store), template="dataset")))
+        shares.append((place, page.component("shares", _shares(examples), template="dataset")))
     as_read = [(store.add(_png(pixels, max(pixels.shape[:2]))), text, "") for pixels, text in shown]
     drawing = answers_of(dataset)
     by_place = page.figure(drawing.inline(), title="Answers of each place") if drawing else ""
@@ -72,37 +69,32 @@ def dataset_page(
     return page.document(f"{dataset.name}: data", head, sections, store.css + _CSS)
 
 
-def _shares(part: Examples | LabelExamples) -> list[tuple[str, int, float]]:
+def _shares(examples: Examples | LabelExamples) -> list[tuple[str, int, float]]:
     """Answers or labels, counts, and widths of bars in percent."""
-    listed = [(answer, count) for answer, count in answer_counts(part).most_common(ANSWERS) if count]
+    listed = [(answer, count) for answer, count in answer_counts(examples).most_common(ANSWERS) if count]
     most = max((count for _, count in listed), default=1)
     return [(answer, count, round(100 * count / most, 1)) for answer, count in listed]
 
 
-def _examples(part: Examples | LabelExamples, store: ImageStore) -> list[tuple[str, str, str]]:
+def _examples(examples: Examples | LabelExamples, store: ImageStore) -> list[tuple[str, str, str]]:
     """CSS class of the picture, question and answer of a few examples with different pictures."""
-    if isinstance(part, LabelExamples):
-        some = part.rows[:SHOWN].tolist()
-        texts = part.table.texts
-        return [
-            (
-                "" if part.pictures is None else store.add(_png(part.pictures[row])),
-                "" if texts is None else str(texts[row]),
-                ", ".join(part.table.labels_of(row)) or "no label",
-            )
-            for row in some
-        ]
-    first = np.reshape(part.image_index, (len(part), -1))[:, 0]
-    shown = presence(part)[:, 0] if len(part) else np.zeros(0, bool)
-    rows = list({int(first[row]) if shown[row] else -1 - row: row for row in range(len(part))[::-1]}.values())
-    return [
-        (
-            store.add(_png(np.asarray(part.images[int(first[row])]))) if shown[row] else "",
-            part.questions[row],
-            part.choices[row][int(part.answers[row])] if part.choices is not None else part.answers[row],
-        )
-        for row in sorted(rows)[:SHOWN]
-    ]
+    if isinstance(examples, LabelExamples):
+        cards: list[tuple[str, str, str]] = []
+        for row in examples.rows[:SHOWN].tolist():
+            picture = "" if examples.pictures is None else store.add(_png(examples.pictures[row]))
+            text = "" if examples.table.texts is None else str(examples.table.texts[row])
+            cards.append((picture, text, ", ".join(examples.table.labels_of(row)) or "no label"))
+        return cards
+    first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]
+    shown = presence(examples)[:, 0] if len(examples) else np.zeros(0, bool)
+    rows = {int(first[row]) if shown[row] else -1 - row: row for row in reversed(range(len(examples)))}
+    cards: list[tuple[str, str, str]] = []
+    for row in sorted(rows.values())[:SHOWN]:
+        picture = store.add(_png(np.asarray(examples.images[int(first[row])]))) if shown[row] else ""
+        answer = examples.answers[row]
+        answer = answer if examples.choices is None else examples.choices[row][int(answer)]
+        cards.append((picture, examples.questions[row], answer))
+    return cards
 
 
 def _png(pixels: np.ndarray, side: int = SIDE) -> str:

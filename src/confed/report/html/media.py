@@ -1,11 +1,17 @@
-"""Sounds and sensor series in gallery cards.
+"""Pictures, attention over them, sounds and sensor series of a page.
 
-A recording is kept as a WAV file and shown as its waveform over a player that needs no network. Series are kept as some
-of their steps and shown as lines.
+Pictures and sounds are in the page once, however often they are shown: a picture is a CSS rule; a sound, kept as a WAV
+file, has a player that needs no network where it is shown first, and its waveform only where it is shown again. Series
+are kept as some of their steps and shown as lines.
+
+Attention over a picture is a dark veil that is thin where the model looks: it leaves the colours, which many questions
+are about, as they are. A model that reads regions has its veil drawn box by box, with a line around the box that
+counted most.
 """
 
 import base64
 import binascii
+import hashlib
 import io
 import math
 import wave
@@ -14,6 +20,7 @@ from html import escape
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from confed.results.summary import number
 
@@ -21,6 +28,13 @@ WIDTH, HEIGHT = 256, 64
 """Units of a drawing."""
 COLUMNS = 128
 """Vertical strokes of a waveform."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_VEIL = 0.7
+_SIDE = 112
+"""Pixels of a veil of boxes; the picture below has as many."""
+
+# Sounds and series --------------------------------------------------------------------------------------------
 
 
 class Recording:
@@ -52,9 +66,9 @@ def read(entry: object) -> Recording | None:
 
 def player(recording: Recording, seconds: float | None = None, elsewhere: str = "") -> str:
     """A waveform with controls to play it below, as HTML."""
-    own = len(recording.samples) / recording.rate
-    cut = seconds is not None and seconds > own + 0.01
-    length = f"the first {own:.1f} s of {seconds:.1f} s" if cut else f"{own:.1f} s"
+    played = len(recording.samples) / recording.rate
+    cut = seconds is not None and seconds > played + 0.01
+    length = f"the first {played:.1f} s of {seconds:.1f} s" if cut else f"{played:.1f} s"
     text = escape(f"sound, {length}" + (f"; {elsewhere}" if elsewhere else ""))
     source = f"data:audio/wav;base64,{recording.text}"
     controls = f'<audio controls preload=none src="{source}"></audio>' if not elsewhere else ""
@@ -67,8 +81,8 @@ def _waveform(samples: np.ndarray) -> str:
     loudest = max(1, int(np.abs(samples.astype(np.int64)).max()))
     middle, scale, step = HEIGHT / 2, (HEIGHT / 2 - 2) / loudest, WIDTH / len(parts)
     path = ""
-    for i, part in enumerate(parts):
-        low, high = middle - scale * int(part.min()), middle - scale * int(part.max())
+    for i, values in enumerate(parts):
+        low, high = middle - scale * int(values.min()), middle - scale * int(values.max())
         path += f"M{step * (i + 0.5):.1f} {low + 0.5:.1f}V{high - 0.5:.1f}"
     return _drawing(f'<path d="{path}" stroke="var(--m1)" stroke-width="1.5"/>', "waveform")
 
@@ -118,3 +132,95 @@ def modalities_line(has: object, lacks: object) -> str:
 
 def _words(names: object) -> Sequence[str]:
     return [str(name) for name in names] if isinstance(names, list) else []  # pyright: ignore
+
+
+# Pictures -----------------------------------------------------------------------------------------------------
+
+
+class ImageStore:
+    """Pictures and sounds of a page, each stored once."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._rules: list[str] = []
+        self._heard: set[str] = set()
+
+    @property
+    def css(self) -> str:
+        """Rules of the pictures added so far."""
+        return "\n".join(self._rules)
+
+    def add(self, image: object) -> str:
+        """The CSS class of a picture, empty if it is no base64 PNG."""
+        if not isinstance(image, str):
+            return ""
+        if image not in self._names:
+            try:
+                content = base64.b64decode(image, validate=True)
+            except (binascii.Error, ValueError):
+                return ""
+            if not content.startswith(_PNG):
+                return ""
+            name = "g" + hashlib.sha256(content).hexdigest()[:12]
+            self._names[image] = name
+            self._rules.append(f".{name}{{background-image:url(data:image/png;base64,{image})}}")
+        return self._names[image]
+
+    def first(self, recording: Recording) -> bool:
+        """Whether a recording was not asked about before: then it is put into the page."""
+        heard_before = recording.text in self._heard
+        self._heard.add(recording.text)
+        return not heard_before
+
+
+def attention_overlay(attention: object, boxes: object = None) -> str:
+    """A layer that darkens what the model does not look at; empty without a usable map."""
+    try:
+        weights = np.asarray(attention, dtype=np.float64)
+        places = None if boxes is None else np.asarray(boxes, dtype=np.float64)
+    except (TypeError, ValueError):
+        return ""
+    if weights.ndim == 1 and places is not None:
+        return _boxed(weights, places)
+    if weights.ndim != 2 or not weights.size or not np.isfinite(weights).all():
+        return ""
+    if not math.isclose(weights.max(), 0, abs_tol=1e-12):
+        weights = weights / weights.max()
+    # Enlarged here and not by the browser, so that the edges do not fade.
+    return _layer(Image.fromarray(_dark(weights)).resize((28, 28), Image.Resampling.BICUBIC))
+
+
+def _boxed(weights: np.ndarray, boxes: np.ndarray) -> str:
+    """The veil of regions: where boxes overlap the one that counts most decides; what no box covers is dark."""
+    sound = boxes.shape == (*weights.shape, 4) and len(weights) and np.isfinite(boxes).all()
+    if not sound or not np.isfinite(weights).all() or weights.max() <= 0:
+        return ""
+    weights = (weights / weights.max()).clip(0, 1)
+    corners = (_SIDE * boxes.clip(0, 1)).round().astype(int)
+    corners[:, 2:] = np.maximum(corners[:, 2:], corners[:, :2] + 1)  # a box of no extent is still a point
+    light = np.zeros((_SIDE, _SIDE))
+    for weight, (left, top, right, bottom) in zip(weights, corners, strict=True):
+        region = light[top:bottom, left:right]
+        np.maximum(region, weight, out=region)
+    pixels = _dark(light)
+    left, top, right, bottom = corners[int(weights.argmax())]
+    frame = np.zeros((_SIDE, _SIDE), dtype=bool)
+    frame[top:bottom, left:right] = True
+    frame[top + 2 : bottom - 2, left + 2 : right - 2] = False
+    pixels[frame] = (255, 214, 64, 255)
+    return _layer(Image.fromarray(pixels))
+
+
+def _dark(weights: np.ndarray) -> np.ndarray:
+    """Pixels of a veil, (rows, columns, 4), thin where weights are 1 and thick where they are 0."""
+    # The root keeps places visible that get a tenth of the most looked-at one's weight.
+    alpha = (255 * _VEIL * (1 - np.sqrt(weights.clip(0, 1)))).round().astype(np.uint8)
+    return np.stack([np.full_like(alpha, shade) for shade in (8, 10, 16)] + [alpha], axis=-1)
+
+
+def _layer(layer: Image.Image) -> str:
+    """A picture laid over another one."""
+    buffer = io.BytesIO()
+    layer.save(buffer, format="PNG", optimize=True)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<i style="background-image:url(data:image/png;base64,{data})"></i>'

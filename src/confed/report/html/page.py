@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Tabs", "callout", "chips", "component", "definitions", "details", "document", "escape", "figure", "heatmap",
-    "legend", "paragraph", "tiles",
+    "legend", "listed", "listing", "paragraph", "tiles",
 ]  # fmt: skip
 
 MOST_TABS = 32
@@ -117,6 +117,18 @@ def figure(svg_html: str, caption: str = "", title: str = "") -> str:
     return component("figure", svg_html, caption) if svg_html else ""
 
 
+def listing(texts: Sequence[str]) -> str:
+    """A list of plain texts."""
+    return component("listing", texts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names joined as in a sentence."""
+    if any("," in name for name in names):
+        return formats.names(names)
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def definitions(entries: Mapping[str, str]) -> str:
     """Terms and what they mean."""
     return component("definitions", entries)
@@ -132,31 +144,33 @@ def heatmap(
     columns: Sequence[str],
     rows: Sequence[tuple[str, Sequence[float | None]]],
     *,
-    own: Mapping[str, str] | None = None,
+    framed: Mapping[str, str] | None = None,
     by_column: bool = False,
     sections: int = 0,
 ) -> str:
-    """A table of fractions in percent whose cells are shaded from the smallest value to the largest."""
-    ranges = [[value for _, values in rows if (value := values[i]) is not None] for i in range(len(columns))]
+    """A table of fractions in percent whose cells are shaded from the smallest value to the largest.
+
+    In the row of a name the cell of the column that ``framed`` has for it gets a frame; the last rows, ``sections`` in
+    number, stand below a rule.
+    """
+    in_columns: list[list[float]] = []
+    for i in range(len(columns)):
+        in_columns.append([value for _, values in rows if (value := values[i]) is not None])
     if not by_column:
-        ranges = [list(chain.from_iterable(ranges))] * len(columns)
-
-    def shade(value: float | None, present: Sequence[float]) -> float | None:
-        if value is None:
-            return None
-        share = 1 - (max(present) - value) / max(max(present) - min(present), LEAST_RANGE)
-        return 0.05 + 0.5 * share
-
+        in_columns = [list(chain.from_iterable(in_columns))] * len(columns)
     lines: list[tuple[str, list[tuple[str, float | None, bool, float | None]]]] = []
     for name, values in rows:
-        lines.append(
-            (
-                name,
-                [
-                    (formats.percent(value), shade(value, present), bool(own) and own.get(name) == column, value)
-                    for column, value, present in zip(columns, values, ranges, strict=True)
-                ],
-            )
-        )
+        cells: list[tuple[str, float | None, bool, float | None]] = []
+        for column, value, present in zip(columns, values, in_columns, strict=True):
+            frame = framed is not None and framed.get(name) == column
+            cells.append((formats.percent(value), _shade(value, present), frame, value))
+        lines.append((name, cells))
     cut = len(lines) - sections
     return component("heatmap", corner, columns, [lines[:cut], lines[cut:]])
+
+
+def _shade(value: float | None, present: Sequence[float]) -> float | None:
+    """How dark a value is among others."""
+    if value is None:
+        return None
+    return 0.05 + 0.5 * (1 - (max(present) - value) / max(max(present) - min(present), LEAST_RANGE))

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from confed.report.section import Kind, Section
+from confed.report.tables.cells import finished
 from confed.report.tables.columns import Context, MethodRow, columns_of, method_table
-from confed.report.tables.table import Table, to_html
+from confed.report.tables.table import Table, wide_html
 from confed.results.runs import StudyResults
 from confed.results.summary import global_note
 
@@ -21,28 +23,35 @@ def captioned(study: StudyResults) -> bool:
 
 def caption_table(study: StudyResults) -> Table:
     """A row per method: both measures of each view, mean and standard deviation over seeds."""
-    rows: list[MethodRow] = []
-    for m in study.methods:
-        rows.append(MethodRow(study.labels[m], [run for run in study.of(m) if run.complete]))
+    rows = [MethodRow(study.labels[method], runs) for method, runs in finished(study).items()]
     table = method_table("Written captions", rows, columns_of("captions", Context(rows)), (_NOTE,))
     return replace(table, sections=table.sections[:1])
 
 
 def section(study: StudyResults) -> str:
     """The table as HTML; empty where models write no captions."""
-    if not captioned(study):
-        return ""
-    return f'<div class="wide dense">{to_html(caption_table(study))}</div>'
+    return wide_html(caption_table(study)) if captioned(study) else ""
 
 
 def measured(study: StudyResults) -> str:
     """Description of the measurements in a sentence."""
     abroad = " and of unseen places" if study.scenes else ""
     firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
-    nobodys, note = all(summary.without_global for summary in firsts.values()), global_note(firsts)
-    who = "." if nobodys else ", and those of the one shared model."
-    return (
-        f"What is measured after the last round is how near captions of the clients' test pictures"
-        f"{'' if nobodys else abroad} are to those of people: captions that each client's own model writes{who}"
-        + (f" {note}" if note and not nobodys else "")
-    )
+    how = "What is measured after the last round is how near captions of the clients' test pictures"
+    near = "are to those of people: captions that each client's own model writes"
+    if all(summary.without_global for summary in firsts.values()):
+        return f"{how} {near}."
+    note = global_note(firsts)
+    return f"{how}{abroad} {near}, and those of the one shared model.{f' {note}' if note else ''}"
+
+
+SECTIONS = (Section("captions", "Written captions", 180, lambda page: section(page.study), captioned),)
+
+KINDS = (
+    Kind(
+        captioned,
+        lambda study: "texts",
+        measured,
+        titles={"types": "Kinds of example", "gallery": "Sample captions"},
+    ),
+)

@@ -1,6 +1,7 @@
 """Report sections of multi-label runs and studies."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -9,15 +10,21 @@ from confed.report.figures.labels import (
     LabelScores,
     co_occurrence,
     co_occurrence_figure,
+    co_occurrence_of,
     label_scores,
     precision_by_label,
     shares,
 )
 from confed.report.html import page
+from confed.report.html.gallery import gallery
 from confed.report.html.page import Tabs
+from confed.report.section import Kind, Section
+from confed.report.sections.general import NOT_ENDED, labelled, tiles_of
+from confed.report.tables.cells import finished, percent_cell
 from confed.report.tables.labels import label_tables
-from confed.report.tables.table import Cell, Column, Table, to_html
-from confed.results.runs import StudyResults
+from confed.report.tables.table import Cell, Column, pivot, to_html, wide_html
+from confed.results.runs import RunResults, StudyResults
+from confed.results.summary import Summary
 from confed.system import format as formats
 
 LISTED = 200
@@ -39,11 +46,6 @@ GLOSSARY: Mapping[str, str] = {
 }
 
 
-def labelled(study: StudyResults) -> bool:
-    """Whether a study is about examples with several labels."""
-    return any(run.summary.is_labelled for run in study.runs)
-
-
 def unit(study: StudyResults) -> str:
     """Plural name of the examples: "pictures" or "texts"; "examples" where unknown."""
     samples = next((gallery for run in study.runs if (gallery := run.gallery())), [])
@@ -51,41 +53,28 @@ def unit(study: StudyResults) -> str:
     return next(iter(kinds)) if len(kinds) == 1 else "examples"
 
 
-def models_differ(study: StudyResults) -> bool:
-    """Whether rows have other models, such as learned label embeddings in the place of fixed ones."""
-    sections = [study.of(method)[0].recipe.get("model", {}) for method in study.methods]
-    return any(section != sections[0] for section in sections)
-
-
 def tiles(study: StudyResults) -> str:
     """The key figures of a run on its own."""
-    if not study.single or not study.runs[0].complete:
-        return ""
-    summary = study.runs[0].summary
     words = {
         "C-AP": "average precision, mean over labels (%)", "C-F1": "F1 of precision and recall over labels (%)",
         "O-AP": "average precision, all pairs together (%)", "O-F1": "F1, all pairs together (%)",
     }  # fmt: skip
-    tile_rows = [(formats.percent(summary.label_value(metric)), f"{metric}: {text}") for metric, text in words.items()]
-    tile_rows.append((formats.size(summary.cost("bytes_total")), "sent in all"))
-    tile_rows.append((formats.duration(summary.cost("seconds")), "wall time"))
-    return page.tiles(tile_rows)
+    read = study.runs[0].summary.label_value
+    return tiles_of(study, [(formats.percent(read(metric)), f"{metric}: {text}") for metric, text in words.items()])
 
 
 def results(study: StudyResults, tabs: Tabs) -> str:
     """The eight columns; the same for coarse labels, clients' own models and unseen places where there are such."""
     if not any(run.complete for run in study.runs):
-        return page.paragraph("No run has come to its end, so there are no test results yet.")
-    names = study.labels
-    methods = []
-    for m in study.methods:
-        methods.append((names[m], [run.summary for run in study.of(m) if run.complete]))
+        return NOT_ENDED
+    methods: list[tuple[str, list[Summary]]] = []
+    for method, runs in finished(study).items():
+        methods.append((study.labels[method], [run.summary for run in runs]))
     titles = {"table": "labels", "table-coarse": "coarse labels", "table-personal": "clients' own models",
               "table-unseen": "unseen places", "table-top3": "top 3", "table-flair": "as FLAIR counts"}  # fmt: skip
-    panels = [
-        (titles[key], page.paragraph(f"{table.title}.", "muted") + f'<div class="wide dense">{to_html(table)}</div>')
-        for key, table in label_tables(methods, cost=True, every=True).items()
-    ]
+    panels: list[tuple[str, str]] = []
+    for key, table in label_tables(methods, cost=True, every=True).items():
+        panels.append((titles[key], page.paragraph(f"{table.title}.", "muted") + wide_html(table)))
     return tabs(panels) + _places(study)
 
 
@@ -99,27 +88,21 @@ def labels(study: StudyResults) -> str:
         "score that is the same for all examples gets, that is, the share of test examples with the label. A label "
         "without any test example has no point."
     )
-    if len(study.seeds) > 1:
-        text += " Mean over seeds."
-    html = (
-        page.paragraph(text, "muted")
-        + page.figure(drawing.inline(), title="Average precision of each label, from frequent to rare")
-        + _thirds(study, scores)
-    )
+    text += " Mean over seeds." if len(study.seeds) > 1 else ""
+    title = "Average precision of each label, from frequent to rare"
+    html = page.paragraph(text, "muted") + page.figure(drawing.inline(), title=title) + _thirds(study, scores)
     return html + (page.details("Every label", _every(study, scores)) if len(scores.labels) <= LISTED else "")
 
 
 def pairs(study: StudyResults, tabs: Tabs) -> str:
     """Heat maps of which labels go together, one tab per method."""
     panels: list[tuple[str, str]] = []
-    for method in study.methods:
-        runs = [run for run in study.of(method) if run.complete]
-        matrix = co_occurrence(runs[0]) if runs else None
-        if matrix is None:
-            continue
-        label = study.labels[method]
-        drawing = co_occurrence_figure(label, matrix, f"together {study.recipe} {method}")
-        panels.append((label, page.figure(drawing.inline(), _difference(matrix))))
+    for method, label in study.labels.items():
+        first = next((run for run in study.of(method) if run.complete), None)
+        matrix = None if first is None else co_occurrence(first)
+        if matrix is not None:
+            drawing = co_occurrence_figure(label, matrix, f"together {study.recipe} {method}")
+            panels.append((label, page.figure(drawing.inline(), _difference(matrix))))
     if not panels:
         return ""
     text = (
@@ -127,82 +110,103 @@ def pairs(study: StudyResults, tabs: Tabs) -> str:
         "predicted labels. Where the two look alike, the model has learned which labels go together. Grey: the "
         "diagonal, and rows of labels that are never predicted."
     )
-    if len(study.seeds) > 1:
-        text += " Of the first seed."
+    text += " Of the first seed." if len(study.seeds) > 1 else ""
     return page.paragraph(text, "muted") + tabs(panels)
 
 
 def _places(study: StudyResults) -> str:
     """C-AP of every unseen place, where there are several."""
-    names = study.labels
-    sections = chain.from_iterable(run.summary.labelled for run in study.runs)
-    views = [name for name in dict.fromkeys(sections) if name.startswith("unseen/")]
+    names = dict.fromkeys(chain.from_iterable(run.summary.labelled for run in study.runs))
+    views = [name for name in names if name.startswith("unseen/")]
     if len(views) < 2:
         return ""
     rows: list[tuple[str, list[float | None]]] = []
-    for method in study.methods:
-        values = [study.mean(method, lambda run, v=view: run.summary.label_value("C-AP", v)) for view in views]
-        rows.append((names[method], values))
+    for method, label in study.labels.items():
+        rows.append((label, [study.mean(method, partial(_class_precision, view)) for view in views]))
     title = "<h3>The global model where nobody trained</h3>"
     return title + page.paragraph("C-AP in %, place by place.", "muted") + page.heatmap(
         "method", [view.partition("/")[2] for view in views], rows, by_column=True
     )  # fmt: skip
 
 
-def _thirds(study: StudyResults, found: LabelScores) -> str:
+def _class_precision(view: str, run: RunResults) -> float | None:
+    return run.summary.label_value("C-AP", view)
+
+
+def _thirds(study: StudyResults, scores: LabelScores) -> str:
     """Means over the third of labels that is most frequent, the middle one, and the rarest."""
-    scored_labels = np.flatnonzero(np.any([np.isfinite(values) for values in found.values.values()], axis=0))
+    scored_labels = np.flatnonzero(np.any([np.isfinite(values) for values in scores.values.values()], axis=0))
     if len(scored_labels) < 6:
         return ""
-    parts = np.array_split(scored_labels, 3)
-    columns = (
-        Column("method", words=True),
-        *(
-            Column(
-                f"{len(label_rows)} labels, {found.train[label_rows].max():.0f} to {found.train[label_rows].min():.0f}",
-                name,
-                "%",
-            )
-            for name, label_rows in zip(("frequent", "middling", "rare"), parts, strict=True)
-        ),
-    )
-    names = {m: study.labels[m] for m in found.values}
-    values = {m: [float(np.nanmean(row[label_rows])) for label_rows in parts] for m, row in found.values.items()}
-    ranked = [m for m in values if not study.of(m)[0].summary.is_bound]
+    columns = [Column("method", words=True, read=study.labels.__getitem__)]
+    thirds = np.array_split(scored_labels, 3)
+    for name, label_rows in zip(("frequent", "middling", "rare"), thirds, strict=True):
+        train = scores.train[label_rows]
 
-    def row(method: str) -> tuple[Cell, ...]:
-        return (Cell(names[method]), *(Cell(formats.percent(value), 100 * value) for value in values[method]))
+        def mean(method: str, of: np.ndarray = label_rows) -> Cell:
+            return percent_cell(float(np.nanmean(scores.values[method][of])))
 
-    bounds = tuple(row(m) for m in values if m not in ranked)
+        title = f"{len(label_rows)} labels, {train.max():.0f} to {train.min():.0f}"
+        columns.append(Column(title, name, "%", read=mean))
+    bounds = [method for method in scores.values if study.of(method)[0].summary.is_bound]
+    ranked = [method for method in scores.values if method not in bounds]
     note = "Average precision in %, mean over labels; the numbers are training examples with the label, of all clients."
-    table = Table(
-        "Labels by how often they occur in training",
-        columns,
-        (tuple(map(row, ranked)), *((bounds,) if bounds else ())),
-        (note,),
-    )
+    title = "Labels by how often they occur in training"
+    table = pivot(title, columns, ranked, *([bounds] if bounds else []), notes=(note,))
     return f"<h3>Frequent and rare labels</h3>{to_html(table)}"
 
 
-def _every(study: StudyResults, found: LabelScores) -> str:
-    columns = [study.labels[m] for m in found.values]
-    tables = list(found.values.values())
+def _every(study: StudyResults, scores: LabelScores) -> str:
+    columns = [study.labels[m] for m in scores.values]
     rows: list[tuple[str, list[float | None]]] = []
-    for i, (name, count) in enumerate(zip(found.labels, found.train, strict=True)):
-        rows.append((f"{name} ({int(count)})", [None if np.isnan(t[i]) else float(t[i]) for t in tables]))
+    for i, (name, count) in enumerate(zip(scores.labels, scores.train, strict=True)):
+        values = [float(values[i]) for values in scores.values.values()]
+        rows.append((f"{name} ({int(count)})", [None if np.isnan(value) else value for value in values]))
     return page.heatmap("label (in training)", columns, rows)
 
 
-def _difference(found: Mapping[str, Sequence[Sequence[float]]]) -> str:
+def _difference(matrix: Mapping[str, Sequence[Sequence[float]]]) -> str:
     """Difference between the two maps, in a sentence."""
-    truth, predicted = shares(found["truth"]), shares(found["predicted"])
+    truth, predicted = shares(matrix["truth"]), shares(matrix["predicted"])
     both = np.isfinite(truth) & np.isfinite(predicted)
-    never = int((np.asarray(found["predicted"]).diagonal() == 0).sum())
-    words = f"The {len(truth)} labels that are most frequent in training"
-    lines = [f"{words}."]
+    never = int((np.asarray(matrix["predicted"]).diagonal() == 0).sum())
+    lines = [f"The {len(truth)} labels that are most frequent in training."]
     if both.any():
         apart = 100 * float(np.abs(truth - predicted)[both].mean())
         lines.append(f"Where both are known, they differ by {apart:.1f} points, mean over entries.")
     if never:
         lines.append(f"Never predicted: {never} of them.")
     return " ".join(lines)
+
+
+def _measured(study: StudyResults) -> str:
+    del study
+    return (
+        "What is measured after the last round is how well the labels of test examples are told: by how a model "
+        "sorts the examples (AP), and by which labels it predicts (P, R, F1)."
+    )
+
+
+SECTIONS = (
+    Section("results", "Results", 10, lambda page: tiles(page.study) + results(page.study, page.tabs), labelled),
+    Section("labels", "Labels, from frequent to rare", 80, lambda page: labels(page.study),
+            figures={"average-precision-by-label": precision_by_label}),
+    Section("together", "Labels that go together", 90, lambda page: pairs(page.study, page.tabs),
+            figures={"labels-together": co_occurrence_of}),
+    Section("gallery", "Sample examples", 190,
+            lambda page: gallery(page.study, page.tabs, page.store, labels=True), labelled),
+)  # fmt: skip
+
+KINDS = (
+    Kind(
+        labelled,
+        unit,
+        _measured,
+        model="model that gives every example any number of labels",
+        stays="",
+        metric="C-AP",
+        titles={"types": "Kinds of example", "gallery": "Sample {things}"},
+        glossary=GLOSSARY,
+        not_in_glossary=("ECE",),
+    ),
+)

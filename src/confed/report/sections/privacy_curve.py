@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 from confed.comparison.records import distinct_labels
 from confed.metrics.statistics import mean_sd
 from confed.privacy.accountant import available, epsilon, releases_of
-from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
+from confed.report.figures.style import (
+    HUES,
+    Drawing,
+    Palette,
+    SeriesStyle,
+    add_legend,
+    line_style,
+    plain_log_scale,
+    style_axes,
+)
 from confed.report.html import page
+from confed.report.section import Section
 from confed.report.tables.cells import mean_sd_cell
-from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.report.tables.table import Cell, Column, pivot, to_html
 from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import number
 from confed.results.views import View
@@ -27,16 +37,16 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Point:
-    """Runs with the same noise.
-
-    Attributes:
-        epsilon: of all rows that one client sends in the run; infinite without a guarantee.
-        accuracies: of the global model, one per seed, as fractions.
-    """
+    """Runs with the same noise; epsilon is infinite without a guarantee, accuracies are fractions."""
 
     row: str
     epsilon: float
     accuracies: tuple[float, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is a guarantee."""
+        return math.isfinite(self.epsilon)
 
     @property
     def mean(self) -> float:
@@ -55,15 +65,14 @@ def curves(study: StudyResults, delta: float = DELTA) -> dict[str, list[Point]]:
     On one curve are rows of one method, network, task and data that differ in clipping and noise. Epsilon is that of a
     client's rows over the whole run, given the weights of its part, where an example may be replaced by any other. A
     run whose rows are not all noised has no guarantee.
-
-    Raises ``ValueError``: dp-accounting is not installed, and a row is noised.
     """
     points_of: dict[str, list[Point]] = {}
     labels: dict[str, str] = {}
     curve_of: dict[str, str] = {}
     for row in study.methods:
         runs = study.of(row)
-        accuracies = [a for run in runs if (a := run.summary.headline(View.SEEN.mean)) is not None]
+        headlines = (run.summary.headline(View.SEEN.mean) for run in runs)
+        accuracies = [accuracy for accuracy in headlines if accuracy is not None]
         if not _rows_up(runs[0]) or not accuracies:
             continue
         curve = curve_of.setdefault(_fixed(runs[0]), row)
@@ -81,34 +90,28 @@ def accuracy_against_epsilon(study: StudyResults, delta: float = DELTA) -> Drawi
     if not _noised(study) or not available():
         return None
     points_of = curves(study, delta)
-    lines = {
-        name: finite_points
-        for name, points in points_of.items()
-        if (finite_points := [p for p in points if _finite(p)])
-    }
+    lines: dict[str, list[Point]] = {}
+    for name, points in points_of.items():
+        if finite := [point for point in points if point.finite]:
+            lines[name] = finite
     if not lines:
         return None
     metric = f"test {study.runs[0].metric} of the global model, %"
 
     def draw(figure: "Figure", palette: Palette) -> None:
-        from matplotlib.ticker import FuncFormatter, NullLocator
-
         axes = figure.add_subplot()
         for hue, (name, points) in enumerate(lines.items()):
             series = SeriesStyle(name, f"m{hue % HUES + 1}")
             x, y = [p.epsilon for p in points], [100 * p.mean for p in points]
             axes.errorbar(x, y, [100 * p.sd for p in points], capsize=2, **line_style(series, palette, 5))
             for free in points_of[name]:
-                if not _finite(free):
+                if not free.finite:
                     axes.axhline(100 * free.mean, color=palette(series.colour), linewidth=1, linestyle=":")
-        axes.set_xscale("log")
+        plain_log_scale(axes, "x", lambda x: f"{x:.3g}" if x < 100 else f"{x:,.0f}")
         axes.set_xticks(sorted({point.epsilon for point in chain.from_iterable(lines.values())}))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}" if x < 100 else f"{x:,.0f}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        style_axes(
-            axes, palette, "", f"ε of all rows that a client sends (δ = {delta:g}), dotted: no guarantee", metric
-        )
-        axes.legend(fontsize=8.5, frameon=False, labelcolor=palette("ink"))
+        words = f"ε of all rows that a client sends (δ = {delta:g}), dotted: no guarantee"
+        style_axes(axes, palette, "", words, metric)
+        add_legend(axes, palette)
 
     return Drawing(f"accuracy-epsilon {study.recipe}", 5.2, 3.4, draw)
 
@@ -127,26 +130,16 @@ def section(study: StudyResults, delta: float = DELTA) -> str:
         "by any other, and given the weights of its part, which are trained on raw data and have no guarantee "
         "themselves."
     )
-    lines = [
-        (Cell(study.labels[point.row]), Cell(f"{point.epsilon:.3g}" if _finite(point) else "∞", _value(point)),
-         mean_sd_cell(point.accuracies))
-        for points in curves(study, delta).values()
-        for point in points
-    ]  # fmt: skip
-    columns = (Column("method", words=True), Column("ε"), Column("global", "test, %", "%"))
-    drawing = accuracy_against_epsilon(study, delta)
-    html = page.paragraph(text, "muted") + (
-        page.figure(drawing.inline(), title="Accuracy against the privacy budget epsilon") if drawing else ""
+    columns = (
+        Column("method", words=True, read=lambda point: study.labels[point.row]),
+        Column("ε", read=lambda point: point.epsilon if point.finite else Cell("∞"), form="{:.3g}".format),
+        Column("global", "test, %", "%", read=lambda point: mean_sd_cell(point.accuracies)),
     )
-    return html + to_html(Table("Accuracy against epsilon", columns, (tuple(lines),)))
-
-
-def _value(point: Point) -> float | None:
-    return point.epsilon if _finite(point) else None
-
-
-def _finite(point: Point) -> bool:
-    return math.isfinite(point.epsilon)
+    drawing = accuracy_against_epsilon(study, delta)
+    title = "Accuracy against the privacy budget epsilon"
+    html = page.paragraph(text, "muted") + (page.figure(drawing.inline(), title=title) if drawing else "")
+    points = chain.from_iterable(curves(study, delta).values())
+    return html + to_html(pivot("Accuracy against epsilon", columns, points))
 
 
 def _method(run: RunResults) -> str:
@@ -181,3 +174,9 @@ def _epsilon(run: RunResults, delta: float) -> float:
 def _rows_up(run: RunResults) -> int:
     """Kinds of rows that go up per example and step: v_MHA and v_APN of BiCSL; h and the gradient of z."""
     return run.summary.traits.rows_up
+
+
+SECTIONS = (
+    Section("privacy", "Accuracy against privacy", 140, lambda page: section(page.study),
+            figures={"accuracy-by-epsilon": accuracy_against_epsilon}),
+)  # fmt: skip

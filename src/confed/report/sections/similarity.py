@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from confed.report.figures.style import Drawing, Palette
+from confed.report.figures.style import Drawing, Palette, add_colour_bar, without_box
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.report.section import Section
+from confed.report.tables.table import Cell, Column, pivot, to_html
 from confed.results.folder import RunFolder
 from confed.results.runs import RunResults, StudyResults
 from confed.system import format as formats
@@ -27,16 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Similarities of B questions with B answers, those of the same examples.
-
-    Attributes:
-        place: whose test examples they are.
-        answers: the examples' answers, sorted, so that equal ones are neighbours.
-        before: with the initial values, (B, B); row i is question i.
-        after: with the trained values.
-        same: of the negatives in training batches, the share that has the answer of the example they are negatives of;
-            None where it was not measured.
-    """
+    """Similarities (B, B) of B questions, in rows, with B answers, in columns; equal answers are neighbours."""
 
     place: str
     kind: str
@@ -50,8 +42,8 @@ class Similarity:
         names = np.asarray(self.answers)
         equal, diagonal = names[:, None] == names[None, :], np.eye(len(names), dtype=bool)
         parts = {"own": diagonal, "same": equal & ~diagonal, "other": ~equal}
-        found = {name: float(values[where].mean()) for name, where in parts.items() if where.any()}
-        return {**found, "right": float(equal[np.arange(len(names)), values.argmax(axis=1)].mean())}
+        means = {name: float(values[where].mean()) for name, where in parts.items() if where.any()}
+        return {**means, "right": float(equal[np.arange(len(names)), values.argmax(axis=1)].mean())}
 
 
 def read(run: RunResults) -> Similarity | None:
@@ -70,7 +62,7 @@ def read(run: RunResults) -> Similarity | None:
 
 def section(study: StudyResults, tabs: Tabs) -> str:
     """Both heat maps and the means of each method that answers by similarity, of its first seed."""
-    similarities = _found(study)
+    similarities = _by_method(study)
     if not similarities:
         return ""
     text = (
@@ -85,37 +77,36 @@ def section(study: StudyResults, tabs: Tabs) -> str:
 
 def figure(study: StudyResults) -> Drawing | None:
     """The drawing for a file: a row of two heat maps per method."""
-    similarities = _found(study)
+    similarities = _by_method(study)
     return drawing([(study.labels[method], one) for method, one in similarities.items()]) if similarities else None
 
 
-def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
+def drawing(similarities: Sequence[tuple[str, Similarity]]) -> Drawing:
     """Heat maps before and after training."""
 
     def draw(target: "Figure", palette: Palette) -> None:
-        for number, (label, one) in enumerate(found):
+        for number, (label, one) in enumerate(similarities):
             # Both have one scale, so that they can be compared.
             most = 1.0 if one.kind == "cosine" else float(max(np.abs(one.before).max(), np.abs(one.after).max(), 1e-12))
-            head = f"{label}: " if len(found) > 1 else ""
-            both = [target.add_subplot(len(found), 2, 2 * number + side) for side in (1, 2)]
-            images = [
-                axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-                for axes, values in zip(both, (one.before, one.after), strict=True)
-            ]
-            for axes, when in zip(both, ("before", "after"), strict=True):
+            head = f"{label}: " if len(similarities) > 1 else ""
+            both = [target.add_subplot(len(similarities), 2, 2 * number + side) for side in (1, 2)]
+            image = None
+            for axes, values, when in zip(both, (one.before, one.after), ("before", "after"), strict=True):
+                image = axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
                 _dress(axes, palette, f"{head}{when} training", one.answers)
-            bar = target.colorbar(images[0], ax=both, shrink=0.8, aspect=30, pad=0.01)
-            bar.ax.tick_params(colors=palette("muted"), labelsize=8)
-            bar.set_label(f"{one.kind} similarity", color=palette("muted"), fontsize=9)
-            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+            add_colour_bar(target, image, both, palette, f"{one.kind} similarity")
 
-    return Drawing(f"similarity {' '.join(label for label, _ in found)}", 10.4, 4.9 * len(found), draw, shaded=True)
+    name = " ".join(label for label, _ in similarities)
+    return Drawing(f"similarity {name}", 10.4, 4.9 * len(similarities), draw, shaded=True)
 
 
-def _found(study: StudyResults) -> dict[str, Similarity]:
+def _by_method(study: StudyResults) -> dict[str, Similarity]:
     """Method -> the similarities of its first seed that has some."""
-    firsts = {m: next((one for run in study.of(m) if (one := read(run)) is not None), None) for m in study.methods}
-    return {method: one for method, one in firsts.items() if one is not None}
+    similarities: dict[str, Similarity] = {}
+    for run in study.runs:
+        if run.method not in similarities and (one := read(run)) is not None:
+            similarities[run.method] = one
+    return similarities
 
 
 def _panel(label: str, one: Similarity) -> str:
@@ -124,28 +115,22 @@ def _panel(label: str, one: Similarity) -> str:
         "own": "positives: a question and its own answer, mean",
         "same": "a question and an equal answer of another example, mean",
         "other": "negatives: a question and a different answer, mean",
+        "right": "the most similar answer of the batch is the right one, % of questions",
     }
-    rows: list[tuple[Cell, ...]] = [
-        (Cell(text), Cell(_number(before[key]), before[key]), Cell(_number(after[key]), after[key]))
-        for key, text in words.items()
-        if key in before
-    ]
-    right = "the most similar answer of the batch is the right one, % of questions"
-    rows.append((Cell(right), *(Cell(formats.percent(means["right"])) for means in (before, after))))
-    columns = (Column("pairs", words=True), Column("before training"), Column("after training"))
+    columns = [Column("pairs", words=True, read=words.__getitem__)]
+    for title, means in (("before training", before), ("after training", after)):
+        columns.append(Column(title, read=lambda key, of=means: _cell(key, of[key])))
     caption = f"{label}: {len(one.answers)} test questions of {one.place}; {one.kind} similarity."
     if one.same is not None:
         caption += (
             f" In training batches {formats.percent(one.same)} % of the negatives have the positive's own answer."
         )
-    return (
-        page.figure(drawing([(label, one)]).inline(), caption)
-        + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"
-    )
+    table = pivot("", columns, [key for key in words if key in before])
+    return page.figure(drawing([(label, one)]).inline(), caption) + f"<div class=wrap>{to_html(table)}</div>"
 
 
 def _dress(axes: "Axes", palette: Palette, title: str, answers: Sequence[str]) -> None:
-    axes.set_title(title, fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
+    without_box(axes, palette, title, 7)
     start, middles, edges = 0, list[float](), list[float]()
     names: list[str] = []
     for name, group in groupby(answers):
@@ -156,15 +141,20 @@ def _dress(axes: "Axes", palette: Palette, title: str, answers: Sequence[str]) -
         edges.append(start - 0.5)
     axes.set_xticks(middles, names, rotation=90)
     axes.set_yticks(middles, names)
-    axes.tick_params(colors=palette("muted"), labelsize=7, length=0)
     axes.set_xlabel("answer, u_LTA", color=palette("muted"), fontsize=9)
     axes.set_ylabel("question, v_NHA", color=palette("muted"), fontsize=9)
     for edge in edges[:-1]:
         axes.axhline(edge, color=palette("card"), linewidth=0.5)
         axes.axvline(edge, color=palette("card"), linewidth=0.5)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
 
 
-def _number(value: float) -> str:
-    return f"{value:.3f}".replace("-", "−") if abs(value) < 10 else f"{value:.1f}".replace("-", "−")
+def _cell(key: str, value: float) -> Cell:
+    if key == "right":
+        return Cell(formats.percent(value))
+    return Cell((f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}").replace("-", "−"), value)
+
+
+SECTIONS = (
+    Section("similarity", "Similarities before and after training", 160, lambda page: section(page.study, page.tabs),
+            figures={"similarity": figure}),
+)  # fmt: skip

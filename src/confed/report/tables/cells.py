@@ -3,26 +3,48 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
+from operator import attrgetter
 
 from confed.data.picture_tables import by_place
 from confed.metrics.statistics import LEVEL, MIN_SEEDS, holm, mean, paired_t
-from confed.report.tables.table import Cell, Mark
+from confed.report.tables.table import Cell, Mark, Row
+from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import Summary
 from confed.system import format as formats
-
-# Table of clients and places with examples left out because of unreadable -------------------------------------
 
 SIGN = "‡"
 """Behind the values of clients and places without all their examples."""
 
 
-def mark_excluded(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
-    """Cells with the mark behind the text of those whose client or place lacks examples in some run."""
-    lacking = set(chain.from_iterable(summary.left_out for summary in summaries))
-    return [
-        replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and place in lacking else cell
-        for cell, place in zip(cells, places, strict=True)
-    ]
+def signed(cell: Cell, sign: str) -> Cell:
+    """A cell with a footnote's sign behind its text."""
+    return replace(cell, text=f"{cell.text} {sign}")
+
+
+def percent_cell(value: float | None) -> Cell:
+    """A fraction in percent."""
+    return Cell(formats.percent(value), None if value is None else 100 * value)
+
+
+def points_cell(value: float | None, after: str = "") -> Cell:
+    """A difference of fractions in points, with its sign."""
+    return Cell(formats.points(value) + after, None if value is None else 100 * value)
+
+
+def p_cell(p: float | None, star: bool = False) -> Cell:
+    """A p-value, starred where it is claimed to be significant."""
+    return Cell(formats.p_value(p) + ("*" if star else ""), p)
+
+
+def mean_sd_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
+    """Mean and standard deviation over seeds of fractions, in percent; seeds without a value are left out."""
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return Cell(formats.MISSING)
+    summary = mean(measured)
+    if summary.n == 1:
+        return replace(percent_cell(summary.mean), mark=mark)
+    return Cell(formats.percent(summary.mean, summary.sd), 100 * summary.mean, 100 * summary.sd, mark)
 
 
 def left_out_note(summaries: Iterable[Summary]) -> list[str]:
@@ -45,7 +67,7 @@ def left_clients_note(summaries: Iterable[Summary]) -> list[str]:
 
 
 def missing_sites_note(summaries: Iterable[Summary]) -> list[str]:
-    """Over which part of a federation's sites the means are, and why others are in none; nothing where all are."""
+    """Over which sites of a federation the means are, and why others are in none; nothing where all are."""
     notes: dict[str, None] = {}
     for summary in summaries:
         if sites := summary.membership:
@@ -54,18 +76,30 @@ def missing_sites_note(summaries: Iterable[Summary]) -> list[str]:
     return [*notes]
 
 
-# Table cells: values with their spread over seeds -------------------------------------------------------------
+def summaries_of(methods: Sequence[tuple[str, Sequence[Summary]]]) -> list[Summary]:
+    """The summaries of all methods."""
+    return list(chain.from_iterable(summaries for _, summaries in methods))
 
 
-def mean_sd_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
-    """Mean and standard deviation over seeds of fractions, in percent; seeds without a value are left out."""
-    measured = [value for value in values if value is not None]
-    if not measured:
-        return Cell(formats.MISSING)
-    summary = mean(measured)
-    if summary.n == 1:
-        return Cell(formats.percent(summary.mean), 100 * summary.mean, mark=mark)
-    return Cell(formats.percent(summary.mean, summary.sd), 100 * summary.mean, 100 * summary.sd, mark)
+def finished(study: StudyResults) -> dict[str, list[RunResults]]:
+    """Method -> its runs that came to their end."""
+    return {method: list(filter(attrgetter("complete"), study.of(method))) for method in study.methods}
+
+
+def uneven_note(seeds: Mapping[str, int], what: str) -> list[str]:
+    """How many seeds each method has, where these differ."""
+    each = ", ".join(f"{label} {number}" for label, number in seeds.items())
+    return [f"{what} differ: {each}."] if len(set(seeds.values())) > 1 else []
+
+
+def over_seeds(seeds: int) -> str:
+    """Words of a title about the spread of its values; none for one seed."""
+    return f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+
+
+def of_recipe(name: str, title: str) -> str:
+    """A title with the recipe's name in front, where there is one."""
+    return f"{name}: {title}" if name else title
 
 
 def best_marks(
@@ -89,8 +123,10 @@ def best_marks(
             test = paired_t([values[i][seed] for seed in seeds], [values[j][seed] for seed in seeds])
             p |= {} if test.p is None else {f"{i} {j}": test.p}
     adjusted = holm(p, tests=len(pairs)).adjusted
-    apart = {(i, j) for (i, j), seeds in common.items()
-             if len(seeds) >= MIN_SEEDS and adjusted.get(f"{i} {j}", 1.0) <= LEVEL}  # fmt: skip
+    apart: set[tuple[int, int]] = set()
+    for (i, j), seeds in common.items():
+        if len(seeds) >= MIN_SEEDS and adjusted.get(f"{i} {j}", 1.0) <= LEVEL:
+            apart.add((i, j))
     candidates = [i for i in ranked if values[i]]
     best = max(candidates, key=lambda i: mean([*values[i].values()]).mean, default=None)
     level = [i for i in candidates if best is not None and (min(i, best), max(i, best)) not in apart]
@@ -99,7 +135,7 @@ def best_marks(
     return marks
 
 
-def bold_note(rows: Sequence[Sequence[Cell]], family: str = "column") -> list[str]:
+def bold_note(rows: Sequence[Row], family: str = "column") -> list[str]:
     """What bold means, as a note of a table; nothing where nothing is bold."""
     text = (
         f"Bold: the best mean, and those that paired t-tests over seeds do not tell from it (Holm over all pairs of "

@@ -10,10 +10,10 @@ from typing import Literal
 from confed.comparison.records import Record
 from confed.comparison.refusals import blind_pair, other_places, refusal_of
 from confed.data.few_shot import NEW, harmonic_mean
-from confed.report.tables.cells import best_marks, bold_note, mark_excluded, mean_sd_cell
+from confed.report.tables.cells import SIGN, best_marks, bold_note, mean_sd_cell, signed
 from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
-from confed.results.records import Further, further_of, record_of
+from confed.results.records import further_of, record_of
 from confed.results.runs import RunResults
 from confed.results.summary import WORST, Summary, average, numbers
 from confed.results.views import TESTED, View
@@ -24,6 +24,9 @@ MANY_PLACES = 8
 
 TableName = Literal["results", "paper", "labels", "labels and cost", "captions", "sweep"]
 """Tables that take declared columns. In "sweep" they stand at the end."""
+
+RECALLS = ("tr@1", "tr@5", "tr@10", "ir@1", "ir@5", "ir@10")
+"""Shares of texts that pictures find, and of pictures that texts find, among the first so many."""
 
 Kind = Literal["quality", "share", "count", "size", "duration"]
 
@@ -63,13 +66,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Context:
-    """Context of a table, by which columns decide whether they are shown.
-
-    Attributes:
-        clients: names of all clients.
-        scenes: names of all unseen places.
-        judged: which models are judged at the clients.
-    """
+    """What a table is about, by which columns decide whether they are shown."""
 
     rows: Sequence[MethodRow]
     clients: Sequence[str] = ()
@@ -99,7 +96,6 @@ class RunColumn:
         lower_is_better: whether small qualities are the best.
         of_bounds: whether rows that are bounds have values.
         detail: in the CSV file only.
-        unit: of qualities, where it is not per cent; values are in hundredths of it.
     """
 
     title: str
@@ -139,13 +135,13 @@ class RunColumn:
             federated = [i for i, row in enumerate(rows) if not row.bound]
             marks = best_marks(by_seed, federated, lambda i, j: self._refused(rows[i], rows[j]))
             cells = [replace(cell, mark=mark) for cell, mark in zip(cells, marks, strict=True)]
-        if self.measure:
-            cells = [marked(cell, row.records, self.measure) for cell, row in zip(cells, rows, strict=True)]
-        if self.place:
-            cells = [
-                mark_excluded([cell], [self.place], row.summaries)[0] for cell, row in zip(cells, rows, strict=True)
-            ]
-        return cells
+        return [self._with_signs(cell, row) for cell, row in zip(cells, rows, strict=True)]
+
+    def _with_signs(self, cell: Cell, row: MethodRow) -> Cell:
+        """A cell with the signs of models that do not beat their controls, and of places that lack examples."""
+        cell = marked(cell, row.records, self.measure) if self.measure else cell
+        lacks = cell.value is not None and any(self.place in summary.left_out for summary in row.summaries)
+        return signed(cell, SIGN) if lacks else cell
 
     def _refused(self, row: MethodRow, other: MethodRow) -> str:
         """Why two rows may not be tested against each other, as in comparisons; "" if they may."""
@@ -164,25 +160,31 @@ def columns_of(table: TableName, context: Context) -> list[RunColumn]:
 
 def _further(context: Context) -> list[RunColumn]:
     """A column for each further measure and view that some run has values of."""
-
-    def column(measure: str, one: Further) -> RunColumn:
-        heading, lower = one.view.heading, one.lower_is_better
-        return RunColumn(
-            heading, lambda run: one.mean(run.summary), (), one.title, measure=measure, lower_is_better=lower,
-            unit=one.unit,
-        )  # fmt: skip
-
-    columns = [column(measure, one) for measure, one in further_of(context.runs).items()]
-    return [each for each in columns if any(each.value(run) is not None for run in context.runs)]
+    columns: list[RunColumn] = []
+    for measure, further in further_of(context.runs).items():
+        column = RunColumn(
+            further.view.heading,
+            lambda run, of=further: of.mean(run.summary),
+            group=further.title,
+            measure=measure,
+            lower_is_better=further.lower_is_better,
+            unit=further.unit,
+        )
+        if any(column.value(run) is not None for run in context.runs):
+            columns.append(column)
+    return columns
 
 
 def place_columns(view: View, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:
     """A column for each place."""
+    columns: list[RunColumn] = []
+    for place in places:
 
-    def value_at(place: str) -> Callable[[RunResults], float | None]:
-        return lambda run: run.summary.values(view).get(place)
+        def value(run: RunResults, at: str = place) -> float | None:
+            return run.summary.values(view).get(at)
 
-    return [RunColumn(place, value_at(place), (), group, place=place, detail=detail) for place in places]
+        columns.append(RunColumn(place, value, (), group, place=place, detail=detail))
+    return columns
 
 
 def method_table(
@@ -244,21 +246,23 @@ def _base_and_new(run: RunResults) -> float | None:
     return None if base is None or new is None else harmonic_mean(base, new)
 
 
-def _bleu4(view: View) -> Callable[[RunResults], float | None]:
-    return lambda run: average([*run.summary.bleu4(view).values()])
+def _caption_column(measure: str, view: View) -> RunColumn:
+    """A mean over places of a measure of captions."""
+
+    def value(run: RunResults) -> float | None:
+        summary = run.summary
+        return average([*(summary.bleu4(view) if measure == "BLEU-4" else summary.counted(view)).values()])
+
+    return RunColumn(measure, value, ("captions",), view.heading, ranked=False)
 
 
-def _cider(view: View) -> Callable[[RunResults], float | None]:
-    return lambda run: average([*run.summary.counted(view).values()])
-
-
-def _recall(view: View, measure: str) -> Callable[[RunResults], float | None]:
+def _recall_column(cut: str, view: View, group: str) -> RunColumn:
     """A share of the task ``retrieval``, mean over the places of a view."""
 
     def value(run: RunResults) -> float | None:
-        return average([*run.summary.measured(measure, view).values()])
+        return average([*run.summary.measured(cut, view).values()])
 
-    return value
+    return RunColumn(cut, value, ("paper",), group, shown=_retrieval, detail=True)
 
 
 def _retrieval(context: Context) -> bool:
@@ -310,20 +314,9 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("worst", _headline(WORST), ("results",), "personal"),
     RunColumn("seen", _headline(View.SEEN.mean), ("results",), "global", measure=View.SEEN.mean),
     RunColumn("unseen", _headline(View.UNSEEN.mean), ("results",), "global", measure=View.UNSEEN.mean),
-    *chain.from_iterable(
-        (
-            RunColumn("CIDEr-D", _cider(view), ("captions",), view.heading, ranked=False),
-            RunColumn("BLEU-4", _bleu4(view), ("captions",), view.heading, ranked=False),
-        )
-        for view in TESTED
-    ),
-    *(
-        RunColumn(cut, _recall(view, cut), ("paper",), group, shown=_retrieval, detail=True)
-        for (view, group), cut in product(
-            ((View.SEEN, "recall, global"), (View.PERSONAL, "recall, own")),
-            ("tr@1", "tr@5", "tr@10", "ir@1", "ir@5", "ir@10"),
-        )
-    ),
+    *(_caption_column(measure, view) for view, measure in product(TESTED, ("CIDEr-D", "BLEU-4"))),
+    *(_recall_column(cut, View.SEEN, "recall, global") for cut in RECALLS),
+    *(_recall_column(cut, View.PERSONAL, "recall, own") for cut in RECALLS),
     RunColumn("trained", _parameters("trained"), ("results",), "parameters", "count", _several_trainable),
     RunColumn("shared", _parameters("sent"), ("results",), "parameters", "count", _several_trainable),
     RunColumn("sent", _cost("bytes_total"), ("results", "labels and cost"), kind="size"),

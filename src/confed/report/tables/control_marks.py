@@ -6,18 +6,18 @@ What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.run
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
+from typing import Any, NamedTuple
 
 from confed.comparison.records import Record
 from confed.comparison.refusals import fails
 from confed.report.html import page
-from confed.report.tables.cells import mean_sd_cell
-from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.report.tables.cells import finished, mean_sd_cell, p_cell, signed
+from confed.report.tables.table import Cell, Column, Row, Table, pivot, wide_html
 from confed.results.records import record_of
 from confed.results.runs import StudyResults
-from confed.results.summary import Summary, number
+from confed.results.summary import number
 from confed.results.views import TESTED, View
-from confed.system.format import p_value
 
 SIGN = "†"
 """Behind the means of models that do not beat their controls."""
@@ -42,19 +42,19 @@ _CONDITIONS: Mapping[str, str] = {
 
 def marked(cell: Cell, records: Iterable[Record], measure: str) -> Cell:
     """A cell with the mark behind its text where the method's models do not beat their controls."""
-    return replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and fails(records, measure) else cell
+    return signed(cell, SIGN) if cell.value is not None and fails(records, measure) else cell
 
 
 def with_marks(table: Table, blind: Collection[tuple[str, str]]) -> Table:
     """A table of differences with the mark behind the values of models that do not beat their controls."""
     place = [column.title for column in table.columns].index("value")
 
-    def row(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
-        if (cells[0].text, cells[1].text) not in blind:
-            return cells
-        return (*cells[:place], replace(cells[place], text=f"{cells[place].text} {SIGN}"), *cells[place + 1 :])
+    def line(row: Row) -> Row:
+        if (row[0].text, row[1].text) not in blind:
+            return row
+        return (*row[:place], signed(row[place], SIGN), *row[place + 1 :])
 
-    return replace(table, sections=tuple(tuple(map(row, section)) for section in table.sections))
+    return replace(table, sections=tuple(tuple(map(line, section)) for section in table.sections))
 
 
 def controls_note(methods: Iterable[Sequence[Record]], measures: Sequence[str]) -> list[str]:
@@ -62,38 +62,53 @@ def controls_note(methods: Iterable[Sequence[Record]], measures: Sequence[str]) 
     return [MEANING] if any(fails(records, measure) for records, measure in product(methods, measures)) else []
 
 
+class _Tried(NamedTuple):
+    """What a method's runs state about the controls of a view."""
+
+    method: str
+    view: View
+    records: Sequence[Record]
+    stated: Sequence[Mapping[str, Any]]
+
+    def cell(self, condition: str) -> Cell:
+        """The mean under a condition."""
+        cell = mean_sd_cell([number(statement["means"].get(condition)) for statement in self.stated])
+        return marked(cell, self.records, self.view.mean) if condition == "right" else cell
+
+    def p(self, permuted: bool) -> Cell:
+        """Of several seeds the largest p-value."""
+        values: list[float] = []
+        for statement in self.stated:
+            p = statement["p"]
+            values.append(p.get("permuted_image", 1.0) if permuted else min(p.values(), default=1.0))
+        return p_cell(max(values, default=1.0))
+
+
 def controls_table(study: StudyResults) -> Table | None:
     """Every method's means over places under all conditions, a section per view; None where none were tried."""
-    runs: dict[str, list[Summary]] = {}
-    records: dict[str, list[Record]] = {}
-    for m in study.methods:
-        runs[m] = [run.summary for run in study.of(m) if run.complete]
-        records[m] = [record_of(run) for run in study.of(m) if run.complete]
-    control_names: set[str] = set()
-    for summary, view in product(chain.from_iterable(runs.values()), TESTED):
-        control_names.update(summary.controls(view).get("means", ()))
-    if not control_names:
-        return None
-    names = [name for name in _CONDITIONS if name in control_names]
-    columns = (Column("models", words=True), Column("method", words=True))
-    columns += tuple(Column(_CONDITIONS[name], unit="%") for name in names)
-    columns += (Column("p, pictures" if "permuted_image" in control_names else "p"),)
-    sections: list[tuple[tuple[Cell, ...], ...]] = []
+    runs = finished(study)
+    records = {method: list(map(record_of, of_method)) for method, of_method in runs.items()}
+    sections: list[list[_Tried]] = []
+    conditions: set[str] = set()
     for view in TESTED:
-        rows: list[tuple[Cell, ...]] = []
-        for method, method_summaries in runs.items():
-            stated = [statement for summary in method_summaries if (statement := summary.controls(view))]
-            if not stated:
-                continue
-            cells: list[Cell] = []
-            for name in names:
-                cells.append(mean_sd_cell([number(statement["means"].get(name)) for statement in stated]))
-            cells[0] = marked(cells[0], records[method], view.mean)
-            largest = max((min(statement["p"].values(), default=1.0) for statement in stated), default=1.0)
-            if "permuted_image" in control_names:
-                largest = max((statement["p"].get("permuted_image", 1.0) for statement in stated), default=1.0)
-            rows.append((Cell(view.heading), Cell(study.labels[method]), *cells, Cell(p_value(largest), largest)))
-        sections.append(tuple(rows))
+        sections.append([])
+        for method, of_method in runs.items():
+            stated = [run.summary.controls(view) for run in of_method]
+            stated = [statement for statement in stated if statement]
+            for statement in stated:
+                conditions.update(statement.get("means", ()))
+            sections[-1] += [_Tried(method, view, records[method], stated)] if stated else []
+    if not conditions:
+        return None
+    pictures = "permuted_image" in conditions
+    columns = [
+        Column("models", words=True, read=lambda row: row.view.heading),
+        Column("method", words=True, read=lambda row: study.labels[row.method]),
+    ]
+    for name, title in _CONDITIONS.items():
+        if name in conditions:
+            columns.append(Column(title, unit="%", read=lambda row, condition=name: row.cell(condition)))
+    columns.append(Column("p, pictures" if pictures else "p", read=lambda row: row.p(pictures)))
     notes = (
         "Means over places of the test score. Permuted: each example is shown another one's input of the same place. "
         "Blank: every picture is grey. The last columns are answers without any picture, learned from the training "
@@ -101,8 +116,8 @@ def controls_table(study: StudyResults) -> Table | None:
         "C-AP; of several seeds the largest.",
         *controls_note([*records.values()], [view.mean for view in TESTED]),
     )
-    return Table("Whether models use their input: test score in % under control conditions", columns,
-                 tuple(sections), notes)  # fmt: skip
+    title = "Whether models use their input: test score in % under control conditions"
+    return pivot(title, columns, *sections, notes=notes)
 
 
 def section(study: StudyResults) -> str:
@@ -115,5 +130,4 @@ def section(study: StudyResults) -> str:
             left.add(f"{study.labels[run.method]}, {title}: {why}")
     if table is None and not left:
         return ""
-    shown = "" if table is None else f'<div class="wide dense">{to_html(table)}</div>'
-    return shown + (page.paragraph(f"Left out. {'; '.join(sorted(left))}.") if left else "")
+    return wide_html(table) + (page.paragraph(f"Left out. {'; '.join(sorted(left))}.") if left else "")

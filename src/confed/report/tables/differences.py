@@ -1,21 +1,77 @@
 """Tables of paired differences between methods: overall, and per client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from typing import Any, NamedTuple
 
 from confed.comparison.paired import Difference
-from confed.metrics.equivalence import Equivalence
-from confed.metrics.resampling import Bootstrap
-from confed.metrics.statistics import PairedT
-from confed.metrics.stratified import Interval
-from confed.metrics.swaps import Swap
-from confed.report.tables.cells import mean_sd_cell
-from confed.report.tables.table import Cell, Column, Table
+from confed.report.tables.cells import mean_sd_cell, p_cell, percent_cell, points_cell
+from confed.report.tables.table import Cell, Column, Table, pivot
 from confed.results.records import words_of
 from confed.system import format as formats
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Measure -> method -> seed -> value."""
+
+GAP = Cell("")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's results on a measure (seed -> fraction), beside its difference to a reference where there is one."""
+
+    measure: str
+    label: str
+    values: Mapping[int, float]
+    difference: Difference | None
+    is_reference: bool
+
+    @property
+    def value_cell(self) -> Cell:
+        """Mean and spread over seeds."""
+        return mean_sd_cell([*self.values.values()])
+
+    @property
+    def difference_cell(self) -> Cell:
+        """The difference in points, starred where it is significant."""
+        difference = self.difference
+        if difference is None:
+            return Cell("reference" if self.is_reference else formats.MISSING)
+        mark = "*" if difference.significant else ""
+        return points_cell(difference.points, ", not tested" if difference.refused else mark)
+
+
+def tested(read: Callable[[Difference], Cell | str | float | None]) -> Callable[[Line], Cell | str | float | None]:
+    """What a column reads of a difference; an empty cell where there is none."""
+    return lambda line: GAP if line.difference is None else read(line.difference)
+
+
+def test_columns(
+    group: str,
+    test: Callable[[Difference], Any],
+    p: Callable[[Difference], float | None],
+    uncorrected: Callable[[Difference], float | None],
+) -> tuple[Column, ...]:
+    """The interval of a test and its p-values."""
+    return (
+        Column("95 % CI", group, words=True, read=tested(lambda d: _interval(test(d)))),
+        Column("low", group, "points", detail=True, read=tested(lambda d: _bound(test(d), "low"))),
+        Column("high", group, "points", detail=True, read=tested(lambda d: _bound(test(d), "high"))),
+        Column("p uncorrected", group, detail=True, read=tested(lambda d: p_cell(uncorrected(d)))),
+        Column("p", group, read=tested(lambda d: p_cell(p(d)))),
+    )
+
+
+def both_tests() -> tuple[Column, ...]:
+    """The columns of the tests over seeds and over examples."""
+    return (
+        *test_columns("over seeds", lambda d: d.over_seeds, lambda d: d.seeds_p, lambda d: _p(d.over_seeds)),
+        *test_columns(
+            "over examples", lambda d: d.over_examples, lambda d: d.examples_p, lambda d: d.examples_p_uncorrected
+        ),
+    )
 
 
 def difference_table(
@@ -23,64 +79,67 @@ def difference_table(
     reference: str,
     labels: Mapping[str, str],
     values: Values,
-    found: Sequence[Difference],
+    differences: Sequence[Difference],
     margin: float,
     notes: Sequence[str] = (),
 ) -> Table:
     """Every method against one reference, a section per measure."""
-    by_key = {(difference.measure, difference.method): difference for difference in found}
-    columns = _columns(margin, len({len(seeds) for of in values.values() for seeds in of.values()}) < 2)
-    items: list[tuple[tuple[Cell, ...], ...]] = []
-    for measure, of in values.items():
-        items.append(
-            tuple(
-                _row(
-                    measure,
-                    labels[method],
-                    of[method],
-                    by_key.get((measure, method)),
-                    method == reference,
-                    len(columns),
-                )
-                for method in labels
-                if method in of
-            )
-        )
-    sections = tuple(items)
-    return Table(title, columns, sections, tuple(notes))
+    by_key = {(difference.measure, difference.method): difference for difference in differences}
+    numbers_of_seeds = set[int]()
+    sections: list[list[Line]] = []
+    for measure, of_methods in values.items():
+        lines: list[Line] = []
+        for method in labels:
+            if method in of_methods:
+                difference = by_key.get((measure, method))
+                lines.append(Line(measure, labels[method], of_methods[method], difference, method == reference))
+        sections.append(lines)
+        numbers_of_seeds.update(map(len, of_methods.values()))
+    return pivot(title, _columns(margin, len(numbers_of_seeds) < 2), *sections, notes=notes)
 
 
-def client_table(labels: Mapping[str, str], found: Sequence[Difference], reference: str) -> Table | None:
+def client_table(labels: Mapping[str, str], differences: Sequence[Difference], reference: str) -> Table | None:
     """The sign-flip test for each client and unseen place: who was won and lost against one reference.
 
     None without predictions, or if there is only one place.
     """
-    places = list(dict.fromkeys(chain.from_iterable(d.by_place for d in found)))
-    found = [d for d in found if d.by_place and d.reference == reference]
-    if len(places) < 2 or not found:
+    places = list(dict.fromkeys(chain.from_iterable(d.by_place for d in differences)))
+    differences = [d for d in differences if d.by_place and d.reference == reference]
+    if len(places) < 2 or not differences:
         return None
-    columns = (
-        Column("measure", words=True),
-        Column("method", words=True),
-        *chain.from_iterable(
-            (Column("won:lost", place, words=True), Column("p", place), Column("p uncorrected", place))
-            for place in places
-        ),
-    )
-    columns = tuple(Column(c.title, c.group, words=c.words, detail=c.title == "p uncorrected") for c in columns)
-    sections: list[tuple[tuple[Cell, ...], ...]] = []
-    for measure in dict.fromkeys(d.measure for d in found):
-        rows: list[tuple[Cell, ...]] = []
-        for d in (d for d in found if d.measure == measure):
-            cells = list(chain.from_iterable(_won(d, place) for place in places))
-            rows.append((Cell(words_of(measure)), Cell(labels[d.method]), *cells))
-        sections.append(tuple(rows))
-    notes = (
+    columns = [
+        Column("measure", words=True, read=lambda d: words_of(d.measure)),
+        Column("method", words=True, read=lambda d: labels[d.method]),
+    ]
+    for place in places:
+        columns += [
+            Column("won:lost", place, words=True, read=partial(_won, place)),
+            Column("p", place, read=lambda d, at=place: p_cell(d.by_place_p[at]) if at in d.by_place else GAP),
+            Column(
+                "p uncorrected", place, detail=True,
+                read=lambda d, at=place: p_cell(d.by_place[at].p) if at in d.by_place else GAP,
+            ),
+        ]  # fmt: skip
+    sections: dict[str, list[Difference]] = {}
+    for difference in differences:
+        sections.setdefault(difference.measure, []).append(difference)
+    note = (
         "Sign-flip test on the questions of each place, each with its mean over seeds: won and lost count questions, "
         "each once. With one seed and answers right or wrong it is McNemar's exact test. p-values are multiplied by "
-        "the number of pairs of methods and places of a measure (Bonferroni).",
+        "the number of pairs of methods and places of a measure (Bonferroni)."
     )
-    return Table(f"Questions won and lost against {labels[reference]}, place by place", columns, tuple(sections), notes)
+    title = f"Questions won and lost against {labels[reference]}, place by place"
+    return pivot(title, columns, *sections.values(), notes=(note,))
+
+
+class SeedValue(NamedTuple):
+    """A value of one seed; without a place it is the mean over places."""
+
+    measure: str
+    method: str
+    seed: int
+    place: str
+    value: float
 
 
 def seed_table(
@@ -88,128 +147,77 @@ def seed_table(
 ) -> Table:
     """Every measure of every seed in a row of its own: the value, and below it those of each place it is a mean of."""
     columns = (
-        Column("measure", words=True),
-        Column("method", words=True),
-        Column("row", words=True),
-        Column("seed"),
-        Column("place", words=True),
-        Column("value", unit="%"),
+        Column("measure", words=True, read=lambda row: words_of(row.measure)),
+        Column("method", words=True, read=lambda row: labels[row.method]),
+        Column("row", words=True, read=lambda row: row.method),
+        Column("seed", read=lambda row: row.seed),
+        Column("place", words=True, read=lambda row: row.place),
+        Column("value", unit="%", read=lambda row: percent_cell(row.value)),
     )
-
-    def row(measure: str, method: str, seed: int, place: str, value: float) -> tuple[Cell, ...]:
-        start = (Cell(words_of(measure)), Cell(labels[method]), Cell(method), Cell(str(seed), seed))
-        return (*start, Cell(place), Cell(formats.percent(value), 100 * value))
-
-    sections = tuple(
-        tuple(
-            seed_rows
-            for method in labels
-            for seed, value in sorted(of.get(method, {}).items())
-            for seed_rows in (
-                row(measure, method, seed, "", value),
-                *(
-                    row(measure, method, seed, place, seeds[seed])
-                    for place, seeds in places.get(measure, {}).get(method, {}).items()
-                    if seed in seeds
-                ),
-            )
-        )
-        for measure, of in values.items()
-    )
-    return Table("The value of every seed, and of each place", columns, sections)
-
-
-def p_cell(p: float | None, star: bool = False) -> Cell:
-    """A p-value, starred where it is claimed to be significant."""
-    return Cell(formats.p_value(p) + ("*" if star else ""), p)
-
-
-def _row(
-    measure: str,
-    label: str,
-    values: Mapping[int, float],
-    found: Difference | None,
-    is_reference: bool,
-    width: int,
-) -> tuple[Cell, ...]:
-    start = (
-        Cell(words_of(measure)),
-        Cell(label),
-        Cell(str(len(values)), len(values)),
-        mean_sd_cell(list(values.values())),
-    )
-    if found is None:
-        gap = Cell("reference" if is_reference else formats.MISSING)
-        return (*start, gap, *(Cell("") for _ in range(width - len(start) - 1)))
-    t, e = found.over_seeds, found.equivalence
-    mark = "*" if found.significant else ""
-    mark = ", not tested" if found.refused else mark
-    return (
-        *start,
-        Cell(formats.points(found.points) + mark, 100 * found.points),
-        *_interval(t),
-        p_cell(t.p if t else None),
-        p_cell(found.seeds_p),
-        *_interval(found.over_examples),
-        p_cell(found.examples_p_uncorrected),
-        p_cell(found.examples_p),
-        Cell(
-            formats.MISSING if found.detectable is None else f"{100 * found.detectable:.1f}", _points(found.detectable)
-        ),
-        *_interval(e)[1:],
-        p_cell(e.no_worse_p if e else None),
-        p_cell(found.no_worse_p, found.no_worse),
-        p_cell(e.p if e else None),
-        p_cell(found.equivalence_p, found.equivalent),
-        Cell(found.refused or found.unpaired),
-    )
+    sections: list[list[SeedValue]] = []
+    for measure, of_methods in values.items():
+        rows: list[SeedValue] = []
+        for method in labels:
+            of_places = places.get(measure, {}).get(method, {})
+            for seed, value in sorted(of_methods.get(method, {}).items()):
+                rows.append(SeedValue(measure, method, seed, "", value))
+                for place, seeds in of_places.items():
+                    if seed in seeds:
+                        rows.append(SeedValue(measure, method, seed, place, seeds[seed]))
+        sections.append(rows)
+    return pivot("The value of every seed, and of each place", columns, *sections)
 
 
 def _columns(margin: float, equal_seeds: bool) -> tuple[Column, ...]:
     group = f"p, margin {100 * margin:g}"
+
+    def can_show(difference: Difference) -> Cell:
+        points = difference.detectable
+        return Cell(formats.MISSING if points is None else f"{100 * points:.1f}", _points(points))
+
     return (
-        Column("measure", words=True),
-        Column("method", words=True),
-        Column("seeds", detail=equal_seeds),
-        Column("value", unit="%"),
-        Column("difference", unit="points"),
-        *_test_columns("over seeds"),
-        *_test_columns("over examples"),
-        Column("can show", "over seeds", "points", detail=True),
-        Column("90 % low", "over seeds", "points", detail=True),
-        Column("90 % high", "over seeds", "points", detail=True),
-        Column("no worse uncorrected", group, detail=True),
-        Column("no worse", group),
-        Column("equal uncorrected", group, detail=True),
-        Column("equal", group),
-        Column("not tested because", words=True, detail=True),
-    )
+        Column("measure", words=True, read=lambda line: words_of(line.measure)),
+        Column("method", words=True, read=lambda line: line.label),
+        Column("seeds", detail=equal_seeds, read=lambda line: len(line.values)),
+        Column("value", unit="%", read=lambda line: line.value_cell),
+        Column("difference", unit="points", read=lambda line: line.difference_cell),
+        *both_tests(),
+        Column("can show", "over seeds", "points", detail=True, read=tested(can_show)),
+        Column("90 % low", "over seeds", "points", detail=True, read=tested(lambda d: _bound(d.equivalence, "low"))),
+        Column("90 % high", "over seeds", "points", detail=True, read=tested(lambda d: _bound(d.equivalence, "high"))),
+        Column(
+            "no worse uncorrected", group, detail=True,
+            read=tested(lambda d: p_cell(d.equivalence.no_worse_p if d.equivalence else None)),
+        ),
+        Column("no worse", group, read=tested(lambda d: p_cell(d.no_worse_p, d.no_worse))),
+        Column("equal uncorrected", group, detail=True, read=tested(lambda d: p_cell(_p(d.equivalence)))),
+        Column("equal", group, read=tested(lambda d: p_cell(d.equivalence_p, d.equivalent))),
+        Column("not tested because", words=True, detail=True, read=tested(lambda d: d.refused or d.unpaired)),
+    )  # fmt: skip
 
 
-def _test_columns(group: str) -> tuple[Column, ...]:
-    return (
-        Column("95 % CI", group, words=True),
-        Column("low", group, "points", detail=True),
-        Column("high", group, "points", detail=True),
-        Column("p uncorrected", group, detail=True),
-        Column("p", group),
-    )
-
-
-def _won(difference: Difference, place: str) -> tuple[Cell, Cell, Cell]:
-    """Questions won and lost at one place, its corrected and its uncorrected p-value."""
+def _won(place: str, difference: Difference) -> str:
+    """Questions won and lost at one place."""
     test = difference.by_place.get(place)
-    if test is None:
-        return Cell(""), Cell(""), Cell("")
-    return Cell(f"{test.won}:{test.lost}"), p_cell(difference.by_place_p[place]), p_cell(test.p)
+    return "" if test is None else f"{test.won}:{test.lost}"
+
+
+def _p(test: Any) -> float | None:
+    return None if test is None else test.p
 
 
 def _points(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _interval(test: PairedT | Interval | Bootstrap | Swap | Equivalence | None) -> tuple[Cell, Cell, Cell]:
+def _interval(test: Any) -> str:
+    """The interval of a test in points."""
     if test is None or test.low is None or test.high is None:
-        return Cell(formats.MISSING), Cell(formats.MISSING), Cell(formats.MISSING)
-    text = f"[{formats.points(test.low)}, {formats.points(test.high)}]"
-    return Cell(text), Cell(text, 100 * test.low), Cell(text, 100 * test.high)
+        return formats.MISSING
+    return f"[{formats.points(test.low)}, {formats.points(test.high)}]"
+
+
+def _bound(test: Any, end: str) -> Cell:
+    """An end of the interval of a test, for CSV."""
+    text = _interval(test)
+    return Cell(text, None if text == formats.MISSING else _points(getattr(test, end)))

@@ -4,7 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from confed.report.tables.cells import left_clients_note, left_out_note
+from confed.report.tables.cells import (
+    left_clients_note,
+    left_out_note,
+    of_recipe,
+    over_seeds,
+    summaries_of,
+    uneven_note,
+)
 from confed.report.tables.columns import (
     MANY_PLACES,
     Context,
@@ -31,7 +38,7 @@ def study_table(contents: Iterable[Mapping[str, Any]]) -> "RichTable | Group":
     for summary in with_deployed([*map(Summary, contents)]):
         groups.setdefault((summary.algorithm, summary.label), []).append(summary)
     methods = [(label, runs) for (_, label), runs in groups.items()]
-    if any(summary.is_labelled for summary in chain.from_iterable(runs for _, runs in methods)):
+    if any(summary.is_labelled for summary in summaries_of(methods)):
         from rich.console import Group
 
         return Group(*map(to_rich, label_tables(methods, cost=True).values()))
@@ -40,8 +47,10 @@ def study_table(contents: Iterable[Mapping[str, Any]]) -> "RichTable | Group":
 
 def table_of(study: StudyResults) -> Table:
     """The headline table of a study that was read back."""
-    labels = study.labels
-    return results_table([(labels[method], [run.summary for run in study.of(method)]) for method in study.methods])
+    methods: list[tuple[str, list[Summary]]] = []
+    for method, label in study.labels.items():
+        methods.append((label, [run.summary for run in study.of(method)]))
+    return results_table(methods)
 
 
 def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
@@ -51,9 +60,10 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     tests over seeds do not tell from the best of a column is bold. Centralised training stands apart and is not ranked.
     """
     if not methods or not all(runs for _, runs in methods):
-        raise ValueError(f"every method must have at least one run, got {[(m, len(runs)) for m, runs in methods]}")
+        lengths = [(label, len(runs)) for label, runs in methods]
+        raise ValueError(f"every method must have at least one run, got {lengths}")
     rows = in_order([method_row(label, runs) for label, runs in methods])
-    every = list(chain.from_iterable(runs for _, runs in methods))
+    every = summaries_of(methods)
     clients = list(dict.fromkeys(chain.from_iterable(summary.clients for summary in every)))
     clients = clients or list(dict.fromkeys(chain.from_iterable(one.values(View.PERSONAL) for one in every)))
     many = len(clients) > MANY_PLACES
@@ -72,22 +82,19 @@ def _title(every: Sequence[Summary], methods: Sequence[tuple[str, Sequence[Summa
     metrics = dict.fromkeys(summary.metric for summary in every)
     metric = next(iter(metrics), "accuracy") if len(metrics) < 2 else "score"
     recipe = next((summary.recipe for summary in every if summary.recipe), "")
-    seeds = max(len(runs) for _, runs in methods)
-    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
-    return f"{recipe + ': ' if recipe else ''}test {metric} in % after the last round{over}"
+    spread = over_seeds(max(len(runs) for _, runs in methods))
+    return of_recipe(recipe, f"test {metric} in % after the last round{spread}")
 
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds: bool) -> list[str]:
+    every = summaries_of(methods)
     notes = [
-        "Personal: each client's own model on its own test data. Global: the one shared model on the "
-        "clients' test "
-        "data (seen) and on places that took no part (unseen). Sent: all clients, all rounds, up and down."
+        "Personal: each client's own model on its own test data. Global: the one shared model on the clients' test "
+        "data (seen) and on places that took no part (unseen). Sent: all clients, all rounds, up and down.",
+        *uneven_note({label: len(runs) for label, runs in methods}, "Seeds"),
+        *left_clients_note(every),
+        *left_out_note(every),
     ]
-    sizes = {label: len(runs) for label, runs in methods}
-    if len(set(sizes.values())) > 1:
-        notes.append("Seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
-    notes += left_clients_note(list(chain.from_iterable(runs for _, runs in methods)))
-    notes += left_out_note(chain.from_iterable(runs for _, runs in methods))
     if bounds:
         notes.append("Below the rule: all data in one place, which privacy forbids; a bound, not ranked.")
     if many:

@@ -6,10 +6,9 @@ places where clients have no test examples, or the clients' own models where a m
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
-from confed.report.tables.cells import missing_sites_note
+from confed.report.tables.cells import missing_sites_note, of_recipe, over_seeds, summaries_of, uneven_note
 from confed.report.tables.columns import Context, RunColumn, columns_of, in_order, method_row, method_table
 from confed.report.tables.table import Table
 from confed.results.summary import LABEL_METRICS, Summary
@@ -78,27 +77,27 @@ def label_tables(
     ``table-unseen``.
     """
     tables = {"table": label_table(methods, cost=cost)}
-    summaries = [summary for summary in chain.from_iterable(runs for _, runs in methods) if summary.is_labelled]
+    summaries = [summary for summary in summaries_of(methods) if summary.is_labelled]
     if any(summary.label_section(level="coarse") for summary in summaries):
         tables["table-coarse"] = label_table(methods, level="coarse")
     for view in ("personal", "unseen"):
         if any(view in summary.labelled and summary.label_view != view for summary in summaries):
             tables[f"table-{view}"] = label_table(methods, view)
-    for level in ("top3", "flair") if every else ():
+    levels = ("top3", "flair") if every else ()
+    for level in levels:
         if any(summary.label_section(level=level) for summary in summaries):
             tables[f"table-{level}"] = label_table(methods, level=level)
     return tables
 
 
 def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: str) -> str:
-    every = list(chain.from_iterable(runs for _, runs in methods))
+    every = summaries_of(methods)
     recipe = next((summary.recipe for summary in every if summary.recipe), "")
-    seeds = max((len(runs) for _, runs in methods), default=0)
-    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    spread = over_seeds(max((len(runs) for _, runs in methods), default=0))
     views = {view} if view else _headlines(every)
     what = SENTENCES_OF_VIEWS[next(iter(views))] if len(views) == 1 else SENTENCES_OF_VIEWS[""]
     what += f", {LEVELS[level]}" if level else ""
-    return f"{recipe + ': ' if recipe else ''}{what}, test results in % after the last round{over}"
+    return of_recipe(recipe, f"{what}, test results in % after the last round{spread}")
 
 
 def _headlines(summaries: Iterable[Summary]) -> set[str]:
@@ -107,13 +106,12 @@ def _headlines(summaries: Iterable[Summary]) -> set[str]:
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:
     firsts = {label: runs[0] for label, runs in methods if runs and runs[0].is_labelled}
-    notes = missing_sites_note(chain.from_iterable(runs for _, runs in methods))
-    notes += [
+    notes = missing_sites_note(summaries_of(methods))
+    thresholds = sorted({f"{summary.labelled.get('threshold', 0.5):g}" for summary in firsts.values()})
+    notes.append(
         "C: means over classes; C-F1 is the harmonic mean of C-P and C-R. O: over all pairs of example and label. AP: "
-        "average precision; P, R and F1 at the probability "
-        + formats.names(sorted({f"{summary.labelled.get('threshold', 0.5):g}" for summary in firsts.values()}))
-        + "."
-    ]
+        f"average precision; P, R and F1 at the probability {formats.names(thresholds)}."
+    )
     by_view: dict[str, list[str]] = {}
     for label, summary in firsts.items():
         by_view.setdefault(summary.label_view.partition("/")[0], []).append(label)
@@ -127,9 +125,7 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: 
         "top3": ["An example's three most probable labels count as predicted, as far as they reach the threshold."],
         "flair": ["AP from counts at 200 thresholds; predicted above one half; classes without examples count as 0."],
     }.get(level, [])
-    sizes = {label: len(runs) for label, runs in methods}
-    if len(set(sizes.values())) > 1:
-        notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    notes += uneven_note({label: len(runs) for label, runs in methods}, "Finished seeds")
     if bounds:
         notes.append(f"Below the rule, {formats.names(bounds)}: all data in one place; a bound, not ranked.")
     return notes

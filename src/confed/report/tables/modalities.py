@@ -6,16 +6,19 @@ none, or where the client has not learned to read one of them.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from confed.federation.checkpoint import write_atomically
 from confed.federation.ownership import MODALITIES
-from confed.report.figures.style import Drawing, Palette
+from confed.report.figures.style import Drawing, Palette, grid_of, without_box
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.tables.cells import mean_sd_cell
-from confed.report.tables.table import Cell, Column, Table, to_csv
+from confed.report.tables.cells import mean_sd_cell, over_seeds
+from confed.report.tables.table import Column, Table, pivot, to_csv
 from confed.results.history import no_global
 from confed.results.metric import metric_of
 from confed.results.runs import StudyResults, load
@@ -36,13 +39,9 @@ DARK = 0.55
 
 
 class Row(NamedTuple):
-    """A model on the data of a place.
+    """A model on the data of a place: set of modalities -> a fraction for each seed that has one."""
 
-    Attributes:
-        place: client or unseen place.
-        values: set of modalities -> a value for each seed that has one, fractions.
-    """
-
+    method: str
     view: View
     place: str
     values: Mapping[str, Sequence[float]]
@@ -66,15 +65,20 @@ def rows_of(study: StudyResults, method: str) -> list[Row]:
             for place, sets in run.summary.modality_matrix(view).items():
                 for shown, value in sets.items():
                     values.setdefault(place, {}).setdefault(shown, []).append(value)
-        rows += [Row(view, place, place_values) for place, place_values in values.items()]
+        rows += [Row(study.labels[method], view, place, place_values) for place, place_values in values.items()]
     return rows
 
 
 def sets_of(study: StudyResults) -> list[str]:
     """All sets of modalities that were tried, the smallest first."""
-    modality_sets = {shown for method in study.methods for row in rows_of(study, method) for shown in row.values}
-    parts = {shown: [MODALITIES.index(name) for name in shown.split("+")] for shown in modality_sets}
-    return sorted(modality_sets, key=lambda shown: (len(parts[shown]), parts[shown]))
+    rows = chain.from_iterable(rows_of(study, method) for method in study.methods)
+    modality_sets = set(chain.from_iterable(row.values for row in rows))
+
+    def order(shown: str) -> tuple[int, list[int]]:
+        places = list(map(MODALITIES.index, shown.split("+")))
+        return len(places), places
+
+    return sorted(modality_sets, key=order)
 
 
 def section(study: StudyResults, tabs: Tabs) -> str:
@@ -89,7 +93,8 @@ def section(study: StudyResults, tabs: Tabs) -> str:
                 cells.append((row.label, [row.mean(shown) for shown in sets]))
             full_set = {row.label: max(row.values, key=lambda shown: shown.count("+")) for row in rows}
             shared = sum(row.view is not View.PERSONAL for row in rows)
-            panels.append((study.labels[method], page.heatmap("model of", sets, cells, own=full_set, sections=shared)))
+            heatmap = page.heatmap("model of", sets, cells, framed=full_set, sections=shared)
+            panels.append((study.labels[method], heatmap))
     if not panels:
         return ""
     over = ", mean over seeds" if len(study.seeds) > 1 else ""
@@ -107,24 +112,17 @@ def table(study: StudyResults) -> Table | None:
     sets = sets_of(study)
     if not sets:
         return None
-    sections: list[tuple[tuple[Cell, ...], ...]] = []
-    for method in study.methods:
-        rows: list[tuple[Cell, ...]] = []
-        for row in rows_of(study, method):
-            model = "own" if row.view is View.PERSONAL else "global"
-            values = [mean_sd_cell(list(row.values.get(shown, ()))) for shown in sets]
-            rows.append((Cell(study.labels[method]), Cell(model), Cell(row.place), *values))
-        sections.append(tuple(rows))
-    columns = (
-        Column("method", words=True),
-        Column("model", words=True),
-        Column("examples of", words=True),
-        *(Column(shown, unit="%") for shown in sets),
-    )
-    over = f", mean ± sd over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
-    title = f"{study.recipe}: test {metric_of(study.runs)} in % by the modalities that are shown{over}"
+    columns = [
+        Column("method", words=True, read=lambda row: row.method),
+        Column("model", words=True, read=lambda row: "own" if row.view is View.PERSONAL else "global"),
+        Column("examples of", words=True, read=lambda row: row.place),
+    ]
+    for shown in sets:
+        columns.append(Column(shown, unit="%", read=lambda row, of=shown: mean_sd_cell([*row.values.get(of, ())])))
+    title = f"test {metric_of(study.runs)} in % by the modalities that are shown{over_seeds(len(study.seeds))}"
     note = "Dashes: examples, or the client, lack one of these modalities."
-    return Table(title, columns, tuple(filter(None, sections)), (note,))
+    sections = filter(None, (rows_of(study, method) for method in study.methods))
+    return pivot(f"{study.recipe}: {title}", columns, *sections, notes=(note,))
 
 
 def write(folder: Path) -> None:
@@ -140,12 +138,11 @@ def drawing(study: StudyResults) -> Drawing | None:
     rows_of_method = {method: rows for method in study.methods if (rows := rows_of(study, method))}
     if not rows_of_method:
         return None
-    every = [
-        v for rows in rows_of_method.values() for row in rows for shown in sets if (v := row.mean(shown)) is not None
-    ]
+    every: list[float] = []
+    for row in chain.from_iterable(rows_of_method.values()):
+        every += [value for shown in sets if (value := row.mean(shown)) is not None]
     scale = min(every), max(every)
-    columns = min(2, len(rows_of_method))
-    lines = -(-len(rows_of_method) // columns)
+    lines, columns = grid_of(len(rows_of_method), 2)
     height = 0.95 + 0.3 * max(map(len, rows_of_method.values()))
 
     def draw(figure: "Figure", palette: Palette) -> None:
@@ -163,22 +160,17 @@ def _panel(
     values: list[list[float | None]] = []
     for row in rows:
         values.append([row.mean(shown) for shown in sets])
-    shades = [[float("nan") if value is None else value for value in line] for line in values]
+    shades = np.array(values, dtype=float)  # None becomes NaN
     axes.imshow(shades, cmap="Blues", vmin=low - 0.2 * (high - low), vmax=high, aspect="auto", interpolation="nearest")
     for y, line in enumerate(values):
         for x, value in enumerate(line):
             if value is not None:
                 dark = value - low > DARK * max(high - low, 1e-9)
-                axes.text(
-                    x, y, formats.percent(value), ha="center", va="center", fontsize=7.5,
-                    color="#ffffff" if dark else "#1b1f24",
-                )  # fmt: skip
-    axes.set_title(title, fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
+                colour = "#ffffff" if dark else "#1b1f24"
+                axes.text(x, y, formats.percent(value), ha="center", va="center", fontsize=7.5, color=colour)
+    without_box(axes, palette, title, 7.5)
     axes.set_xticks(range(len(sets)), [shown.replace("+", "\n+") for shown in sets])
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    axes.tick_params(colors=palette("muted"), labelsize=7.5, length=0)
     first = next((number for number, row in enumerate(rows) if row.view is not View.PERSONAL), 0)
     if first:
         axes.axhline(first - 0.5, color=palette("muted"), linewidth=1.0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)

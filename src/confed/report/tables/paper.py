@@ -3,11 +3,19 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from confed.report.harmed import by_seed, hurting, reference_row
-from confed.report.tables.cells import left_clients_note, left_out_note
+from confed.report.tables.cells import (
+    finished,
+    left_clients_note,
+    left_out_note,
+    of_recipe,
+    over_seeds,
+    summaries_of,
+    uneven_note,
+)
 from confed.report.tables.columns import MANY_PLACES, Context, MethodRow, columns_of, method_table, place_columns
 from confed.report.tables.cost import backbone
 from confed.report.tables.labels import label_table, label_tables
+from confed.report.tables.relative import by_seed, hurting, reference_row
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.history import judged
 from confed.results.metric import metric_note, metric_of
@@ -35,9 +43,8 @@ def paper_table(study: StudyResults) -> Table:
     if labelled := labelled_rows(study):
         return label_table(labelled)
     names = study.rows or study.labels
-    done: dict[str, list[RunResults]] = {}
-    for method in names:
-        done[method] = [run for run in study.of(method) if run.complete]
+    ended = finished(study)
+    done = {method: ended.get(method, []) for method in names}
     rows = {m: MethodRow(names[m], runs, bool(runs) and runs[0].summary.is_bound) for m, runs in done.items()}
     bounds = [method for method, row in rows.items() if row.bound]
     order = [*(method for method in rows if method not in bounds), *bounds]
@@ -56,9 +63,8 @@ def paper_table(study: StudyResults) -> Table:
         *place_columns(View.UNSEEN, "unseen", study.scenes, many),
         *declared[last:],
     ]
-    seeds = max((len(runs) for runs in done.values()), default=0)
-    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
-    title = f"{study.recipe + ': ' if study.recipe else ''}test {metric_of(study.runs)} in % after the last round{over}"
+    spread = over_seeds(max((len(runs) for runs in done.values()), default=0))
+    title = of_recipe(study.recipe, f"test {metric_of(study.runs)} in % after the last round{spread}")
     title += f" ({backbone(study.runs)})" if kind == "deployed" else ""
     return method_table(title, [rows[m] for m in order], columns, _notes(study, names, done, bounds, many, bool(hurt)))
 
@@ -71,12 +77,11 @@ def main_tables(study: StudyResults) -> list[Table]:
 
 def labelled_rows(study: StudyResults) -> list[tuple[str, list[Summary]]]:
     """Label and summaries of a multi-label study's rows, those without a finished run too; empty for other studies."""
-    rows = study.rows or study.labels
-    summaries = []
-    for m in rows:
-        summaries.append((rows[m], [run.summary for run in study.of(m) if run.complete]))
-    labelled = any(summary.is_labelled for summary in chain.from_iterable(runs for _, runs in summaries))
-    return summaries if labelled else []
+    rows: list[tuple[str, list[Summary]]] = []
+    runs = finished(study)
+    for method, label in (study.rows or study.labels).items():
+        rows.append((label, [run.summary for run in runs.get(method, ())]))
+    return rows if any(summary.is_labelled for summary in summaries_of(rows)) else []
 
 
 def _hurt_cells(study: StudyResults, methods: Sequence[str], kind: View) -> dict[str, Cell]:
@@ -84,12 +89,13 @@ def _hurt_cells(study: StudyResults, methods: Sequence[str], kind: View) -> dict
     reference = reference_row(study)
     if reference is None:
         return {}
-    harmed = {m: hurting(by_seed(study, m, kind), by_seed(study, reference, kind)) for m in methods if m != reference}
-    return {
-        m: Cell(f"{len(worse.found.clients)} of {worse.found.n}", float(len(worse.found.clients)))
-        for m, worse in harmed.items()
-        if worse is not None
-    }
+    cells: dict[str, Cell] = {}
+    for method in methods:
+        worse = hurting(by_seed(study, method, kind), by_seed(study, reference, kind))
+        if method != reference and worse is not None:
+            clients = len(worse.harmed.clients)
+            cells[method] = Cell(f"{clients} of {worse.harmed.n}", float(clients))
+    return cells
 
 
 def _notes(
@@ -120,9 +126,7 @@ def _notes(
     notes += filter(None, [metric_note(study.runs)])
     note = tuning_note([runs[0] for runs in done.values() if runs])
     notes += [note] if note else []
-    sizes = {rows[method]: len(runs) for method, runs in done.items()}
-    if len(set(sizes.values())) > 1:
-        notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    notes += uneven_note({rows[method]: len(runs) for method, runs in done.items()}, "Finished seeds")
     every_run = list(chain.from_iterable(done.values()))
     notes += [*study.failed, *left_clients_note([run.summary for run in every_run])]
     notes += left_out_note(run.summary for run in every_run)

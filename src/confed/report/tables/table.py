@@ -2,11 +2,12 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby, takewhile
+from typing import TYPE_CHECKING, Any, Literal
 
+from confed.system import format as formats
 from confed.system.packages import pandas
 from confed.system.plain_text import cell_text, visible
 
@@ -17,11 +18,20 @@ if TYPE_CHECKING:
 
 Mark = Literal["", "best"]
 
-SILENT = ("", "–", "reference")
+Row = tuple["Cell", ...]
+
+SILENT = {"", "–", "reference"}
 """Texts of cells that hold no value."""
 
 WIDE = 8
 """Tables with more columns than this are set in small letters in LaTeX."""
+
+
+def plain_number(value: float | None) -> str:
+    """A whole number as it is, another with four digits."""
+    if value is None:
+        return formats.MISSING
+    return str(int(value)) if float(value).is_integer() else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class Column:
         unit: of the values in CSV ("%", "bytes", "s").
         words: whether it holds text, which is aligned to the left.
         detail: left out wherever space is short (that is everywhere but in CSV).
+        read: what stands in the row of an item: a cell, words, or a number.
+        form: a number as people read it.
     """
 
     title: str
@@ -58,11 +70,20 @@ class Column:
     unit: str = ""
     words: bool = False
     detail: bool = False
+    read: Callable[[Any], "Cell | str | float | None"] = field(default=str, compare=False, repr=False)
+    form: Callable[[float | None], str] = field(default=plain_number, compare=False, repr=False)
 
     @property
     def full_title(self) -> str:
         """Group and title in one line."""
         return f"{self.group} {self.title}".strip()
+
+    def cell(self, item: Any) -> Cell:
+        """The cell in the row of an item."""
+        value = self.read(item)
+        if isinstance(value, Cell):
+            return value
+        return Cell(value) if isinstance(value, str) else Cell(self.form(value), value)
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    sections: tuple[tuple[tuple[Cell, ...], ...], ...]
+    sections: tuple[tuple[Row, ...], ...]
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,13 +106,16 @@ class Table:
                 raise ValueError(f"every row must have {len(self.columns)} cells, got {len(row)}")
 
     @property
-    def rows(self) -> tuple[tuple[Cell, ...], ...]:
+    def rows(self) -> tuple[Row, ...]:
         """The rows of all sections."""
         return tuple(chain.from_iterable(self.sections))
 
     def without_empty(self) -> "Table":
         """The table without columns that say nothing: of tests over seeds, say, where there is one seed."""
-        return self._only([i for i in range(len(self.columns)) if any(row[i].text not in SILENT for row in self.rows)])
+        shown: set[int] = set()
+        for row in self.rows:
+            shown |= {i for i, cell in enumerate(row) if cell.text not in SILENT}
+        return self._only(sorted(shown))
 
     def brief(self) -> "Table":
         """The table without its columns of detail."""
@@ -102,26 +126,32 @@ class Table:
         titles = [column.full_title for column in self.columns]
         rows: list[list[str | float]] = []
         for row in self.rows:
-            rows.append(
-                [
-                    cell.text if column.words else _float(cell.value)
-                    for column, cell in zip(self.columns, row, strict=True)
-                ]
-            )
+            pairs = zip(self.columns, row, strict=True)
+            rows.append([cell.text if column.words else _float(cell.value) for column, cell in pairs])
+        words = [column.full_title for column in takewhile(lambda column: column.words, self.columns)]
         frame = pandas().DataFrame(rows, columns=titles)
-        words = list(takewhile(lambda column: column.words, self.columns))
-        return frame.set_index([column.full_title for column in words]) if words else frame
+        return frame.set_index(words) if words else frame
 
     def _repr_html_(self) -> str:
         return to_html(self)
 
     def _only(self, keep: Sequence[int]) -> "Table":
         """The table with these of its columns."""
-        items: list[tuple[tuple[Cell, ...], ...]] = []
-        for section in self.sections:
-            items.append(tuple(tuple(row[i] for i in keep) for row in section))
-        sections = tuple(items)
-        return Table(self.title, tuple(self.columns[i] for i in keep), sections, self.notes)
+
+        def line(row: Row) -> Row:
+            return tuple(row[i] for i in keep)
+
+        sections = tuple(tuple(map(line, section)) for section in self.sections)
+        return replace(self, columns=tuple(self.columns[i] for i in keep), sections=sections)
+
+
+def pivot(title: str, columns: Sequence[Column], *sections: Iterable[Any], notes: Sequence[str] = ()) -> Table:
+    """A table with a row for each item, of which every column reads its cell."""
+
+    def line(item: Any) -> Row:
+        return tuple(column.cell(item) for column in columns)
+
+    return Table(title, tuple(columns), tuple(tuple(map(line, items)) for items in sections), tuple(notes))
 
 
 def _float(value: float | None) -> float:
@@ -131,12 +161,11 @@ def _float(value: float | None) -> float:
 def joined(title: str, tables: Mapping[str, Table]) -> Table:
     """Tables with the same columns as one, for CSV: a column in front says which table a row is from."""
     first = next(iter(tables.values()))
-    items = []
+    sections: list[tuple[Row, ...]] = []
     for name, table in tables.items():
         for section in table.sections:
-            items.append(tuple((Cell(name), *row) for row in section))
-    sections = tuple(items)
-    return Table(first.title, (Column(title, words=True), *first.columns), sections)
+            sections.append(tuple((Cell(name), *row) for row in section))
+    return Table(first.title, (Column(title, words=True), *first.columns), tuple(sections))
 
 
 def in_files(name: str, table: Table) -> dict[str, str]:
@@ -209,15 +238,16 @@ def to_csv(table: Table) -> str:
     """The table as CSV: all columns, numbers at full precision, standard deviations in their own columns."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    spread: list[bool] = []
-    for i in range(len(table.columns)):
-        spread.append(any(row[i].sd is not None for row in table.rows))
+    rows = table.rows
+    spread = [False] * len(table.columns)
+    for row in rows:
+        spread = [has_sd or cell.sd is not None for has_sd, cell in zip(spread, row, strict=True)]
     header: list[str] = []
     for column, has_sd in zip(table.columns, spread, strict=True):
         unit = f" ({column.unit})" if column.unit else ""
         header += [column.full_title + unit] + ([f"{column.full_title} sd{unit}"] if has_sd else [])
     writer.writerow(map(cell_text, header))
-    for row in table.rows:
+    for row in rows:
         values: list[str] = []
         for column, cell, has_sd in zip(table.columns, row, spread, strict=True):
             values.append(cell.text if column.words else _exact(cell.value))
@@ -263,40 +293,39 @@ def to_html(table: Table) -> str:
 
     table = table.brief()
     columns = table.columns
-    stub = len(columns) > 1 and columns[0].words and columns[1].words
+    merged = len(columns) > 1 and columns[0].words and columns[1].words
     sections: list[list[list[tuple[Column, Cell, int]]]] = []
     for section in table.sections:
-        sections.append(
-            [
-                [
-                    (column, cell, _span(section, position) if stub and not i else 1)
-                    for i, (column, cell) in enumerate(zip(columns, row, strict=True))
-                ]
-                for position, row in enumerate(section)
-            ]
-        )
+        spans = _spans(section) if merged else [1] * len(section)
+        rows: list[list[tuple[Column, Cell, int]]] = []
+        for row, span in zip(section, spans, strict=True):
+            rows.append(list(zip(columns, row, (span, *[1] * (len(row) - 1)), strict=True)))
+        sections.append(rows)
     groups = _groups(columns) if any(column.group for column in columns) else []
     return component("table", table.title, groups, columns, sections, table.notes)
+
+
+def wide_html(table: Table | None) -> str:
+    """A table over the whole width of a page, with little room between its columns; nothing for None."""
+    return "" if table is None else f'<div class="wide dense">{to_html(table)}</div>'
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
     """Runs of neighbouring columns with the same group, and their lengths."""
     groups: list[tuple[str, int]] = []
-    for column in columns:
-        if groups and column.group and groups[-1][0] == column.group:
-            groups[-1] = (column.group, groups[-1][1] + 1)
-        else:
-            groups.append((column.group, 1))
+    for group, members in groupby(columns, key=lambda column: column.group):
+        length = sum(1 for _ in members)
+        groups += [(group, length)] if group else [("", 1)] * length
     return groups
 
 
-def _span(section: Sequence[Sequence[Cell]], position: int) -> int:
-    """Rows that the first cell of a row stands for; 0 if a row above stands for it."""
-    text = section[position][0].text
-    if position and section[position - 1][0].text == text:
-        return 0
-    same = next((i for i, row in enumerate(section[position:]) if row[0].text != text), len(section) - position)
-    return same
+def _spans(section: Sequence[Row]) -> list[int]:
+    """Rows that the first cell of each row stands for; 0 if a row above stands for it."""
+    spans: list[int] = []
+    for _, rows in groupby(section, key=lambda row: row[0].text):
+        length = sum(1 for _ in rows)
+        spans += [length] + [0] * (length - 1)
+    return spans
 
 
 def _exact(value: float | None) -> str:

@@ -16,17 +16,15 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
     files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
     ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
-
-    Raises ``ValueError``: the folder is neither a run nor a study, or a reference is not among the methods.
     """
     from confed.report.comparison import compare_runs
     from confed.report.tables import modalities as modality_matrix  # here: these build on this module
 
     study = load(Path(folder))
-    table = paper_table(study)
-    texts = in_files("table", table)
-    for name, other in label_tables(labelled_rows(study), every=True).items() if labelled_rows(study) else ():
-        texts |= in_files(name, other)
+    texts = in_files("table", paper_table(study))
+    if rows := labelled_rows(study):
+        for name, table in label_tables(rows, every=True).items():
+            texts |= in_files(name, table)
     if (matrix := modality_matrix.table(study)) is not None:
         texts |= in_files(modality_matrix.FILE, matrix)
     if len(study.methods) > 1:
