@@ -96,6 +96,7 @@ class RunColumn:
         lower_is_better: whether small qualities are the best.
         of_bounds: whether rows that are bounds have values.
         detail: in the CSV file only.
+        unit: of qualities, where it is not per cent; values are in hundredths of it.
     """
 
     title: str
