@@ -14,9 +14,8 @@ from repository import SUPPORT
 pytest.importorskip("flwr")
 
 from confed.cli import main
-from confed.deployment.final_results import FinalResults
 from confed.deployment.provision import Federation, provision
-from confed.deployment.server import run_server
+from confed.deployment.server import FinalResults, run_server
 from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.supernode import SuperNode
 from confed.engines.flower.transport import FlowerTransport

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from confed.engines import workers
+from confed.engines import call_bytes, workers
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.engines.setup_source import SetupSource
 from confed.engines.usage import cpu_seconds, peak_memory
@@ -87,7 +87,7 @@ def test_half_a_call_ends_the_worker_that_has_it(monkeypatch: pytest.MonkeyPatch
     some = Workers(setup, 2)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(workers.Encoded, "of", _interrupted)
+            patch.setattr(call_bytes.Encoded, "of", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 list(some(calls, MemoryStore(), 0))
         replies = list(some(calls, MemoryStore(), 0))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from confed.engines.perform import Setup, Workspace, accepted, answer, check_secrets, client_of
 from confed.engines.ray.speed import fingerprint
-from confed.engines.timeline import Timeline
+from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
 from confed.federation.device_tables import DeviceCounts, DeviceTables
@@ -97,6 +97,19 @@ def added(counts: Iterable[FeatureCounts]) -> FeatureCounts:
         total.difference = max(total.difference, each.difference)
         total.notes += [note for note in each.notes if note not in total.notes]
     return total
+
+
+def check_compiler(device: str) -> None:
+    """Compilation of a small function, called once."""
+    doubled = torch.compile(lambda x: 2 * x)
+    try:
+        doubled(torch.ones(2, device=device))
+    except Exception as error:  # whatever a compiler meets
+        text = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"run.compile = true needs a compiler that works on {device!r}; set it to false: {type(error).__name__}: "
+            f"{text}"
+        ) from error
 
 
 @runtime_checkable

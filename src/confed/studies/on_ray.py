@@ -29,7 +29,7 @@ def compute_on_ray(
     cells were stopped.
     """
     try:
-        from confed.engines.ray.job_actor import JobSource
+        from confed.engines.ray.actor import JobSource
         from confed.engines.ray.jobs import carry_out
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":

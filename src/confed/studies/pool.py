@@ -35,7 +35,7 @@ from confed.system.events import (
     of_job,
     to_json,
 )
-from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP
+from confed.system.folder_lock import CREATION_FLAGS, PROCESS_GROUP
 
 # Result of a finished run in one line, for progress displays --------------------------------------------------
 

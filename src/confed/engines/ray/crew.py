@@ -121,6 +121,7 @@ class Crew:
         self._starting = Starting(task, os.getcwd(), wanted.threads, environment).to_json()
         self._ours = fingerprint(wanted.threads)
         self._number, self._looked = 0, 0.0
+        self._idle = 0.0  # since when there has been no actor at all, of the clock monotonic; 0 where there is one
         self._refused = set[str]()
         self._begin()
 
@@ -173,6 +174,29 @@ class Crew:
                 self._progress(Caution(f"node {node.name} is left out: it {why}"))
         elif self.actors[number].coming is None:
             self._progress(Note(f"an actor on node {self.actors[number].node.name} has joined"))
+
+    def wait(self, refs: Collection[Any], goes_on: str) -> list[Any]:
+        """Those of some references whose results have come; empty where an actor became ready first, or after a while.
+
+        ``goes_on`` says how the work is continued where no node has had room for any actor for a long time.
+        """
+        coming = self.coming()
+        if refs or coming:
+            self._idle = 0.0
+            arrived = ray.wait([*refs, *coming], num_returns=1, timeout=LOOK)[0]
+        else:
+            self._idle = self._idle or time.monotonic()
+            if time.monotonic() - self._idle > PATIENCE:
+                raise RuntimeError(
+                    f"no node of the Ray cluster has had room for an actor for {PATIENCE:.0f} s; {goes_on}"
+                )
+            time.sleep(1.0)
+            arrived = []
+        self.look()
+        for ref in arrived:
+            if ref in coming:
+                self.arrive(coming[ref])
+        return [ref for ref in arrived if ref not in coming]
 
     def drop(self, number: int) -> Actor:
         actor = self.actors.pop(number)

@@ -52,7 +52,7 @@ from confed.engines.remote.sites import (
     patiently,
 )
 from confed.engines.remote.update_bounds import FEWEST, Bounds, NormHistory, largest_of, most_of, norm_of, scaled
-from confed.engines.timeline import Timeline
+from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import private_folder
 from confed.federation.client_info import ClientInfo
