@@ -219,13 +219,11 @@ class SiteRunner(Runner):
         )
         examination.notes += [f"bounded: {name}: {sentence}" for name, sentence in sorted(self.bounded.items())]
         if self.absent:
-            examination.notes.append(
-                f"not tried on unseen places, as their examples are not here: {listed(self.absent)}"
-            )
+            places = listed(self.absent)
+            examination.notes.append(f"not tried on unseen places, as their examples are not here: {places}")
         if not self.whole:
-            examination.notes.append(
-                "not evaluated: a part of the model is the server's, and was not sent to the sites"
-            )
+            why = "a part of the model is the server's, and was not sent to the sites"
+            examination.notes.append(f"not evaluated: {why}")
             return examination
         final = FinalResults(self.folder.root / FINAL, self.setup.rounds, model_digest(servers))
         present = [info.id for info in simulation.present(self.setup.rounds + 2)]
@@ -480,7 +478,7 @@ def _led(
     progress: Progress,
 ) -> dict[str, Any]:
     root = folder.root
-    earlier = _members(root)
+    earlier, earlier_left_out = _stored_members(root)
     if coming:
         remote.sites.gather(coming, wait)
     if newcomers is None:
@@ -489,13 +487,13 @@ def _led(
         connected = {name: remote.sites.clients[name] for name in newcomers}
     # Weights and shares stay those that the run began with, whatever a site says later.
     members = [{**connected, **earlier}[name] for name in expected if name in connected or name in earlier]
-    said = {**_left_out(root), **remote.sites.left_out}
-    left_out = {name: said[name] for name in expected if said.get(name)}
+    all_left_out = {**earlier_left_out, **remote.sites.left_out}
+    left_out = {name: all_left_out[name] for name in expected if all_left_out.get(name)}
     _write_members(root, members, left_out)
     counted, heavy = bounded_members(members, _weight_bound(setup.algorithm, remote.bounds))
-    for name, said in heavy.items():
-        remote.sites.note(name, remote.sites.status[name].state, f"it {said}")
-        progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {said}"))
+    for name, sentence in heavy.items():
+        remote.sites.note(name, remote.sites.status[name].state, f"it {sentence}")
+        progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {sentence}"))
     remote.sites.members = frozenset(info.id for info in members)
     here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
     runner = SiteRunner(recipe, here, run_data, folder, progress, remote)
@@ -506,7 +504,7 @@ def _led(
     runner.expected = expected if names else [info.id for info in members]
     runner.examples = {info.id: {"train": info.num_examples} for info in members}
     runner.left_out = left_out
-    runner.bounded.update({name: f"it {said}" for name, said in heavy.items()})
+    runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
     summary = runner.run()
     remote.remember()
     remote.sites.farewell(10.0)
@@ -557,19 +555,12 @@ def _folder(root: Path, recipe: Recipe) -> RunFolder:
     return folder
 
 
-def _members(root: Path) -> dict[str, ClientInfo]:
-    path = root / MEMBERS
-    if not path.is_file():
-        return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    return {m["id"]: ClientInfo(m["id"], m["num_examples"], tuple(m["modalities"]), m["head"]) for m in stored}
-
-
-def _left_out(root: Path) -> dict[str, dict[str, int]]:
-    """Member -> role -> examples that its site said it leaves out; members with some only."""
+def _stored_members(root: Path) -> tuple[dict[str, ClientInfo], dict[str, dict[str, int]]]:
+    """Members of a run that has begun, and role -> examples that sites left out; sites with some only."""
     path = root / MEMBERS
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return {m["id"]: m["left_out"] for m in stored if m.get("left_out")}
+    members = {m["id"]: ClientInfo(m["id"], m["num_examples"], tuple(m["modalities"]), m["head"]) for m in stored}
+    return members, {m["id"]: m["left_out"] for m in stored if m.get("left_out")}
 
 
 def _write_members(root: Path, members: Sequence[ClientInfo], left_out: Mapping[str, Mapping[str, int]]) -> None:

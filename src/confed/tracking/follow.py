@@ -51,8 +51,7 @@ def track(
                     sent = send(current, at)
                 except ImportError as error:
                     raise ValueError(f"{backend.package} is installed and cannot be imported: {error}") from error
-                name = f"{run.group}/{run.name}" if run.group else run.name
-                yield Tracked(run.project, name, run.state, max(run.rounds, default=0), sent.values, sent.where)
+                yield Tracked(run.project, run.title, run.state, max(run.rounds, default=0), sent.values, sent.where)
         if not follow or all(run.state != "running" for run in runs):
             return
         time.sleep(every)

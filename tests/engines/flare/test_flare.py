@@ -510,9 +510,7 @@ def test_a_run_that_ended_while_nobody_watched_is_not_led_again(
     recipe = load_recipe("fedvqa_scenes").method("fedavg")
     settings = ServerSettings("run/recipe.toml", str(tmp_path), "run", {name: name for name in SITES})
     led: list[str] = []
-    monkeypatch.setattr(
-        flare_serving, "server_command", lambda kit: [sys.executable, "-c", "import time; time.sleep(9)"]
-    )
+    monkeypatch.setattr(flare_serving, "flare_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(9)"])
     monkeypatch.setattr(JobSupervisor, "until_done", lambda self: led.append("led"))
     (tmp_path / "summary.json").write_text('{"rounds": 3}')
     kit = made / "server"

@@ -273,7 +273,24 @@ def link_state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
     return factory
 
 
-class SuperLinkGrid(Grid):
+class OneRunGrid(Grid):
+    """What grids of this process, which have one run each, do not offer of Flower's ``Grid``."""
+
+    def set_run(self, run: Run) -> None:
+        """Not supported: there is one run."""
+        raise NotImplementedError(f"a {type(self).__name__} has one run, its own")
+
+    @property
+    def run(self) -> Run:
+        """Not supported: there is nothing to know about the run."""
+        raise NotImplementedError(f"a {type(self).__name__} has no record of its run")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Deprecated in Flower, and not offered here."""
+        raise NotImplementedError("make messages with flwr.app.Message")
+
+
+class SuperLinkGrid(OneRunGrid):
     """Flower's grid over a state in this process."""
 
     def __init__(self, state: LinkState, store: PieceStore, largest: int = 2**31) -> None:
@@ -311,17 +328,9 @@ class SuperLinkGrid(Grid):
         self._state.acknowledge_task_heartbeat(self._task)
         self.inbox.sweep(self._run_id)
 
-    def set_run(self, run: Run) -> None:
-        """Not supported: this grid has one run, its own."""
-        raise NotImplementedError("a SuperLinkGrid has one run, its own")
-
     @property
     def run(self) -> Run:
         return self._run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Deprecated in Flower, and not offered here."""
-        raise NotImplementedError("make messages with flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
         return self._state.get_nodes(self._run_id)

@@ -351,20 +351,11 @@ async def _readable(connection: socket.socket) -> None:
 
 
 def _listener(family: int, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        # Accepted connections inherit it, and asyncio sets it only where sockets were made with the protocol's number.
-        # Without it the body of a response waits for the acknowledgement of its head, 40 ms in most systems.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((address, port))
-        listener.listen(1024)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
+    listener = socket.create_server((address, port), family=family, backlog=1024)
+    # Accepted connections inherit it, and asyncio sets it only where sockets were made with the protocol's number.
+    # Without it the body of a response waits for the acknowledgement of its head, 40 ms in most systems.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setblocking(False)
     return listener
 
 

@@ -122,14 +122,16 @@ class Journal:
         total = sum(1 / z**2 if z else math.inf for z in multipliers)
         return epsilon(1 / math.sqrt(total), 1, privacy.delta, privacy.adjacency) if total else 0.0
 
-    def check(self, privacy: UpdatePrivacy) -> None:
-        """Check that one more update is within the limit; a ValueError where it is not."""
-        self._within(privacy, "update", self.epsilon(privacy, 1) if self._limit is not None else 0.0)
-
-    def check_evaluation(self, privacy: UpdatePrivacy, noise: float) -> None:
-        """Check that one more evaluation with noise is within the limit; a ValueError where it is not."""
-        cost = self.epsilon(privacy, evaluation=noise) if self._limit is not None else 0.0
-        self._within(privacy, "evaluation", cost)
+    def check(self, privacy: UpdatePrivacy, evaluation: float | None = None) -> None:
+        """Check that one more update, or one evaluation with that noise, is within the limit; else a ValueError."""
+        if self._limit is None:
+            return
+        more, what = (1, "update") if evaluation is None else (0, "evaluation")
+        if (cost := self.epsilon(privacy, more, evaluation)) > self._limit:
+            raise ValueError(
+                f"this site's limit of privacy is reached: epsilon {self._limit:g} at delta {privacy.delta:g}, and "
+                f"with one more {what} {cost:.4g}"
+            )
 
     def check_exact(self, privacy: UpdatePrivacy) -> None:
         """Check that the limit allows an update, without which nothing exact is told either."""
@@ -138,29 +140,15 @@ class Journal:
                 f"this site's limit of privacy is spent: epsilon {self._limit:g}; nothing exact is told of its examples"
             )
 
-    def _within(self, privacy: UpdatePrivacy, what: str, cost: float) -> None:
-        if self._limit is not None and cost > self._limit:
-            raise ValueError(
-                f"this site's limit of privacy is reached: epsilon {self._limit:g} at delta {privacy.delta:g}, and "
-                f"with one more {what} {cost:.4g}"
-            )
-
     def evaluated(self, privacy: UpdatePrivacy, noise: float, round: int) -> None:
         """Record of an evaluation with noise that leaves the site."""
         self._evaluations.append(noise)
-        line = {"time": time.time(), "run": self._run, "round": round, "action": EVALUATION, "unit": "example"}
-        cost = self.epsilon(privacy)
-        line |= {"noise": noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
-        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+        self._record(round, EVALUATION, noise, {"unit": "example"}, privacy)
 
     def release(self, privacy: UpdatePrivacy, round: int) -> None:
         """Record of an update that leaves the site."""
         self._multipliers.append(privacy.noise)
-        line: dict[str, Any] = {"time": time.time(), "run": self._run, "round": round + 1, "action": "fit"}
-        line["clip"] = privacy.clip
-        line |= {"noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
-        cost = self.epsilon(privacy)
-        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+        self._record(round + 1, UPDATE, privacy.noise, {"clip": privacy.clip}, privacy)
 
     def bare(self, round: int, action: str) -> None:
         """Record, once a round, of a reply about the examples to which this site added no noise."""
@@ -168,8 +156,18 @@ class Journal:
             return
         self._bare.add((round + 1, action))
         self._multipliers.append(0.0)
-        line = {"time": time.time(), "run": self._run, "round": round + 1, "action": action, "noise": 0.0}
-        append(self._costs, {**line, "epsilon": None})
+        self._record(round + 1, action, 0.0, {})
+
+    def _record(
+        self, round: int, action: str, noise: float, what: Mapping[str, Any], privacy: UpdatePrivacy | None = None
+    ) -> None:
+        """A line of what was told, with epsilon so far where this site added noise."""
+        line = {"time": time.time(), "run": self._run, "round": round, "action": action, **what, "noise": noise}
+        cost = math.inf
+        if privacy is not None:
+            line |= {"delta": privacy.delta, "adjacency": privacy.adjacency}
+            cost = self.epsilon(privacy)
+        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
@@ -290,7 +288,7 @@ class EvaluationRecord:
             if most is not None and so_far >= most:
                 raise ValueError(f"this site answers {most} evaluations {name}, and has answered {so_far}")
         if policy.mode == "noise":
-            self._journal.check_evaluation(self._privacy, policy.noise)
+            self._journal.check(self._privacy, policy.noise)
         elif policy.mode == "default" and self._noised:
             self._journal.check_exact(self._privacy)
 
@@ -534,9 +532,8 @@ class Site:
         names = {name for name, scope in self._scopes.items() if scope is Scope.SHARED}
         servers = {name for name, scope in self._scopes.items() if scope is Scope.SERVER}
         if message.tensors.keys() - servers != names:
-            self._progress(
-                Note("the final models were not kept: the message must hold all tensors that this site receives")
-            )
+            why = "the message must hold all tensors that this site receives"
+            self._progress(Note(f"the final models were not kept: {why}"))
             return
         try:
             store = DirectoryStore(self.store.root)  # a separate one, which removes nothing
@@ -587,7 +584,6 @@ class Site:
                 "way": way,
                 "bytes": len(head) + len(body),
                 "digest": digest(head, body),
-                **more,
-            }
+            } | more
             with self._audit.open("a", encoding="utf-8") as file:
                 file.write(visible(json.dumps(line)) + "\n")
