@@ -7,11 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-pytest.importorskip("cryptography")
-
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, make_key, read_sites, write_sites
 from confed.deployment.server import run_server
@@ -22,6 +17,7 @@ from confed.engines.remote.sites import Timeouts
 from confed.recipes.recipe import Recipe
 from confed.runs.run import run
 from led_recipe import recipe_of
+from repository import SUPPORT
 
 FOUR = ("warm", "cold", "both", "late")
 

@@ -23,13 +23,13 @@ from repository import SUPPORT
 
 SITES = ("warm", "cold", "both")
 BASE = (
-    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1", "run.rounds=2", "run.workers=1",
+    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1", "run.rounds=1", "run.workers=1",
     "run.gallery=0", "study.methods=[]", "study.table=[]", "algorithm.name=fedavg",
 )  # fmt: skip
 SQUARES = ("data.name=toy_federation:own_squares", *BASE)
 SHADES = (
     "data.name=toy_federation:own_shades", "task.name=multilabel", "algorithm.name=fedavg", "local.epochs=1",
-    "model.name=toy_federation:means", "run.rounds=2", "run.workers=1", "run.gallery=0", "study.methods=[]",
+    "model.name=toy_federation:means", "run.rounds=1", "run.workers=1", "run.gallery=0", "study.methods=[]",
     "study.table=[]",
 )  # fmt: skip
 
@@ -58,7 +58,6 @@ def united(folder: Path, settings: Sequence[str]) -> Path:
 
 def led(recipe: Recipe, card: Path, root: Path, sites: Sequence[str], own: Callable[[str], dict[str, str]]) -> Path:
     """The run folder of a server on a card, whose sites have data of their own."""
-    pytest.importorskip("flwr")
     from flwr.app import Context, RecordDict
 
     from confed.deployment.flower_app import apps
@@ -214,7 +213,7 @@ def test_a_card_holds_no_examples(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_led_without_data_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = recipe_of(*SQUARES, "run.rounds=1")
+    recipe = recipe_of(*SQUARES)
     state = led(recipe, card_at(tmp_path / "cards", recipe), tmp_path / "fed", SITES, lambda _: {})
     with pytest.raises(SystemExit) as ended:
         main(["export", str(state), str(tmp_path / "exported")])

@@ -11,10 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
 from confed.cli import main
 from confed.data.examples import FederatedDataset
 from confed.deployment.demo import free_port
@@ -26,6 +22,7 @@ from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
+from repository import SUPPORT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's and FastAPI's own
 

@@ -8,11 +8,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from confed.results.summary import Summary
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
 from confed.cli import main
 from confed.deployment.provision import Federation, provision
 from confed.deployment.server import FinalResults, run_server
@@ -26,9 +21,11 @@ from confed.report.report import write_report
 from confed.report.tables.headline import results_table
 from confed.report.tables.paper import paper_table
 from confed.results.runs import load
+from confed.results.summary import Summary
 from confed.system.events import Caution, Event, RunProgress
 from hostile_reply import COLD
 from led_recipe import SITES_OF, grid_of, recipe_of
+from repository import SUPPORT
 
 WARM, BOTH = SITES_OF.index("warm"), SITES_OF.index("both")
 TABLE = ("personal", "global_seen", "global_unseen", "personal_mean", "personal_worst", "global_seen_mean")

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
 from confed.deployment.demo import demonstrate, free_port, parties, started
 from confed.deployment.provision import Federation, make_key, provision, read_sites, write_sites
 from confed.recipes.recipe import Recipe, load_recipe
@@ -29,6 +25,7 @@ from real_processes import (
     same_as_simulated,
     until,
 )
+from repository import SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -5,13 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from repository import SUPPORT
-
-pytest.importorskip("nvflare")
-
 import psutil
+import pytest
 
 from confed.deployment.demo import demonstrate, free_port, started
 from confed.deployment.flare.provision import provision_flare
@@ -28,6 +23,7 @@ from real_processes import (
     same_as_simulated,
     until,
 )
+from repository import SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
 from confed.deployment.demo import free_port, started
 from confed.deployment.provision import Federation, provision
 from real_processes import SITES, recipe_of, same_as_simulated, until
+from repository import SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -36,7 +36,8 @@ def parties(root: Path, port: int, engine: Engine = "flower") -> dict[str, tuple
     else:
         lead, join = f"{lead} --port {port}", f"--site SITE --server localhost:{port} --ca ca.crt {join}"
     confed = [sys.executable, "-m", "confed.cli"]
-    commands = {"server": ([*confed, "server", "recipe.toml", *lead.split()], root / "server")}
+    commands: dict[str, tuple[Sequence[str], Path]] = {}
+    commands["server"] = ([*confed, "server", "recipe.toml", *lead.split()], root / "server")
     for folder in sorted((root / "sites").iterdir()):
         options = [folder.name if word == "SITE" else word for word in join.split()]
         commands[folder.name] = ([*confed, "client", "recipe.toml", *options], folder)

@@ -222,10 +222,7 @@ def write_sites(path: Path, sites: Mapping[str, str]) -> None:
 
 
 def make_key(path: Path) -> str:
-    """A new private key of a site, readable by its owner only; returns the public half in OpenSSH's format.
-
-    An existing file of that name is never overwritten, but a ValueError.
-    """
+    """A new private key of a site, readable by its owner only; returns the public half in OpenSSH's format."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 

@@ -116,7 +116,7 @@ class LossCourse:
         # the round to go back to then; None where no checkpoint is left from before the jump
         self.sound: int | None = None
 
-    def note(self, losses: Mapping[str, float], round: int, kept: Sequence[int]) -> str | None:
+    def note(self, losses: Mapping[str, float], round: int, checkpoints: Sequence[int]) -> str | None:
         """Record of a round's losses, and at the first of several jumps of the round to go back to."""
         before, sentence = self.broken, self.jump(losses)
         if not self.broken:
@@ -124,7 +124,7 @@ class LossCourse:
         elif not before:
             # The last model that was trained from without a jump is the one before the round before.
             self.sound = next(
-                (checkpoint_round for checkpoint_round in reversed(kept) if checkpoint_round <= round - 2), None
+                (checkpoint_round for checkpoint_round in reversed(checkpoints) if checkpoint_round <= round - 2), None
             )
         return sentence
 
@@ -174,10 +174,10 @@ class SiteRunner(Runner):
             return super().run()
         except RuntimeError as error:
             # The newest checkpoint is what the round that failed went out from: it may be what broke it.
-            kept = self.checkpoints.rounds()[:-1]
-            if not kept or type(error) is not RuntimeError:  # a transport's own must stay what it is
+            earlier = self.checkpoints.rounds()[:-1]
+            if not earlier or type(error) is not RuntimeError:  # a transport's own must stay what it is
                 raise
-            raise RuntimeError(f"{error}; should the model be what broke, {self._way_back(kept[-1])}") from error
+            raise RuntimeError(f"{error}; should the model be what broke, {self._way_back(earlier[-1])}") from error
 
     def _way_back(self, round: int) -> str:
         return (
@@ -228,11 +228,11 @@ class SiteRunner(Runner):
         final = FinalResults(self.folder.root / FINAL, self.setup.rounds, model_digest(servers))
         present = [info.id for info in simulation.present(self.setup.rounds + 2)]
         # What a site has said of this model stays; it is not asked twice, as its policy may count what it answers.
-        asked = [n for n in present if not final.of(n) and (self.newcomers is None or n in self.newcomers)]
+        to_ask = [n for n in present if not final.of(n) and (self.newcomers is None or n in self.newcomers)]
         self.remote.answered = sum(bool(final.of(name)) for name in present)
-        measured = self._measured(simulation, servers, asked)
-        silent = dict.fromkeys(asked, "it told nothing of the metric") | simulation.unanswered
-        final.add({name: measured[name] for name in asked if name in measured}, {n: silent[n][:300] for n in asked})
+        measured = self._measured(simulation, servers, to_ask)
+        silent = dict.fromkeys(to_ask, "it told nothing of the metric") | simulation.unanswered
+        final.add({name: measured[name] for name in to_ask if name in measured}, {n: silent[n][:300] for n in to_ask})
         places = {name: final.of(name) for name in present} | {n: measured.get(n, {}) for n in self.setup.observers}
         for place, views in places.items():
             for view, values in views.items():
@@ -241,7 +241,7 @@ class SiteRunner(Runner):
         return examination
 
     def _measured(
-        self, simulation: Simulation, servers: Mapping[str, ServerState], asked: Sequence[str]
+        self, simulation: Simulation, servers: Mapping[str, ServerState], to_ask: Sequence[str]
     ) -> dict[str, dict[str, dict[str, float]]]:
         """Site, or unseen place whose examples are here -> view -> metrics."""
         counts: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -251,7 +251,7 @@ class SiteRunner(Runner):
 
         measured: dict[str, dict[str, dict[str, float]]] = {}
         evaluated = simulation.evaluate(
-            servers, self.setup.rounds + 2, split="test", most=None, among=asked, counted=counted
+            servers, self.setup.rounds + 2, split="test", most=None, among=to_ask, counted=counted
         )
         for view, places in evaluated.items():
             for place, tallies in places.items():
@@ -262,7 +262,7 @@ class SiteRunner(Runner):
                     measured.setdefault(place, {})[view] = values
         return measured
 
-    def _note_membership(self, found: Examination, final: FinalResults) -> None:
+    def _note_membership(self, examination: Examination, final: FinalResults) -> None:
         """Over which sites the means are, with the round and the model of each, and why others are in none."""
         took_part = Counter[str]()
         for line in read_jsonl(self.folder.metrics):
@@ -273,13 +273,17 @@ class SiteRunner(Runner):
         shown = {"round": final.round, "model": final.model}
         evaluated = {n: {**shown, "rounds_taken_part": took_part[n]} for n in sites if n not in missing}
         self.membership = {"evaluated": evaluated, "missing": missing}
-        found.notes += [f"{name} was not evaluated: {reason}" for name, reason in missing.items()]
+        examination.notes += [f"{name} was not evaluated: {reason}" for name, reason in missing.items()]
         if others := final.of_other_models:
-            found.notes.append(f"{FINAL} has results of another final model, which do not count: {', '.join(others)}")
+            examination.notes.append(
+                f"{FINAL} has results of another final model, which do not count: {', '.join(others)}"
+            )
         if over := Summary({"membership": self.membership}).membership:
             those = f" ({', '.join(evaluated)})" if evaluated else ""
-            found.notes.append(f"every mean over clients is over {over}{those}")
-            self.progress(Caution(f"{found.notes[-1]}; `confed server --deliver` hands the final model to late ones"))
+            examination.notes.append(f"every mean over clients is over {over}{those}")
+            self.progress(
+                Caution(f"{examination.notes[-1]}; `confed server --deliver` hands the final model to late ones")
+            )
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         self.remote.begin(max(self.checkpoints.rounds(), default=0), self.checkpoints.rounds() or (0,))
@@ -310,7 +314,7 @@ class SiteRunner(Runner):
 
     def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
         super()._checkpoint_if_due(checkpoint)
-        self.remote.kept = self.checkpoints.rounds() or (0,)
+        self.remote.checkpoints = self.checkpoints.rounds() or (0,)
 
     def _finish(
         self, examined: Examination, workspace: Workspace, peak: int, features: FeatureCounts | None
@@ -511,11 +515,9 @@ def _led(
     return summary
 
 
+# Under secure aggregation a site checks its weight; in sessions its number of batches follows from its examples.
 def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
-    """The bound on weights, or 0 where a site and the server must go by the same number of examples.
-
-    Under secure aggregation a site checks its weight; in sessions its number of batches follows from its examples.
-    """
+    """The bound on weights, or 0 where a site and the server must go by the same number of examples."""
     return 0.0 if algorithm.secure_sum is not None or algorithm.traits.in_sessions else bounds.weight
 
 

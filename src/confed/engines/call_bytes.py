@@ -168,10 +168,7 @@ def read_answer(call: Call, parts: Sequence[bytes], store: Store) -> Answer:
 
 
 class Encoded(Generic[T]):
-    """Bytes of the messages of calls that were asked for together; equal ones that follow each other are encoded once.
-
-    Most servers send all clients the same tensors. Those live as long as the calls, so that their ids tell them apart.
-    """
+    """Bytes of the messages of calls that were asked for together; equal ones in a row are encoded once."""
 
     def __init__(self, keep: Callable[[bytes], T]) -> None:
         self._keep, self._last = keep, dict[object, T]()
@@ -213,11 +210,7 @@ class Work(Generic[T]):
 
 
 class ProcessExecutor(ABC, Generic[T]):
-    """Answers calls in processes; see :class:`confed.engines.executor.Executor`.
-
-    Randomness is derived, a client's state travels with its call, and replies are handed on in the order of the calls,
-    so nothing depends on who computed what when.
-    """
+    """Answers calls in processes; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(self) -> None:
         self.timeline, self._homes, self._closed = Timeline(0), Homes(), False

@@ -43,19 +43,21 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
     if setup.compile:
         return FeatureCounts(reason="run.compile is true: a compiled pass has no stages")
 
-    def files(kept: FrozenFeatures) -> FeatureFiles | None:
+    def files(features: FrozenFeatures) -> FeatureFiles | None:
         if settings.folder is None:
             return None
         staged = staged_part(workspace.model)
         assert staged is not None
-        address = _address(staged[1], kept.cut)
+        address = _address(staged[1], features.cut)
         if not address:
-            kept.note("a part of the model has no source file, so that features are kept for this run alone")
+            features.note("a part of the model has no source file, so that features are kept for this run alone")
             return None
-        return FeatureFiles(settings.folder / address, settings.disk, kept.note)
+        return FeatureFiles(settings.folder / address, settings.disk, features.note)
 
-    kept = attach(workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance)
-    return kept if isinstance(kept, FrozenFeatures) else FeatureCounts(reason=kept)
+    features = attach(
+        workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance
+    )
+    return features if isinstance(features, FrozenFeatures) else FeatureCounts(reason=features)
 
 
 def attach(
@@ -78,10 +80,10 @@ def attach(
     held = [tensor for _, _, tensor in tensors_before(stages, cut)]
     if any(tensor.device.type != "cpu" for tensor in held):
         return "only on a processor are features kept"
-    kept = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
-    kept.store.files = files(kept)
-    stages.frozen_features = kept
-    return kept
+    features = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
+    features.store.files = files(features)
+    stages.frozen_features = features
+    return features
 
 
 def added(counts: Iterable[FeatureCounts]) -> FeatureCounts:
@@ -224,8 +226,8 @@ def _evaluate(
     """The global model is evaluated client by client: it is one model, and its batches are large already."""
     if reason := unstacked_setting(setup.local, only=("precision", "eval_batch_size")):
         return reason
-    asked = [call.message.scalars.get("personal", True) for call in calls]
-    with_personal = [i for i, state in enumerate(states) if asked[i] and "personal" in state.tensors]
+    wants_personal = [call.message.scalars.get("personal", True) for call in calls]
+    with_personal = [i for i, state in enumerate(states) if wants_personal[i] and "personal" in state.tensors]
     if len(with_personal) < 2:
         return FEW
     task = setup.task_of(calls[with_personal[0]].client.id)
@@ -359,15 +361,11 @@ class InProcess:
             yield from self._answers(calls[start : start + size], store, round)
 
     def _at_once(self, calls: Sequence[Call]) -> int:
-        """How many of the calls are answered at once.
-
-        What decides is the same in every attempt at a round, so that a resumed run has the same numbers. Methods that
-        train one by one are evaluated at once nevertheless.
-        """
+        """How many of the calls are answered at once."""
         if all(call.action == "fit" and not call.session for call in calls):
             return self._together
-        asked = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
-        return self._evaluated_together if asked else 1
+        at_once = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
+        return self._evaluated_together if at_once else 1
 
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         if len(calls) > 1:
@@ -403,8 +401,8 @@ class InProcess:
     @property
     def features(self) -> FeatureCounts:
         """What keeping features of frozen layers has saved."""
-        kept = self._features
-        return kept.counts if isinstance(kept, FrozenFeatures) else kept or FeatureCounts()
+        features = self._features
+        return features.counts if isinstance(features, FrozenFeatures) else features or FeatureCounts()
 
     @property
     def device_data(self) -> DeviceCounts:

@@ -126,7 +126,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         self.unanswered = dict[str, str]()
         # What personal models scored, until their clients are asked for anything else.
         self._personal = dict[str, dict[tuple[str, int], tuple[Tallies, Mapping[str, Tensor]]]]()
-        self.attempt: Callable[[Callable[[], Any]], Any] = lambda part: part()
+        self.attempt: Callable[[Callable[[], Any]], Any] = lambda act: act()
         self.check: Callable[[str, ServerState], None] = check_finite
         self.answered: Callable[[int, int, int], None] = lambda round, replies, calls: None
         self.executor = InProcess(setup) if executor is None else executor
@@ -178,9 +178,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             answers = self.executor(calls, self.store, round)
             return book(calls, answers, time.perf_counter())
 
-        def book(calls: Sequence[Call], answers: Iterator[Reply], asked: float) -> Iterator[Reply]:
+        def book(calls: Sequence[Call], answers: Iterator[Reply], began: float) -> Iterator[Reply]:
             if calls and calls[0].session:  # what the server does before it reads the first reply
-                timeline.add(server, calls[0].action, asked, time.perf_counter())
+                timeline.add(server, calls[0].action, began, time.perf_counter())
             failed = 0
             for number, (call, reply) in enumerate(zip(calls, answers, strict=True), 1):
                 ledger.count(call, reply)
@@ -259,11 +259,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
 
     @property
     def _at_once(self) -> bool:
-        """Whether own models are evaluated at once: where all clients take part in every round.
-
-        Stacked models round by their number, and a process that goes on with a run does not know what own models of
-        clients that were in no cohort since scored: it evaluates them again.
-        """
+        """Whether own models are evaluated at once: where all clients take part in every round."""
         population = len(self.setup.population)
         return self.setup.batch_clients > 1 and self.arrivals is None and self.cohort(population) >= population
 
@@ -416,7 +412,7 @@ def _drive(
     """The server's state after a part of a round, and the records; of the finish, which has no ``server``, too."""
     setup = simulation.setup
 
-    def part() -> _Part:
+    def drive_once() -> _Part:
         records = before.copy()
         plain = simulation.exchange(round, records.ledger, records.errors, records.losses, server or "main", timeline)
         if not server:
@@ -431,4 +427,4 @@ def _drive(
         )
         return replace(drive(flow(), exchange), local=None), records
 
-    return simulation.attempt(part)
+    return simulation.attempt(drive_once)

@@ -84,8 +84,8 @@ def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection, cou
         if isinstance(features, FrozenFeatures):
             features.save(WRITTEN_AFTER)
         counts = features.counts if isinstance(features, FrozenFeatures) else features
-        kept = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
-        pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **kept}).encode())
+        figures = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
+        pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **figures}).encode())
         for call_range in others:
             pipe.send_bytes(call_range)
 

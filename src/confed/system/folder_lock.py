@@ -140,10 +140,7 @@ if hasattr(os, "register_at_fork"):  # as where processes can fork
 
 
 def check_held(folder: Path) -> None:
-    """Check that no other process took the folder over, as happens after this one was suspended for minutes.
-
-    A folder that this process has not locked passes.
-    """
+    """Check that no other process took the folder over, as happens after this one was suspended for minutes."""
     token = _tokens.get(folder.resolve())
     if token is None:
         return

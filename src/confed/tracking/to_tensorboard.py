@@ -16,10 +16,7 @@ MARK = "confed.json"
 
 
 def send(run: TrackedRun, place: str) -> Sent:
-    """Event files in ``<place>/<project>/<group>/<name>``, with scalars, parameters and copies of the files.
-
-    A name that is too long for a folder is a ValueError.
-    """
+    """Event files in ``<place>/<project>/<group>/<name>``, with scalars, parameters and copies of the files."""
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 

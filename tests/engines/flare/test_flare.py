@@ -12,9 +12,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-
-pytest.importorskip("nvflare")
-
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext

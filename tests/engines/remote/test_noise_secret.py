@@ -126,7 +126,6 @@ def test_a_run_whose_site_is_killed_has_the_same_bits(tmp_path: Path, algorithm:
 
 
 def test_gradients_of_examples_are_not_noised_anew_by_a_repeated_fit(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     for repeatable in (True, False):
         method = DPFPL(example_privacy=ExamplePrivacy(noise=1.0, repeatable=repeatable))
         setup = toy_setup(method, rounds=1)
@@ -237,7 +236,6 @@ def test_the_simulator_and_noise_on_updates_know_no_secret(tmp_path: Path) -> No
         patched.setattr(KeyedNoise, "normal", lambda *given: pytest.fail("keyed noise"))
         once, again = (rounds(setup_of(SPLIT), InProcess(setup_of(SPLIT)))[-1].servers for _ in range(2))
         assert same(once, again)
-        pytest.importorskip("dp_accounting")
         updates = toy_setup(FedAvg(update_privacy=UpdatePrivacy(clip=0.5, noise=4.0)), rounds=1, noisy=False)
         for method in (updates, setup_of(SplitLearning(hidden=5, privacy=CutPrivacy(clip=1.0)))):
             rounds(method, remote_of(Letters(method, tmp_path), PATIENT))

@@ -97,7 +97,6 @@ def test_a_site_takes_no_value_of_extreme_scale(tmp_path: Path) -> None:
 
 
 def test_a_site_writes_down_what_its_updates_cost(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
     records = rounds(setup, remote_of(Letters(setup, tmp_path), SURE))
     assert not any(record.errors for record in records)
@@ -115,7 +114,6 @@ def test_a_site_writes_down_what_its_updates_cost(tmp_path: Path) -> None:
 
 
 def test_a_site_stops_at_its_limit_and_the_others_go_on(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
     letters = Letters(setup, tmp_path)
     limit = exact(4.0, 2, 1e-5) * 1.0001
@@ -135,7 +133,6 @@ def test_a_site_stops_at_its_limit_and_the_others_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [FedAvg(), FedAvg(update_privacy=replace(NOISY, at="server")), SplitLearning()])
 def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, method: FedAvg) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(method, rounds=2, noisy=False)
     rounds(setup, remote_of(Letters(setup, tmp_path), SURE))
     book = lines(tmp_path / "client-0" / "privacy.jsonl")
@@ -153,7 +150,6 @@ def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, m
 
 
 def test_a_repeated_request_costs_nothing_and_one_that_is_done_again_does(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
     site = Site(setup, client_named(setup, "client-0"), tmp_path)
     first, second = site.handle(*fit(setup)), site.handle(*fit(setup))
@@ -175,7 +171,6 @@ def test_a_repeated_request_costs_nothing_and_one_that_is_done_again_does(tmp_pa
 
 def test_amplification_by_sampling_is_that_of_the_theorem() -> None:
     """Wang, Balle and Kasiviswanathan 2019, theorem 27, in integer orders, with Canonne et al.'s conversion (2020)."""
-    pytest.importorskip("dp_accounting")
     noise, cohort, present, times, delta = 3.0, 2, 40, 20, 1e-5
     share = cohort / present
 

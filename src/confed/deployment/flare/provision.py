@@ -33,10 +33,7 @@ ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def provision_flare(root: Path, federation: Federation) -> None:
-    """Provisioning of the folders ``server``, ``sites/NAME`` and ``provision``.
-
-    Where FLARE cannot make the kits, the RuntimeError has its errors.
-    """
+    """Provisioning of the folders ``server``, ``sites/NAME`` and ``provision``."""
     check_empty(root)
     check_names(federation)
     root.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """Flower's grid over a state in this process: messages to sites, and their replies.
 
-Inbox of a server over Flower: replies to open requests, one to a request and in bounded size.
-
 Flower's own handlers take whatever is announced under the number of a message that they know. Here a reply is announced
 once, names its pieces once, and what belongs to no open request is dropped.
 """
@@ -129,9 +127,9 @@ class Inbox:
         with self._lock:
             return sum(entry.held for entry in self._open.values() if entry.node == node)
 
-    def hand_out(self, asked: PullMessagesRequest) -> PullMessagesResponse:
+    def hand_out(self, request: PullMessagesRequest) -> PullMessagesResponse:
         """A node's next message, with its pieces where they are small; an empty response where there is none."""
-        came = pull_messages(asked, self.state, self.store)
+        came = pull_messages(request, self.state, self.store)
         for message in came.messages_list:
             if (pieces := self.store.small(message.metadata.message_id, INLINE)) is not None:
                 attach(message, pieces)
@@ -181,11 +179,7 @@ class Inbox:
         return PushMessagesResponse(results={entry.reply: 0}, objects_to_push=wanted, session_id=entry.session)
 
     def take(self, request: PushObjectRequest, who: str) -> PushObjectResponse:
-        """A piece of an announced reply, sent by a site.
-
-        Pieces of a reply that is no longer waited for are dropped, and the site need not know. A full disk is an
-        ``HTTPException`` of status 507.
-        """
+        """A piece of an announced reply, sent by a site."""
         piece, content = request.object_id, request.object_content
         with self._lock:
             entry = self._open.get(self._sessions.get(request.session_id, ""))

@@ -166,10 +166,7 @@ class JobActor(NodeProcess):
         threading.Thread(target=self._work, args=(json.loads(job),), daemon=True).start()
 
     def news(self, stop: bool) -> bytes:
-        """What has happened since this was last asked, as a JSON list; it waits for a moment for something to happen.
-
-        The last of a job is ``{"outcome": ...}``, or ``{"stopped": true}``.
-        """
+        """What has happened since the last question, as a JSON list; it waits for a moment for something to happen."""
         self._stopping = stop
         items: list[Mapping[str, Any]] = []
         until = time.monotonic() + WAIT

@@ -162,10 +162,7 @@ class Crew:
             self._start(nodes[name])
 
     def arrive(self, number: int) -> None:
-        """Takes what a coming actor has told: its fingerprint, then that it is prepared.
-
-        An actor that cannot work is dropped, its node left out and the user told.
-        """
+        """Takes what a coming actor has told: its fingerprint, then that it is prepared."""
         if why := self._advance(number):
             node = self.actors[number].node
             self.drop(number)
@@ -176,10 +173,7 @@ class Crew:
             self._progress(Note(f"an actor on node {self.actors[number].node.name} has joined"))
 
     def wait(self, refs: Collection[Any], goes_on: str) -> list[Any]:
-        """Those of some references whose results have come; empty where an actor became ready first, or after a while.
-
-        ``goes_on`` says how the work is continued where no node has had room for any actor for a long time.
-        """
+        """References whose results have come; none where an actor became ready first, or after a while."""
         coming = self.coming()
         if refs or coming:
             self._idle = 0.0
