@@ -22,8 +22,8 @@ from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.arrivals import SiteArrivals
 from confed.engines.remote.protocol import Schema, digest, schema_of, seal
-from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Connection, SiteRegistry, Timeouts, Transport
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Connection, Registered, SiteRegistry, Timeouts, Transport
 from confed.engines.remote.update_bounds import Bounds, bounded_members
 from confed.engines.usage import cpu_seconds
 from confed.engines.workers import Workers
@@ -499,7 +499,11 @@ def _led(
         remote.sites.note(name, remote.sites.status[name].state, f"it {sentence}")
         progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {sentence}"))
     remote.sites.members = frozenset(info.id for info in members)
-    here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
+    here = replace(setup, population=Registered(counted))
+    if (privacy := setup.algorithm.update_privacy) is not None:
+        # The server's noise is independent of the seed, which all sites know.
+        hidden = replace(privacy, repeatable=False)
+        here = replace(here, algorithm=replace(setup.algorithm, update_privacy=hidden))
     runner = SiteRunner(recipe, here, run_data, folder, progress, remote)
     runner.whole = whole or not _has_server_parts(setup, members)
     if newcomers is not None and not runner.whole:
@@ -519,12 +523,6 @@ def _led(
 def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
     """The bound on weights, or 0 where a site and the server must go by the same number of examples."""
     return 0.0 if algorithm.secure_sum is not None or algorithm.traits.in_sessions else bounds.weight
-
-
-def _secretly(algorithm: Algorithm) -> Algorithm:
-    """The method with the server's noise independent of the seed, which all sites know."""
-    privacy = algorithm.update_privacy
-    return algorithm if privacy is None else replace(algorithm, update_privacy=replace(privacy, repeatable=False))
 
 
 class EvaluationValidator:

@@ -215,6 +215,22 @@ def answer_together(
     ]
 
 
+def _alike(
+    setup: Setup, workspace: Workspace, calls: Sequence[Call], states: Sequence[ClientState], round: int
+) -> list[Client] | str:
+    """Clients that a stacked pass can answer for, or why there is none."""
+    task = setup.task_of(calls[0].client.id)
+    if any(setup.task_of(call.client.id) is not task for call in calls):
+        return "clients have tasks of their own"
+    workspace.set_task(task)
+    clients: list[Client] = []
+    for call, state in zip(calls, states, strict=True):
+        clients.append(client_of(setup, workspace, call, state, round, Session() if call.action == "fit" else None))
+    if any(client.scopes is not clients[0].scopes for client in clients):
+        return "clients have tensors of their own"
+    return clients
+
+
 def _evaluate(
     setup: Setup,
     workspace: Workspace,
@@ -230,13 +246,10 @@ def _evaluate(
     with_personal = [i for i, state in enumerate(states) if wants_personal[i] and "personal" in state.tensors]
     if len(with_personal) < 2:
         return FEW
-    task = setup.task_of(calls[with_personal[0]].client.id)
-    if any(setup.task_of(calls[i].client.id) is not task for i in with_personal):
-        return "clients have tasks of their own"
-    workspace.set_task(task)
-    clients = [client_of(setup, workspace, calls[i], states[i], round) for i in with_personal]
-    if any(client.scopes is not clients[0].scopes for client in clients):
-        return "clients have tensors of their own"
+    clients = _alike(setup, workspace, [calls[i] for i in with_personal], [states[i] for i in with_personal], round)
+    if isinstance(clients, str):
+        return clients
+    task = clients[0].task
     batches, limit = zip(
         *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
     )
@@ -265,24 +278,18 @@ def _fit(
 ) -> list[Message] | str:
     if reason := unstacked_setting(setup.local):
         return reason
-    first = setup.task_of(calls[0].client.id)
-    if any(setup.task_of(call.client.id) is not first for call in calls):
-        return "clients have tasks of their own"
-    workspace.set_task(first)
-    clients = [
-        client_of(setup, workspace, call, state, round, Session()) for call, state in zip(calls, states, strict=True)
-    ]
-    if any(client.scopes is not clients[0].scopes for client in clients):
-        return "clients have tensors of their own"
+    clients = _alike(setup, workspace, calls, states, round)
+    if isinstance(clients, str):
+        return clients
     values = _loaded(clients, [call.message.tensors for call in calls])
     if not trained(clients[0]):
         return "nothing is trained"
     if reason := _unstacked_model(clients[0]):
         return reason
     replies: list[Message] = []
-    plain = type(setup.algorithm).objective is Algorithm.objective
+    task = clients[0].task if type(setup.algorithm).objective is Algorithm.objective else None
     with refuse_random_numbers():
-        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
+        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, task)
     for client, (client_values, loss) in zip(clients, trained_values, strict=True):
         client.tensors = {**workspace.tensors, **client_values}
         client.remember()

@@ -11,20 +11,14 @@ from confed.tracking.records import Names, TrackedRun, tracked_runs
 
 @dataclass(frozen=True)
 class Tracked:
-    """What was sent of one run.
-
-    Attributes:
-        name: of the run, after its group and a slash.
-        values: number of values that were new to the tool.
-        where: where the tool keeps the run.
-    """
+    """What was sent of one run."""
 
     project: str
-    name: str
+    name: str  # of the run, after its group and a slash
     state: str
     round: int
-    values: int
-    where: str
+    values: int  # number of values that were new to the tool
+    where: str  # where the tool keeps the run
 
 
 def track(

@@ -276,8 +276,6 @@ def test_a_reply_in_anothers_name_is_turned_away(folder: Path) -> None:
 
 # Requests that wait -----------------------------------------------------------------------------------------------
 
-# Flower's and FastAPI's own.
-
 INTERVAL = 20.0
 """Seconds for which requests wait: far more than any test takes."""
 
@@ -415,8 +413,6 @@ def test_a_site_that_comes_back_ends_its_request(line: Line) -> None:
 
 
 # Limits on connections --------------------------------------------------------------------------------------------
-
-# Flower's and FastAPI's own.
 
 LIMITS = ConnectionLimits(most=60, reserved=30, each=20, grace=0.3, handshake=0.6, first=0.6, head=0.6)
 

@@ -230,7 +230,8 @@ class JobSupervisor:
         has_members = (self._kit / self._settings.state / MEMBERS).is_file()
         wait = self._settings.away if has_members else self._settings.wait
         while True:
-            connected = self._connected()
+            infos = self._ask(lambda admin: admin.get_connected_client_list(), [])
+            connected = {info.name for info in infos} & self._clients.keys()
             for name in sorted(connected - announced):
                 self._progress(Note(f"site {self._clients[name]}: connected"))
             announced |= connected
@@ -238,10 +239,6 @@ class JobSupervisor:
             if len(connected) == len(self._clients) or enough:
                 return sorted(connected)
             time.sleep(LOOK)
-
-    def _connected(self) -> set[str]:
-        infos = self._ask(lambda admin: admin.get_connected_client_list(), [])
-        return {info.name for info in infos} & self._clients.keys()
 
     def _hand_in(self, sites: Sequence[str]) -> _Job:
         folder = write_job(self._kit / "run" / "job" / "confed", sites, min(self._settings.minimum, len(sites)))

@@ -296,11 +296,8 @@ class Crew:
         count = len(self.ready)
         self._progress(Note(f"Ray: {count} actor{'' if count == 1 else 's'}, {each}"))
         for name, values in self.differences().items():
-            self._progress(Caution(f"nodes differ in {name}: {_few(values)}; {self._kind.inexact}"))
-
-
-def _few(values: list[str]) -> str:
-    return ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+            some = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+            self._progress(Caution(f"nodes differ in {name}: {some}; {self._kind.inexact}"))
 
 
 def _last_line(error: Exception) -> str:

@@ -44,7 +44,6 @@ from confed.engines.remote.sites import (
     Bounded,
     CallBatch,
     PendingCall,
-    Registered,
     SiteRegistry,
     Timeouts,
     Transport,
@@ -266,16 +265,13 @@ class ReplyReader:
                 return refused(problem)
         except Refused as error:
             return refused(error)
-        if call.action == "evaluate" and (problem := self._misjudged(client, message)):
+        try:
+            if call.action == "evaluate":
+                self._judge(client, message)
+        except Exception as error:  # whatever sums and counts of a site's making may lead to
+            problem = f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
             return Reply(client, Message(), problem), False, ""
         return check_reply(call, Reply(client, message)), answer.saved, answer.journals
-
-    def _misjudged(self, client: ClientInfo, message: Message) -> str:
-        try:
-            self._judge(client, message)
-        except Exception as error:  # whatever sums and counts of a site's making may lead to
-            return f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
-        return ""
 
 
 # Pauses between looks at what has arrived ---------------------------------------------------------------------
@@ -297,8 +293,6 @@ class Pauses:
 
 
 # The server's end of a federation across machines: calls go out as requests -----------------------------------
-
-__all__ = ["Registered"]
 
 LINE = 500  # characters of what went wrong at a site that logs and the run folder hold
 TRIES = 3  # how often a site may lose a request before it is left out of a round
