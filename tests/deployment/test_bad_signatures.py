@@ -17,14 +17,8 @@ from confed.engines.remote.sites import Timeouts
 from confed.recipes.recipe import Recipe
 from confed.runs.run import run
 from led_recipe import recipe_of
-from repository import SUPPORT
 
 FOUR = ("warm", "cold", "both", "late")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def signing_grid(recipe: Path, root: Path, liar: str) -> LoopbackGrid:

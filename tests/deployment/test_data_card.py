@@ -19,7 +19,6 @@ from confed.report.report import write_report
 from confed.results.folder import read_jsonl
 from confed.runs.build import prepare
 from confed.runs.run import run
-from repository import SUPPORT
 
 SITES = ("warm", "cold", "both")
 BASE = (
@@ -32,11 +31,6 @@ SHADES = (
     "model.name=toy_federation:means", "run.rounds=1", "run.workers=1", "run.gallery=0", "study.methods=[]",
     "study.table=[]",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def recipe_of(*overrides: str, name: str = "fedvqa_scenes") -> Recipe:

@@ -22,7 +22,6 @@ from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
-from repository import SUPPORT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's and FastAPI's own
 
@@ -60,11 +59,6 @@ def torn(*, seed: int = 0) -> FederatedDataset:
     test = replace(warm.test, answers=["mauve", *warm.test.answers[1:]])
     clients = {**whole.clients, "warm": replace(warm, train=train, test=test)}
     return replace(whole, clients=clients, outside=True)
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,6 @@ class Killed(Exception):
     """End of a server at once."""
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-
-
 class Federated:
     """A server that is started, killed and started again, and sites that go away and return."""
 

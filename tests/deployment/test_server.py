@@ -35,11 +35,6 @@ from repository import SUPPORT
 from toy_federation import write_squares
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-
-
 def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
     recipe = recipe_of("fedavg")
     file = tmp_path / "recipe.toml"

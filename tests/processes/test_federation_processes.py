@@ -1,7 +1,6 @@
 """Real processes, TLS, keys and sockets: the simulator's numbers, and what survives being killed."""
 
 import json
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,16 +24,8 @@ from real_processes import (
     same_as_simulated,
     until,
 )
-from repository import SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(SUPPORT)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))))
 
 
 def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES) -> Commands:

@@ -1,6 +1,5 @@
 """FLARE with real processes, certificates and sockets: the simulator's numbers, and what survives being killed."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,19 +22,11 @@ from real_processes import (
     same_as_simulated,
     until,
 )
-from repository import SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SITES = ("warm", "cold")
 Commands = dict[str, tuple[Sequence[str], Path]]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(SUPPORT)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))))
 
 
 def made(root: Path, recipe: Recipe, sites: Sequence[str], *options: str) -> Commands:

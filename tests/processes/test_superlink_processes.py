@@ -10,17 +10,10 @@ import pytest
 from confed.deployment.demo import free_port, started
 from confed.deployment.provision import Federation, provision
 from real_processes import SITES, recipe_of, same_as_simulated, until
-from repository import SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
-
-
-@pytest.mark.usefixtures("_importable")
 @pytest.mark.parametrize(
     "recipe",
     [recipe_of("fedavg", "run.rounds=2", "run.evaluate_every=2"),

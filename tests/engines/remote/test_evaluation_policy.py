@@ -18,14 +18,13 @@ from confed.engines.local import Simulation
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal, version_of
-from confed.engines.remote.sites import Timeouts
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.testing.toy import toy_setup
-from memory_transport import Letters, remote_of, rounds
+from memory_transport import PATIENT, Letters, remote_of, rounds
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)
 
@@ -266,7 +265,7 @@ def test_a_server_goes_on_without_the_cells_of_sites_that_answer_none(tmp_path: 
     setup = toy_setup(FedAvg(), rounds=1, noisy=False)
     letters = Letters(setup, tmp_path)
     letters.sites[0] = opened(setup, tmp_path / "client-0", "off")
-    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, PATIENT)
     (record,) = rounds(setup, remote)
     assert not record.errors
     simulation = Simulation(setup, MemoryStore(), remote, lenient=True)

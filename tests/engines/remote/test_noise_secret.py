@@ -19,7 +19,6 @@ from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import NoiseSecret, Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, seal, version_of
-from confed.engines.remote.sites import Timeouts
 from confed.federation import keyed_noise
 from confed.federation.algorithm import Algorithm
 from confed.federation.keyed_noise import KeyedNoise
@@ -31,9 +30,8 @@ from confed.federation.wire import decode
 from confed.privacy.cut import CutPrivacy
 from confed.privacy.examples import ExamplePrivacy
 from confed.testing.toy import toy_setup
-from memory_transport import CLIENTS, Letters, fit, remote_of, rounds, same
+from memory_transport import CLIENTS, PATIENT, Letters, fit, remote_of, rounds, same
 
-PATIENT = Timeouts(deadline=60, away=60, interval=1e-4)
 BOTH = CutPrivacy(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0)
 SPLIT = SplitLearning(hidden=5, privacy=BOTH)
 ROWS = CutPrivacy(clip=1.0, noise=1.0)

@@ -27,7 +27,7 @@ from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
 from confed.testing.toy import toy_setup
-from memory_transport import CLIENTS, QUICK, Letters, Tamper, Without, remote_of, rounds, same
+from memory_transport import CLIENTS, PATIENT, QUICK, Letters, Tamper, Without, remote_of, rounds, same
 
 # What is refused --------------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ def test_a_site_that_is_late_is_left_out_and_catches_up(tmp_path: Path) -> None:
 def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=3)
     letters = Letters(setup, tmp_path)
-    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, PATIENT)
     killed: list[int] = []
 
     def kill(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -342,7 +342,7 @@ def test_a_run_ends_where_fewer_replies_than_the_minimum_can_be_used(tmp_path: P
 def test_a_server_killed_in_a_round_resumes_the_same_round(tmp_path: Path, algorithm: FedPer) -> None:
     setup = toy_setup(algorithm, rounds=3)
     letters = Letters(setup, tmp_path / "sites")
-    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, PATIENT)
     one = rounds(setup, remote, stop=1)[-1]
     checkpoints = Checkpoints(tmp_path / "checkpoint")
     checkpoints.save(Checkpoint(1, one.servers, 0))
@@ -350,7 +350,7 @@ def test_a_server_killed_in_a_round_resumes_the_same_round(tmp_path: Path, algor
     two = rounds(setup, remote, one.servers, 1, stop=2)[-1]
     with pytest.raises(RuntimeError, match="killed"):
         rounds(setup, Dying(remote, 2), two.servers, 2)
-    again = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    again = remote_of(letters, PATIENT)
     last, _ = checkpoints.latest()
     again.begin(last.round, checkpoints.rounds())
     rest = rounds(setup, again, last.servers, last.round)

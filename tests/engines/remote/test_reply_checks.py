@@ -46,12 +46,6 @@ from hostile_reply import COLD, Tamper, Tampering
 from led_recipe import SITES_OF, grid_of, recipe_of
 from memory_transport import CLIENTS, QUICK, Letters, Without, remote_of, rounds, same
 from memory_transport import Tamper as PostTamper
-from repository import SUPPORT
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def with_header(header: object) -> Tamper:

@@ -18,7 +18,6 @@ from confed.engines.remote import site_session
 from confed.engines.remote.client import Site
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal
 from confed.engines.remote.site_session import SessionLog
-from confed.engines.remote.sites import Timeouts
 from confed.federation import directory_store
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import DirectoryStore
@@ -28,9 +27,8 @@ from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import ClientState, MemoryStore, Store
 from confed.federation.wire import encode_state
 from confed.testing.toy import toy_setup
-from memory_transport import CLIENTS, Letters, remote_of, rounds, same
+from memory_transport import CLIENTS, PATIENT, Letters, remote_of, rounds, same
 
-PATIENT = Timeouts(deadline=60, away=60, interval=1e-4)
 METHODS = [
     BiCSL(), BiCSL(staleness=1), BiCSL(averaged="backbone", keep_moments=True), SplitLearning(hidden=5),
 ]  # fmt: skip

@@ -33,15 +33,9 @@ from confed.testing.toy import toy_clients, toy_setup
 from hostile_reply import COLD, Tampering
 from led_recipe import grid_of, recipe_of
 from memory_transport import CLIENTS, QUICK, Letters, rounds, same
-from repository import SUPPORT
 
 TWO = ("client-0", "client-1")
 Change = Callable[[torch.Tensor], torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def one_value(tensor: torch.Tensor, value: float = 1e38) -> torch.Tensor:
