@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from confed.cli import main
+from command import exit_code
 from confed.data.card_files import Card, CardClient, merged, read_card
 from confed.deployment.provision import card_of_recipe, merge_cards, with_card, write_card
 from confed.deployment.server import common_ground
@@ -209,9 +209,7 @@ def test_a_card_holds_no_examples(tmp_path: Path) -> None:
 def test_a_model_that_was_led_without_data_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = recipe_of(*SQUARES)
     state = led(recipe, card_at(tmp_path / "cards", recipe), tmp_path / "fed", SITES, lambda _: {})
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(state), str(tmp_path / "exported")])
-    assert ended.value.code == 0, capsys.readouterr().err
+    assert exit_code(["export", str(state), str(tmp_path / "exported")]) == 0, capsys.readouterr().err
     assert (tmp_path / "exported").is_dir()
 
 
@@ -318,9 +316,7 @@ def test_a_faulty_card_is_named(change: Callable[[dict[str, Any]], Any], says: s
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
+    assert exit_code(arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -335,9 +331,7 @@ def test_damaged_files_and_cards_of_other_recipes_are_named(tmp_path: Path, caps
 
 def test_cards_are_written_and_united_at_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def done(*arguments: str) -> dict[str, Any]:
-        with pytest.raises(SystemExit) as ended:
-            main(["federation", "card", *arguments, "--json"])
-        assert ended.value.code == 0
+        assert exit_code(["federation", "card", *arguments, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
     files = [str(tmp_path / f"{name}.json") for name in SITES]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from command import exit_code
 from confed.cli import main
 from confed.deployment.doctor import check_signature
 from confed.deployment.manifest import (
@@ -54,9 +55,7 @@ def refused(site: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
         "--key",
         str(site / "key"),
     ]
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more])
-    assert ended.value.code == 2
+    assert exit_code([*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more]) == 2
     assert not (site / "private").exists()
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
@@ -179,9 +178,7 @@ def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
 
 def test_names_of_sites_are_clients_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ["federation", "new", str(tmp_path / "fed"), "--recipe", "fedvqa_scenes", *RECIPE, "--sites"]
-    with pytest.raises(SystemExit) as ended:
-        main([*new, "warm,mars"])
-    assert ended.value.code == 2
+    assert exit_code([*new, "warm,mars"]) == 2
     assert "--sites: the recipe's data have no client 'mars'; there are warm, cold, both" in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
     elsewhere = ["data.name=vqa_v2", "data.root=nowhere", "~data.train", "~data.test", "--method", "fedavg"]
@@ -239,8 +236,8 @@ def test_an_older_signed_manifest_is_refused(home: Path, capsys: pytest.CaptureF
         "localhost:1",
         "--key",
     ]
-    with pytest.raises(SystemExit) as ended:
-        main(
+    assert (
+        exit_code(
             [
                 *command,
                 str(home / "key"),
@@ -250,7 +247,8 @@ def test_an_older_signed_manifest_is_refused(home: Path, capsys: pytest.CaptureF
                 str(home / "private"),
             ]
         )
-    assert ended.value.code == 2
+        == 2
+    )
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert f"{MANIFEST} has the serial number 1, and this site has accepted 2" in said
     given = (

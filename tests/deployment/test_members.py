@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from confed.cli import main
+from command import exit_code
 from confed.deployment.provision import Federation, provision
 from confed.deployment.server import FinalResults, run_server
 from confed.engines.flower.loopback import LoopbackGrid
@@ -276,9 +276,7 @@ def once(kit: Path, *more: str) -> int:
         "client", str(kit / "recipe.toml"), "--site", "warm", "--server", "127.0.0.1:1", "--insecure", "--once",
         "--key", str(kit / "key"), "--private", str(kit / "private"), *more,
     ]  # fmt: skip
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(str(ended.value.code))
+    return exit_code(arguments)
 
 
 @pytest.mark.timeout(30)

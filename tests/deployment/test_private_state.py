@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from command import exit_code
 from confed.cli import main
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, make_key, read_sites
@@ -224,13 +225,9 @@ def test_every_site_has_the_simulator_s_models(
     question = "which colour is this?"
     expected = predict(tmp_path / "simulated", picture, question, "cold")
     asked = ["predict", str(tmp_path / "cold"), "--image", str(picture), "--question", question, "--json"]
-    with pytest.raises(SystemExit) as ended:
-        main(asked)
-    assert ended.value.code == 0
+    assert exit_code(asked) == 0
     assert json.loads(capsys.readouterr().out) == expected
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(tmp_path / "cold"), str(tmp_path / "exported"), "--json"])
-    assert ended.value.code == 0
+    assert exit_code(["export", str(tmp_path / "cold"), str(tmp_path / "exported"), "--json"]) == 0
     assert load_exported(tmp_path / "exported", "cold").ask(picture, question)["answers"] == expected["answers"]
 
 
@@ -247,9 +244,7 @@ def test_a_folder_without_final_models_says_so_and_earlier_ones_are_set_aside(
     private = tmp_path / "private"
     (private / "state").mkdir(parents=True)
     (private / "audit.jsonl").touch()
-    with pytest.raises(SystemExit) as ended:
-        main(["predict", str(private), "--image", str(picture), "--question", "what?"])
-    assert ended.value.code == 2
+    assert exit_code(["predict", str(private), "--image", str(picture), "--question", "what?"]) == 2
     assert "is a site's folder without final models yet" in " ".join(capsys.readouterr().err.split())
 
     from confed.federation.state import ClientState

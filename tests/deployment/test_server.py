@@ -15,7 +15,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from confed.cli import main
+from command import exit_code
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import MEMBERS, run_server
@@ -122,31 +122,26 @@ def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_tw
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
+    assert exit_code(arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
 def test_a_federation_is_founded_with_a_folder_for_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "made"
     data = ["data.name=toy_federation:squares", "data.train=8", "data.test=4"]
-    with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "federation",
-                "new",
-                str(root),
-                "--sites",
-                "warm, cold",
-                "--host",
-                "h.org",
-                "--json",
-                "run.rounds=7",
-                *data,
-            ]
-        )
-    assert ended.value.code == 0
+    arguments = [
+        "federation",
+        "new",
+        str(root),
+        "--sites",
+        "warm, cold",
+        "--host",
+        "h.org",
+        "--json",
+        "run.rounds=7",
+        *data,
+    ]
+    assert exit_code(arguments) == 0
     assert json.loads(capsys.readouterr().out)["sites"] == ["warm", "cold"]
     assert load_recipe(root / "sites" / "cold" / "recipe.toml").run.rounds == 7
     assert set(read_sites(root / "server" / SITES)) == {"warm", "cold"}

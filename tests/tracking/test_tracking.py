@@ -5,7 +5,6 @@ import os
 import shutil
 import sqlite3
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from command import exit_code
 from confed import load_run, load_study
 from confed.system.folder_lock import exclusive
 from confed.tracking import follow
@@ -21,10 +21,6 @@ from confed.tracking.backends import BACKENDS, Backend, Sent, backend_of
 from confed.tracking.follow import track
 from confed.tracking.records import MANY_PLACES, Names, TrackedRun, tracked_runs
 from synthetic_study import CLIENTS, ROUNDS, SCENES, make_run, make_study
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -309,10 +305,7 @@ def test_models_of_a_site_are_tracked_with_what_they_cost(run: Path, tmp_path: P
 
 
 def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
+    return exit_code([str(argument) for argument in arguments])
 
 
 def test_the_command_tracks_a_run_and_says_where_to_look(

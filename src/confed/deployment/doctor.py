@@ -187,14 +187,8 @@ def check_data(
         advice = "check the recipe, --site, and --data root=/where/the/examples/are"
         return [Finding("data", "bad", str(error), advice)]
     dataset = run_data.dataset
-    problems = [
-        Finding(
-            "data",
-            "good",
-            f"{dataset.name}, client {site!r}"
-            + (f", which has {' and '.join(info.modalities)}" if info.modalities else ""),
-        )
-    ]
+    has = f", which has {' and '.join(info.modalities)}" if info.modalities else ""
+    problems = [Finding("data", "good", f"{dataset.name}, client {site!r}{has}")]
     split: Any = dataset.clients[site]
     for role, examples in split.roles.items():
         problems += _examples(dataset, site, role, examples)

@@ -27,8 +27,8 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.security.security import FLAuthorizer
 
+from command import exit_code
 from confed.algorithms.fedavg import FedAvg
-from confed.cli import main
 from confed.deployment.flare import server as flare_server
 from confed.deployment.flare import server as flare_serving
 from confed.deployment.flare.job import (
@@ -555,7 +555,5 @@ def test_faulty_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["client", str(recipe), "--engine", "flare", "--insecure"], "TLS is always on"),
         (["server", str(recipe), "--engine", "pigeon"], "pigeon"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        assert stopped.value.code == 2
+        assert exit_code(arguments) == 2
         assert says in " ".join(capsys.readouterr().err.split())

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class SessionLog:
                 file.seek(end)
                 file.writelines((head, body))
                 file.truncate()
-            self.records.append(_placed(record, end + len(head)))
+            self.records.append(replace(record, at=end + len(head)))
         self._stamp = self._look()
 
     def clear(self) -> None:
@@ -122,7 +122,7 @@ class SessionLog:
         for old, content in [*((old, self.body(old)) for old in before), (record, body)]:
             head = _head(old)
             pieces += (head, content)
-            records.append(_placed(old, end + len(head)))
+            records.append(replace(old, at=end + len(head)))
             end = records[-1].end
         write_atomically(self._path, pieces)
         self.records = records
@@ -149,10 +149,6 @@ class SessionLog:
                     break
                 records.append(record)
         return records
-
-
-def _placed(record: Record, at: int) -> Record:
-    return Record(**{**asdict(record), "at": at})
 
 
 def _head(record: Record) -> bytes:
