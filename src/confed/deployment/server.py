@@ -408,13 +408,7 @@ def run_server(
     absent = list(run_data.unseen) if run_data.dataset.elsewhere is not None else []
     if run_data.dataset.elsewhere is not None:
         setup, run_data = replace(setup, observers={}), replace(run_data, unseen={})
-    clients = [setup.population.info(number).id for number in range(len(setup.population))]
-    if setup.algorithm.traits.centralised:
-        raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
-    for name in names:
-        if name not in clients:
-            raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
-    expected = [name for name in clients if not names or name in names]
+    expected = _expected_sites(setup, names)
     if deliver and not RunFolder(root).summary.is_file():
         raise ValueError(f"{root} must hold a finished run for --deliver: start the server without --deliver")
     folder = _folder(root, recipe)
@@ -438,6 +432,17 @@ def run_server(
         if late is None:
             return summary
     return json.loads(folder.summary.read_text(encoding="utf-8"))
+
+
+def _expected_sites(setup: Setup, names: Sequence[str]) -> list[str]:
+    """The sites that a server waits for, in the order of the clients."""
+    clients = [setup.population.info(number).id for number in range(len(setup.population))]
+    if setup.algorithm.traits.centralised:
+        raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
+    for name in names:
+        if name not in clients:
+            raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
+    return [name for name in clients if not names or name in names]
 
 
 class LateSites:

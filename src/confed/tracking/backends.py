@@ -1,4 +1,4 @@
-"""Table of tracking tools: a new one is a module with a function like those named here, and an entry."""
+"""Table of tracking tools: a new one is a module ``to_<package>`` with a function ``send``, and an entry."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
